@@ -1,0 +1,3 @@
+"""rayspec: sweep, compare and serve speculative draft heads on SGLang."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Speculative heads and drafters (plain torch) and the adapter that hosts them in SGLang."""
