@@ -1,0 +1,1 @@
+"""Drafters (plain torch) and their checkpoint format."""

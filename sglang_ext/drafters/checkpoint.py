@@ -1,0 +1,228 @@
+"""The drafter checkpoint: an HF-style folder of config.json and model.safetensors, strict in both directions.
+
+Two forms are read: our own (`architectures: [RaySpecEagle3]`, any head kind) and stock EAGLE-3
+(`LlamaForCausalLMEagle3`, which is the head kind `full`). Writing goes to a temporary folder that is renamed.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.heads import build_head
+
+ARCHITECTURE = "RaySpecEagle3"
+STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
+FORMAT_VERSION = 1
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """config.json, read and checked. `target` is None for a stock checkpoint, which does not name its target."""
+
+    path: str
+    body: Eagle3Config
+    head: Mapping[str, Any]
+    target: TargetInfo | None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_stock(self) -> bool:
+        return self.target is None
+
+
+def read_info(path: str | Path) -> CheckpointInfo:
+    """Read config.json of a drafter folder. Raises ValueError (what is wrong, and the way out)."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
+    return parse_info(json.loads(file.read_text()), str(path))
+
+
+def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
+    """Check a config.json that was read from `path`. Raises ValueError."""
+    architecture = (config.get("architectures") or [None])[0]
+    if architecture == STOCK_ARCHITECTURE:
+        return _stock_info(config, path)
+    if architecture != ARCHITECTURE:
+        raise ValueError(
+            f"{path}: architectures must be [{ARCHITECTURE}] or [{STOCK_ARCHITECTURE}], "
+            f"got {config.get('architectures')}"
+        )
+    ours = config.get("rayspec") or {}
+    if ours.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: rayspec.format_version is {ours.get('format_version')}, this release reads {FORMAT_VERSION}; "
+            "train the drafter again or use the release that wrote it"
+        )
+    if "draft_head" not in config:
+        raise ValueError(f"{path}: config.json has no draft_head")
+    target = TargetInfo.from_dict(ours.get("target") or {})
+    body = _body(config, target.hidden_size, target.tap_layers, path)
+    provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target")}
+    return CheckpointInfo(path=path, body=body, head=dict(config["draft_head"]), target=target, provenance=provenance)
+
+
+def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
+    draft_vocab = config.get("draft_vocab_size") or config["vocab_size"]
+    if draft_vocab != config["vocab_size"]:
+        raise ValueError(
+            f"{path}: draft_vocab_size {draft_vocab} is smaller than vocab_size {config['vocab_size']}: a truncated "
+            f"head, which this release serves through SGLang's own {STOCK_ARCHITECTURE} but cannot read itself"
+        )
+    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if not taps:
+        raise ValueError(
+            f"{path}: eagle_config.eagle_aux_hidden_state_layer_ids is missing, so the tapped layers are unknown; "
+            "add the ids (tapped layer minus one) to config.json"
+        )
+    hidden = config.get("target_hidden_size", config["hidden_size"])
+    body = _body(config, hidden, tuple(i + 1 for i in taps), path)
+    return CheckpointInfo(path=path, body=body, head={"kind": "full"}, target=None)
+
+
+def _body(config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Eagle3Config:
+    if config.get("num_hidden_layers", 1) != 1:
+        raise ValueError(f"{path}: num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{path}: rope_type must be 'default', got {rope['rope_type']!r}")
+    try:
+        return Eagle3Config(
+            hidden_size=config["hidden_size"],
+            target_hidden_size=target_hidden,
+            intermediate_size=config["intermediate_size"],
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config["num_key_value_heads"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            vocab_size=config["vocab_size"],
+            tap_layers=taps,
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
+            max_position_embeddings=config["max_position_embeddings"],
+        )
+    except KeyError as missing:
+        raise ValueError(f"{path}: config.json has no {missing}") from missing
+
+
+def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a drafter; `provenance` holds trained_on, recipe and commit."""
+    c = drafter.config
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "max_position_embeddings": c.max_position_embeddings,
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.vocab_size,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        # SGLang counts the layer whose output it takes, we the layer whose input it is
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [i - 1 for i in c.tap_layers],
+        },
+        "draft_head": {"kind": drafter.lm_head.kind, **drafter.lm_head.config.options()},
+        "rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance},
+    }
+
+
+def empty_drafter(info: CheckpointInfo) -> Eagle3Drafter:
+    """The drafter of a checkpoint without its weights (head weights are NaN)."""
+    return Eagle3Drafter(
+        info.body, build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+    )
+
+
+def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
+    """Raise ValueError unless names and shapes are exactly those that the drafter and its head need."""
+    with torch.device("meta"):
+        expected = {name: tuple(t.shape) for name, t in empty_drafter(info).state_dict().items()}
+    if info.is_stock:  # stock extras that say nothing new: the caller drops them
+        V, H = info.body.vocab_size, info.body.hidden_size
+        extras: dict[str, tuple[int, ...]] = {"d2t": (V,), "t2d": (V,), "embed_tokens.weight": (V, H)}
+        expected |= {name: shape for name, shape in extras.items() if name in found}
+    problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in found]
+    problems += [f"unknown {name} {list(shape)}" for name, shape in found.items() if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != shape
+    ]
+    if problems:
+        raise ValueError(
+            f"drafter {info.path} does not fit its config.json (head {dict(info.head)}): {'; '.join(problems)}. "
+            "Correct config.json, or export the drafter again with python jobs/train.py"
+        )
+
+
+def check_stock_maps(tensors: Mapping[str, Tensor], path: str) -> None:
+    """Raise ValueError if a full-vocabulary stock checkpoint carries a map that is not the identity."""
+    if "d2t" in tensors and bool(tensors["d2t"].any()):
+        raise ValueError(f"{path}: d2t must be all zeros where draft_vocab_size equals vocab_size")
+    if "t2d" in tensors and not bool(tensors["t2d"].all()):
+        raise ValueError(f"{path}: t2d must be all true where draft_vocab_size equals vocab_size")
+
+
+def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Drafter, CheckpointInfo]:
+    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen."""
+    info = read_info(path)
+    file = Path(path) / WEIGHTS
+    if not file.is_file():
+        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
+    with safe_open(file, framework="pt") as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
+    tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
+    check_tensors({name: t.shape for name, t in tensors.items()}, info)
+    if info.is_stock:
+        check_stock_maps(tensors, info.path)
+        tensors = {n: t for n, t in tensors.items() if n not in ("d2t", "t2d", "embed_tokens.weight")}
+    drafter = empty_drafter(info)
+    drafter.load_state_dict(tensors)
+    return drafter.to(dtype), info
+
+
+def save_drafter(
+    path: str | Path, drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        tensors = {
+            name: (t.to(torch.bfloat16) if t.is_floating_point() else t).contiguous().cpu()
+            for name, t in drafter.state_dict().items()
+        }
+        bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+        if bad:
+            raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        text = json.dumps(config_json(drafter, target, provenance or {}), indent=2) + "\n"
+        (temporary / "config.json").write_text(text)
+        temporary.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

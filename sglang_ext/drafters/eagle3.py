@@ -1,0 +1,177 @@
+"""The EAGLE-3 drafter as a plain torch module (Li et al. 2025): one decoder layer over fused target features.
+
+B = sequences, T = slots, H = drafter hidden size, G = target hidden size, A = query heads, K = key/value heads,
+D = head dimension.
+
+Slot t holds the target feature of token x_t and the embedding of x_{t+1}; its output predicts x_{t+2}. The token
+embedding is the target's, frozen and not part of the drafter. State-dict names are those of stock EAGLE-3 checkpoints.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sglang_ext.heads import DraftHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config:
+    """Shapes of the drafter's body. `tap_layers`: the target layers whose *input* is tapped (HF `hidden_states[i]`)."""
+
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tap_layers: tuple[int, ...]
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (rotary halves), got {self.head_dim}")
+        if self.hidden_size != self.target_hidden_size:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must equal the target's ({self.target_hidden_size}): "
+                "the drafter uses the target's token embedding"
+            )
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's taps [2, L//2, L-3]. Raises ValueError where they are not three different layers inside the target."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not 0 < taps[0] < taps[1] < taps[2] < num_layers:
+        raise ValueError(
+            f"a target of {num_layers} layers has no three different default taps (got {list(taps)}); "
+            "EAGLE-3 needs at least 8 layers here, or tap_layers named explicitly"
+        )
+    return taps
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
+def rotate(x_BTAD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
+    """Rotary embedding over half-split dimensions (the Llama layout), computed in float32."""
+    half = x_BTAD.shape[-1] // 2
+    inv_freq = theta ** (-torch.arange(half, device=x_BTAD.device, dtype=torch.float32) / half)
+    angle = positions_BT[..., None, None].float() * inv_freq
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x_BTAD.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTAD.dtype)
+
+
+class Eagle3Attention(nn.Module):
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        c = self.config = config
+        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+
+    def forward(self, x_BT2H: Tensor, positions_BT: Tensor, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Attention of one training-time-test step; appends this step's (k, v) [B, T, A, D] to `cache`.
+
+        Slot t sees the slots 0..t of the first step (true features) and slot t itself of every later step.
+        """
+        c = self.config
+        B, T, _ = x_BT2H.shape
+        groups = c.num_attention_heads // c.num_key_value_heads
+        q_BTAD = rotate(self.q_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
+        k_BTKD = rotate(self.k_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
+        v_BTKD = self.v_proj(x_BT2H).view(B, T, -1, c.head_dim)
+        cache.append((k_BTKD.repeat_interleave(groups, dim=2), v_BTKD.repeat_interleave(groups, dim=2)))
+
+        (first_k, first_v), later = cache[0], cache[1:]
+        if not later:
+            out = F.scaled_dot_product_attention(
+                q_BTAD.transpose(1, 2), first_k.transpose(1, 2), first_v.transpose(1, 2), is_causal=True
+            )
+            return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
+
+        scale = c.head_dim**-0.5
+        causal_TT = torch.ones(T, T, dtype=torch.bool, device=q_BTAD.device).tril()
+        scores_BATT = torch.einsum("btad,bsad->bats", q_BTAD, first_k) * scale
+        scores_BATT = scores_BATT.masked_fill(~causal_TT, float("-inf"))
+        own_BATn = torch.stack([(q_BTAD * k).sum(-1).transpose(1, 2) * scale for k, _ in later], dim=-1)
+        weights = torch.cat([scores_BATT, own_BATn], dim=-1).float().softmax(dim=-1).to(q_BTAD.dtype)
+        out_BTAD = torch.einsum("bats,bsad->btad", weights[..., :T], first_v)
+        for i, (_, v) in enumerate(later):
+            out_BTAD = out_BTAD + weights[..., T + i].transpose(1, 2)[..., None] * v
+        return self.o_proj(out_BTAD.reshape(B, T, -1))
+
+
+class Eagle3MLP(nn.Module):
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Eagle3Layer(nn.Module):
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.self_attn = Eagle3Attention(config)
+        self.mlp = Eagle3MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, embed_BTH: Tensor, feature_BTH: Tensor, positions_BT: Tensor, cache: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        x_BT2H = torch.cat([self.input_layernorm(embed_BTH), self.hidden_norm(feature_BTH)], dim=-1)
+        x_BTH = feature_BTH + self.self_attn(x_BT2H, positions_BT, cache)
+        return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
+
+
+class Eagle3Drafter(nn.Module):
+    """The drafter's body (`fc`, `midlayer`, `norm`) and its head (`lm_head`)."""
+
+    def __init__(self, config: Eagle3Config, head: DraftHead) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.tap_layers) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = head
+
+    def fuse(self, taps_BTG: Tensor) -> Tensor:
+        """First feature [B, T, H] from the concatenated taps [B, T, taps * G]."""
+        return self.fc(taps_BTG)
+
+    def step(
+        self,
+        embed_BTH: Tensor,
+        feature_BTH: Tensor,
+        positions_BT: Tensor,
+        cache: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """One pass of the layer: (hidden for the head [B, T, H], feature for the next step [B, T, H]).
+
+        `positions_BT` is t + i at slot t of step i; `cache` starts empty and collects one (k, v) a step.
+        """
+        feature_BTH = self.midlayer(embed_BTH, feature_BTH, positions_BT, cache)
+        return self.norm(feature_BTH), feature_BTH

@@ -1,0 +1,47 @@
+"""Draft heads. A new head is one module, one line here, one YAML and one test."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from sglang_ext.heads.base import DraftHead, HeadConfig, HeadCost, Proposal
+
+__all__ = ["HEADS", "DraftHead", "HeadConfig", "HeadCost", "Proposal", "build_head", "head_class", "head_from_target"]
+
+HEADS: dict[str, str] = {
+    "full": "sglang_ext.heads.full:FullHead",
+    "slimspec": "sglang_ext.heads.slimspec:SlimSpecHead",
+}
+
+
+def head_class(kind: str) -> type[DraftHead]:
+    """The class of a head kind; its module is imported only now. Raises ValueError for an unknown kind."""
+    if kind not in HEADS:
+        raise ValueError(f"unknown draft_head.kind {kind!r}; known: {', '.join(HEADS)}")
+    module, name = HEADS[kind].split(":")
+    return getattr(import_module(module), name)
+
+
+def head_config(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> tuple[type[DraftHead], HeadConfig]:
+    """The class and checked config of a `draft_head` entry {kind, options...}. Raises ValueError."""
+    options = dict(spec)
+    if "kind" not in options:
+        raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(spec)}")
+    kind = options.pop("kind")
+    cls = head_class(kind)
+    return cls, cls.Config.from_dict(kind, options, hidden_size=hidden_size, vocab_size=vocab_size)
+
+
+def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> DraftHead:
+    """An unloaded head (weights are NaN) of a `draft_head` entry. Raises ValueError."""
+    cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
+    return cls(config)
+
+
+def head_from_target(spec: Mapping[str, Any], target_head_VH: Tensor) -> DraftHead:
+    """A head initialised from the target's LM head [V, H]. Raises ValueError."""
+    vocab_size, hidden_size = target_head_VH.shape
+    cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
+    return cls.from_target(config, target_head_VH)
