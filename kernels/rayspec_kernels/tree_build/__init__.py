@@ -1,0 +1,1 @@
+"""Draft tree tensors (mask, positions, links) from the parents that the draft loop recorded."""

@@ -1,0 +1,81 @@
+"""Tree tensors of an EAGLE-2 style draft tree in plain torch.
+
+B = requests, N = verified nodes including the root, M = N - 1 drafted nodes, W = top-k of the draft loop.
+
+The draft loop numbers every candidate it scored: the W candidates of step 0 are 0..W-1, those of step s >= 1 follow in
+blocks of W * W. `selected_BM` are the kept numbers, ascending, so that a parent precedes its children. The candidate
+with number c was expanded from beam entry c // W, where entry 0 is the root and `parents[c // W]` otherwise is the
+number of the parent candidate.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DraftTree(NamedTuple):
+    """Node 0 of each request is the root (the last verified token); -1 marks 'none'."""
+
+    mask_BNN: Tensor  # bool: node i attends to node j (itself and its ancestors)
+    depth_BN: Tensor  # int64: 0 for the root
+    first_child_BN: Tensor  # int64
+    next_sibling_BN: Tensor  # int64
+
+
+def build_tree_reference(parents_BP: Tensor, selected_BM: Tensor, topk: int) -> DraftTree:
+    """Link the selected candidates. A candidate whose parent was not selected (possible only among equal scores)
+    stays unlinked, so that it is never accepted."""
+    B, M = selected_BM.shape
+    N, device = M + 1, selected_BM.device
+    entry_BM = selected_BM // topk
+    from_root_BM = entry_BM == 0
+    if parents_BP.shape[1]:
+        parent_number_BM = parents_BP.gather(1, entry_BM.clamp(max=parents_BP.shape[1] - 1))
+    else:  # one draft step: only children of the root
+        parent_number_BM = torch.zeros_like(selected_BM)
+    is_parent_BMM = parent_number_BM[:, :, None] == selected_BM[:, None, :]
+    found_BM = is_parent_BMM.any(dim=2)
+    parent_BM = torch.where(from_root_BM, 0, torch.where(found_BM, is_parent_BMM.int().argmax(dim=2) + 1, -1))
+    parent_BN = torch.cat([parent_BM.new_full((B, 1), -1), parent_BM], dim=1)
+
+    mask_BNN = torch.eye(N, dtype=torch.bool, device=device).expand(B, N, N).clone()
+    mask_BNN[:, :, 0] = True  # every node sees the root
+    depth_BN = torch.ones(B, N, dtype=torch.int64, device=device)
+    depth_BN[:, 0] = 0
+    ancestor_BN = parent_BN
+    while bool((ancestor_BN > 0).any()):
+        inside_BN = ancestor_BN > 0
+        mask_BNN.scatter_(2, ancestor_BN.clamp(min=0)[:, :, None], True)
+        depth_BN += inside_BN
+        ancestor_BN = torch.where(inside_BN, parent_BN.gather(1, ancestor_BN.clamp(min=0)), -1)
+
+    nodes_N = torch.arange(N, device=device)
+    none = N  # larger than every node, so that the minimum ignores it
+    child_BNN = torch.where(parent_BN[:, None, :] == nodes_N[:, None], nodes_N, none)
+    first_child_BN = child_BNN.amin(dim=2)
+    is_later_sibling_BNN = (
+        (parent_BN[:, :, None] == parent_BN[:, None, :])
+        & (parent_BN[:, :, None] >= 0)
+        & (nodes_N[None, :] > nodes_N[:, None])
+    )
+    next_sibling_BN = torch.where(is_later_sibling_BNN, nodes_N, none).amin(dim=2)
+    return DraftTree(
+        mask_BNN,
+        depth_BN,
+        first_child_BN.masked_fill(first_child_BN == none, -1),
+        next_sibling_BN.masked_fill(next_sibling_BN == none, -1),
+    )
+
+
+def build_chain_reference(batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:
+    """The tree of top-k 1: node i is the only child of node i - 1."""
+    nodes_N = torch.arange(num_nodes, device=device)
+    first_child_N = torch.where(nodes_N + 1 < num_nodes, nodes_N + 1, -1)
+    mask_NN = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
+    return DraftTree(
+        mask_NN.expand(batch_size, -1, -1),
+        nodes_N.expand(batch_size, -1),
+        first_child_N.expand(batch_size, -1),
+        torch.full((1, 1), -1, device=device).expand(batch_size, num_nodes),
+    )

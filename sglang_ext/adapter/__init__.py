@@ -1,0 +1,12 @@
+"""The only package that imports SGLang. Everything here is written against the pinned version below.
+
+plugin.py      entry point of SGLang's general plugins: models, hooks, checks
+platform.py    entry point of SGLang's platforms: CPU, only where no accelerator is present
+attention.py   attention of the CPU platform
+spec_ops.py    tree, verification and cache operations of the CPU platform
+internals.py   every SGLang internal that we touch, by name
+models/        SGLang model classes (an external model package)
+engine.py      what rayspec calls: engine arguments, checks, live swap
+"""
+
+SGLANG_VERSION = "0.5.23"

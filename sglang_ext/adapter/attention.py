@@ -1,0 +1,204 @@
+"""Attention of the CPU platform in plain torch, for every pass that speculative decoding makes.
+
+B = requests (or draft branches), Q = new tokens a request, S = longest context, A = query heads, K = key/value heads,
+G = A / K, D = head dimension, T = all new tokens.
+
+Every pass is the same computation: new tokens of a request attend to the slots of its context under a mask. The
+passes differ only in the layout (which slots, which mask), which is made once a pass and used by all layers.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+@dataclass
+class Segment:
+    """Requests with equally many new tokens, computed in one call."""
+
+    first: int  # where their tokens start among the T
+    queries: int  # Q
+    slots_BS: Tensor  # int64, padded with slot 0
+    visible_BQS: Tensor | None  # bool; None where everything is visible
+    _bias: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def bias(self, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [B, 1, G * Q, S], made once for all layers."""
+        if self.visible_BQS is None:
+            return None
+        key = (groups, dtype)
+        if key not in self._bias:
+            zero = torch.zeros(self.visible_BQS.shape, dtype=dtype, device=self.visible_BQS.device)
+            bias_BQS = zero.masked_fill_(~self.visible_BQS, float("-inf"))
+            self._bias[key] = bias_BQS.repeat(1, groups, 1)[:, None]
+        return self._bias[key]
+
+
+def context_segment(table_RC: Tensor, row_B: Tensor, context_B: Tensor, queries: int, first: int = 0) -> Segment:
+    """New tokens at the end of contexts of `context_B` tokens (themselves included), causal among each other."""
+    longest = int(context_B.max())
+    slots_BS = table_RC[row_B.long(), :longest].long()
+    if len(context_B) == 1 and queries == 1:
+        return Segment(first, queries, slots_BS, None)
+    last_BQ = context_B.long()[:, None] - queries + torch.arange(queries, device=context_B.device)
+    visible_BQS = torch.arange(longest, device=context_B.device) <= last_BQ[:, :, None]
+    return Segment(first, queries, slots_BS, visible_BQS)
+
+
+def apply_tree_mask(segment: Segment, prefix_B: Tensor, tree_BQQ: Tensor) -> None:
+    """Replace the causal part after each request's prefix by the draft tree's mask."""
+    assert segment.visible_BQS is not None, "a tree has more than one node"
+    queries = segment.queries
+    columns_BQQ = prefix_B.long()[:, None, None] + torch.arange(queries, device=prefix_B.device)
+    segment.visible_BQS.scatter_(2, columns_BQQ.expand(-1, queries, -1), tree_BQQ)
+
+
+class CpuAttentionBackend(AttentionBackend):
+    """Serves extend (with a cached prefix, chunked), decode, draft extend and target verify of chains and trees."""
+
+    def __init__(self, runner: "ModelRunner") -> None:
+        super().__init__()
+        self.table_RC = runner.req_to_token_pool.req_to_token
+        self.kv_pool = runner.token_to_kv_pool
+        self.max_context_len = runner.model_config.context_len
+        self.segments: list[Segment] = []
+        # QLEN_ONLY: the tree mask without the prefix columns; no preallocated buffer, so each batch gets its own
+        self._verify_mask = VerifyMask(
+            buffer=torch.empty(0, dtype=torch.bool), mode=TreeMaskMode.QLEN_ONLY, max_bs=0, is_read=True
+        )
+
+    @property
+    def verify_mask(self) -> VerifyMask:
+        return self._verify_mask
+
+    def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
+        mode, row_B, seq_lens_B = forward_batch.forward_mode, forward_batch.req_pool_indices, forward_batch.seq_lens
+        if mode.is_idle() or len(seq_lens_B) == 0:
+            self.segments = []
+        elif mode.is_decode():
+            self.segments = [context_segment(self.table_RC, row_B, seq_lens_B, 1)]
+        elif mode.is_target_verify():
+            spec = forward_batch.spec_info
+            nodes = spec.draft_token_num
+            segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
+            if spec.tree_topk != 1:
+                apply_tree_mask(segment, seq_lens_B, spec.custom_mask.view(-1, nodes, nodes))
+            self.segments = [segment]
+        else:
+            self.segments = self._extend_segments(row_B, seq_lens_B, forward_batch.extend_seq_lens)
+
+    def _extend_segments(self, row_B: Tensor, seq_lens_B: Tensor, new_B: Tensor) -> list[Segment]:
+        lengths = new_B.tolist()
+        if len(set(lengths)) == 1:
+            return [context_segment(self.table_RC, row_B, seq_lens_B, lengths[0])]
+        segments, first = [], 0
+        for i, queries in enumerate(lengths):
+            if queries:
+                segments.append(context_segment(self.table_RC, row_B[i : i + 1], seq_lens_B[i : i + 1], queries, first))
+            first += queries
+        return segments
+
+    def forward_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: "RadixAttention",
+        forward_batch: "ForwardBatch",
+        save_kv_cache: bool = True,
+        **_: Any,
+    ) -> Tensor:
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: "RadixAttention",
+        forward_batch: "ForwardBatch",
+        save_kv_cache: bool = True,
+        **_: Any,
+    ) -> Tensor:
+        """Attention output [T, A * D] of the new tokens, after their keys and values are in the cache."""
+        _check_supported(layer)
+        if save_kv_cache and k is not None:
+            self.kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        A, K, D = layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim
+        q_TAD = q.reshape(-1, A, D)
+        out_TAD = torch.empty_like(q_TAD)
+        keys, values = self.kv_pool.get_key_buffer(layer.layer_id), self.kv_pool.get_value_buffer(layer.layer_id)
+        for segment in self.segments:
+            B, Q, G = len(segment.slots_BS), segment.queries, A // K
+            k_BKSD = keys[segment.slots_BS].to(q.dtype).transpose(1, 2)
+            v_BKSD = values[segment.slots_BS].to(q.dtype).transpose(1, 2)
+            span = slice(segment.first, segment.first + B * Q)
+            # the query heads of one key head become rows, so that keys and values are read once
+            q_rows = q_TAD[span].view(B, Q, K, G, D).permute(0, 2, 3, 1, 4).reshape(B, K, G * Q, D)
+            out = scaled_dot_product_attention(
+                q_rows, k_BKSD, v_BKSD, attn_mask=segment.bias(G, q.dtype), scale=layer.scaling
+            )
+            out_TAD[span] = out.view(B, K, G, Q, D).permute(0, 3, 1, 2, 4).reshape(B * Q, A, D)
+        return out_TAD.view(-1, A * D)
+
+    def support_triton(self) -> bool:
+        return False
+
+
+class CpuDraftDecodeBackend:
+    """The backends of the draft loop's decode steps; branch w of a request writes its own chain of slots.
+
+    Branch w sees the request's prefix and the slots prefix + w * num_steps + (0..i) of its own chain at step i.
+    """
+
+    def __init__(self, runner: "ModelRunner", topk: int, num_steps: int) -> None:
+        self.topk, self.num_steps = topk, num_steps
+        self.attn_backends = [CpuAttentionBackend(runner) for _ in range(num_steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
+        table_RC, prefix_B = self.attn_backends[0].table_RC, forward_batch.seq_lens.long()
+        row_B, longest, W, n = forward_batch.req_pool_indices.long(), int(prefix_B.max()), self.topk, self.num_steps
+        branch_Wn = torch.arange(W * n, device=prefix_B.device).view(W, n)
+        chain_BWn = table_RC[row_B[:, None, None], prefix_B[:, None, None] + branch_Wn].long()
+        prefix_BS = table_RC[row_B, :longest].long()
+        slots_RS = torch.cat([prefix_BS[:, None].expand(-1, W, -1), chain_BWn], dim=2).flatten(0, 1)
+        visible_RS = None
+        if len(prefix_B) > 1:  # one request has no padding
+            in_prefix_BS = torch.arange(longest, device=prefix_B.device) < prefix_B[:, None]
+            in_chain_Bn = in_prefix_BS.new_ones(len(prefix_B), n)
+            visible_RS = torch.cat([in_prefix_BS, in_chain_Bn], dim=1).repeat_interleave(W, dim=0)
+        for step, backend in enumerate(self.attn_backends):
+            end = longest + step + 1
+            visible = None if visible_RS is None else visible_RS[:, None, :end]
+            backend.segments = [Segment(0, 1, slots_RS[:, :end], visible)]
+
+
+def _check_supported(layer: "RadixAttention") -> None:
+    """Fail rather than compute something else than the model asks for."""
+    window = layer.sliding_window_size
+    problems = {
+        "sliding-window attention": window is not None and window > -1,
+        "cross attention": layer.is_cross_attention,
+        "attention without causality": layer.attn_type != AttentionType.DECODER,
+        "soft-capped attention logits": bool(layer.logit_cap),
+        "keys and values of different sizes": layer.qk_head_dim != layer.v_head_dim,
+    }
+    found = [name for name, present in problems.items() if present]
+    if found:
+        raise ValueError(
+            f"rayspec's CPU platform has no {found[0]}, which layer {layer.layer_id} of this model uses; serve the "
+            "model on a GPU, or set SGLANG_PLUGINS= (empty) to use SGLang without this platform"
+        )

@@ -1,0 +1,82 @@
+"""What the rest of rayspec calls to run SGLang: arguments, environment, checks and the live swap."""
+
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+from sglang_ext.adapter import plugin
+
+
+def engine_arguments(
+    target: str,
+    drafter: str | None,
+    *,
+    draft_steps: int = 4,
+    topk: int = 1,
+    num_draft_tokens: int | None = None,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """Keyword arguments of `sglang.Engine` for a target with a drafter, or without one (plain decoding).
+
+    Args:
+        draft_steps: draft forwards a step; a chain proposes as many tokens.
+        topk: 1 for a chain; more for a tree of `num_draft_tokens` verified nodes including the root.
+        overrides: any further argument of SGLang's `ServerArgs`; wins over ours.
+    """
+    arguments: dict[str, Any] = {"model_path": target, "log_level": "warning", "random_seed": 0}
+    if drafter is not None:
+        if draft_steps < 1:
+            raise ValueError(f"draft_steps must be at least 1, got {draft_steps}")
+        if topk == 1 and num_draft_tokens not in (None, draft_steps + 1):
+            raise ValueError(
+                f"a chain (topk 1) of {draft_steps} steps verifies {draft_steps + 1} tokens, "
+                f"got num_draft_tokens {num_draft_tokens}; leave it out"
+            )
+        if topk > 1 and num_draft_tokens is None:
+            raise ValueError(f"topk {topk} builds a tree: num_draft_tokens must say how many nodes are verified")
+        arguments |= {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": drafter,
+            "speculative_num_steps": draft_steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": num_draft_tokens or draft_steps + 1,
+        }
+    return arguments | overrides
+
+
+def engine_environment() -> dict[str, str]:
+    """Environment variables that a process needs before SGLang is imported in it (Ray actors inherit none)."""
+    names = ("SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
+    return {"SGLANG_EXTERNAL_MODEL_PACKAGE": plugin.MODEL_PACKAGE} | {
+        name: os.environ[name] for name in names if name in os.environ
+    }
+
+
+def assert_plugin_active() -> None:
+    """Raise RuntimeError unless SGLang will load our plugin and, without an accelerator, our platform."""
+    from sglang.srt.platforms import current_platform
+
+    from sglang_ext.adapter.platform import has_accelerator
+
+    plugin.check_version()
+    for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
+        if not any(e.value.startswith("sglang_ext.") for e in entry_points(group=group)):
+            raise RuntimeError(
+                f"rayspec is not installed as a SGLang plugin (no entry point in {group}); pip install ."
+            )
+    if not has_accelerator() and not plugin._is_cpu_platform(current_platform):
+        raise RuntimeError(
+            f"SGLang runs on {current_platform!r} instead of rayspec's CPU platform; "
+            "SGLANG_PLUGINS or SGLANG_PLATFORM excludes it"
+        )
+
+
+def swap_drafter(engine: Any, path: str) -> None:
+    """Replace the drafter of a running engine (same body shapes, any head) and flush its caches; milliseconds.
+
+    Raises ValueError with the scheduler's message; the running drafter is then unchanged.
+    """
+    try:
+        engine.collective_rpc("rayspec_swap_drafter", path=str(path))
+    except AssertionError as error:  # collective_rpc asserts success and carries the message
+        raise ValueError(f"could not swap the drafter to {path}: {error}") from error

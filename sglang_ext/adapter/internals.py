@@ -1,0 +1,165 @@
+"""Every SGLang internal that we replace or wrap, by name: the list to go through when the pin moves.
+
+`tests/sglang_ext/test_internals.py` resolves each name in the installed SGLang and compares its parameters with the
+ones written here, so that a moved pin fails there and not in a serving process.
+"""
+
+from typing import NamedTuple
+
+
+class Internal(NamedTuple):
+    """A dotted name in SGLang, the parameters that we rely on, and what stands in for it on the CPU platform."""
+
+    target: str
+    parameters: tuple[str, ...]
+    replacement: str
+
+
+_OPS = "sglang_ext.adapter.spec_ops"
+_SPEC = "sglang.kernels.ops.speculative"
+
+# Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
+CPU_REPLACEMENTS: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
+        ("model_runner",),
+        "sglang_ext.adapter.attention.CpuAttentionBackend",
+    ),
+    Internal(
+        f"{_SPEC}.spec_tree.build_tree_kernel_efficient_func",
+        (
+            "parent_list",
+            "top_scores_index",
+            "seq_lens",
+            "tree_mask",
+            "positions",
+            "retrieve_index",
+            "retrieve_next_token",
+            "retrieve_next_sibling",
+            "topk",
+            "spec_steps",
+            "num_verify_tokens",
+            "tree_mask_mode",
+        ),
+        f"{_OPS}.build_tree",
+    ),
+    Internal(
+        f"{_SPEC}.spec_tree.verify_tree_greedy_func",
+        (
+            "predicts",
+            "accept_index",
+            "accept_token_num",
+            "candidates",
+            "retrieve_index",
+            "retrieve_next_token",
+            "retrieve_next_sibling",
+            "target_predict",
+            "topk",
+        ),
+        f"{_OPS}.verify_tree_greedy",
+    ),
+    Internal(
+        f"{_SPEC}.cache_locs.assign_draft_cache_locs_contiguous_func",
+        (
+            "req_pool_indices",
+            "req_to_token",
+            "seq_lens",
+            "out_cache_loc",
+            "topk",
+            "num_cols",
+            "positions",
+            "mrope",
+        ),
+        f"{_OPS}.draft_slots",
+    ),
+    Internal(
+        f"{_SPEC}.cache_locs.fill_front_out_cache_loc_func",
+        ("num_front", "out_cache_loc", "front_out_cache_loc"),
+        f"{_OPS}.front_slots",
+    ),
+    Internal(
+        f"{_SPEC}.eagle.fill_accept_out_cache_loc_func",
+        ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size"),
+        f"{_OPS}.accepted_slots",
+    ),
+    Internal(
+        f"{_SPEC}.eagle.fill_bonus_tokens_func",
+        ("accept_tokens", "accept_lens", "bonus_tokens", "accept_stride", "batch_size"),
+        f"{_OPS}.bonus_tokens",
+    ),
+    Internal(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),
+        f"{_OPS}.assign_slots",
+    ),
+    Internal(
+        "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup",
+        ("self",),
+        f"{_OPS}.skip_kv_copy_warmup",
+    ),
+    Internal(
+        "sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
+        ("self",),
+        f"{_OPS}.create_decode_backend",
+    ),
+    Internal(
+        "sglang.srt.speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend",
+        ("self",),
+        f"{_OPS}.create_draft_extend_backend",
+    ),
+)
+
+# None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take
+# every other None in the process for a stale copy of them).
+CPU_MISSING: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only", (), f"{_OPS}.verify_tree_sampled"
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils.top_k_renorm_prob",
+        (),
+        "rayspec_kernels.tree_verify.reference.keep_top_k_reference",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils.top_p_renorm_prob",
+        (),
+        "rayspec_kernels.tree_verify.reference.keep_top_p_reference",
+    ),
+)
+
+# Wrapped or overridden on every platform.
+WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        ("self", "server_args"),
+        "sglang_ext.adapter.plugin.create_worker",
+    ),
+    Internal(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
+        ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"),
+        "sglang_ext.adapter.models.eagle3.HeadLogits._get_logits",
+    ),
+    Internal(
+        "sglang.srt.layers.logits_processor.LogitsProcessor.forward",
+        (
+            "self",
+            "input_ids",
+            "hidden_states",
+            "lm_head",
+            "logits_metadata",
+            "aux_hidden_states",
+            "hidden_states_before_norm",
+        ),
+        "sglang_ext.adapter.models.eagle3.HeadLogits.forward",
+    ),
+    Internal(
+        "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",
+        ("self", "weights"),
+        "sglang_ext.adapter.models.eagle3.RaySpecEagle3.load_weights",
+    ),
+    Internal(
+        "sglang.srt.managers.scheduler.Scheduler.flush_cache",
+        ("self", "empty_cache"),
+        "called by sglang_ext.adapter.swap.swap_drafter",
+    ),
+)

@@ -1,0 +1,131 @@
+"""An EAGLE-3 drafter with any draft head, as a SGLang model under the stock algorithm `EAGLE3`.
+
+Everything of SGLang's worker stays: the head answers with full-width logits in target ids, so that no id map and no
+reduced draft vocabulary exist from SGLang's point of view.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from sglang_ext.adapter.served_target import served_target
+from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info
+from sglang_ext.heads import DraftHead, build_head
+
+logger = logging.getLogger(__name__)
+
+
+class HeadLogits(LogitsProcessor):
+    """Asks the draft head for logits, and only for the rows that the draft loop reads."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
+        self._read_rows: Tensor | None = None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        lm_head: Any,
+        logits_metadata: Any,
+        aux_hidden_states: Any = None,
+        hidden_states_before_norm: Tensor | None = None,
+    ) -> LogitsProcessorOutput:
+        self._read_rows = _rows_read_after_verify(logits_metadata)
+        return super().forward(
+            input_ids, hidden_states, lm_head, logits_metadata, aux_hidden_states, hidden_states_before_norm
+        )
+
+    def _get_logits(
+        self,
+        hidden_states: Tensor,
+        lm_head: DraftHead,
+        logits_metadata: Any,
+        embedding_bias: Tensor | None = None,
+        use_logits_buffer: bool = True,
+    ) -> Tensor:
+        if self._read_rows is None:
+            return lm_head.target_logits(hidden_states)
+        rows = self._read_rows
+        logits = lm_head.target_logits(hidden_states[rows])
+        # the worker indexes by the row numbers of the whole block; the rows between are never read
+        block = logits.new_empty((len(hidden_states), logits.shape[1]))
+        block[rows] = logits
+        return block
+
+
+def _rows_read_after_verify(logits_metadata: Any) -> Tensor | None:
+    """The one row a request that is read of an eager draft-extend after verification, or None for all rows.
+
+    SGLang's graph path selects these rows before the head (`select_index`); its eager path computes the head on all
+    num_draft_tokens rows and selects afterwards, which would overstate the head's cost several times over.
+    """
+    if not isinstance(logits_metadata, ForwardBatch) or not logits_metadata.forward_mode.is_draft_extend_v2():
+        return None
+    spec = logits_metadata.spec_info
+    if spec.select_index is not None or spec.num_accept_tokens is None:
+        return None
+    accepted_B = spec.num_accept_tokens.long()
+    return torch.arange(len(accepted_B), device=accepted_B.device) * spec.num_tokens_per_req + accepted_B - 1
+
+
+class RaySpecEagle3(LlamaForCausalLMEagle3):
+    """LlamaForCausalLMEagle3 whose `lm_head` is a draft head of ours; loads strictly and can be swapped live."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        # config.json itself: SGLang pads sizes in `config` on some devices
+        raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
+        self.info = parse_info(raw, config._name_or_path)
+        check_target(self.info)
+        body_config = copy.deepcopy(config)
+        body_config.draft_vocab_size = 1  # SGLang's own head is replaced below: do not allocate it
+        super().__init__(body_config, quant_config, prefix)
+        self.config = config
+        self.lm_head = _head_of(self.info)
+        self.logits_processor = HeadLogits(config)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
+        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
+        prefix = "lm_head."
+        head = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        self.lm_head.load_state_dict(head)
+        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(prefix))
+
+    @torch.no_grad()
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Take over the weights of another drafter with the same body shapes and any head.
+
+        Everything that can be wrong is checked before the first weight changes. Raises ValueError.
+        """
+        check_target(info)
+        if info.body != self.info.body:
+            raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
+        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        reference = next(self.lm_head.parameters())
+        self.lm_head = _head_of(info).to(reference.device, reference.dtype)
+        self.info = info
+        self.load_weights(tensors.items())
+
+
+def check_target(info: CheckpointInfo) -> None:
+    """Raise ValueError unless the drafter was trained for the target that this server serves."""
+    assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
+    info.target.check_served_with(served_target(info.body.tap_layers), info.path)
+
+
+def _head_of(info: CheckpointInfo) -> nn.Module:
+    head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+    return head.to(torch.get_default_dtype())
+
+
+EntryClass = [RaySpecEagle3]

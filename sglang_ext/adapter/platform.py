@@ -1,0 +1,102 @@
+"""SGLang on a machine without an accelerator: an out-of-tree platform in plain torch.
+
+It steps aside wherever SGLang has a device of its own, so that the same installation on a GPU machine runs SGLang's
+CUDA path untouched.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
+
+# Enough for a handful of long requests; the KV pool is allocated at start, and SGLang's own default fills the RAM.
+DEFAULT_MAX_TOTAL_TOKENS = 32768
+# Speculative decoding reserves slots for its drafts in every running request.
+DEFAULT_MAX_RUNNING_REQUESTS = 32
+DEFAULT_CHUNKED_PREFILL_SIZE = 2048
+
+
+def has_accelerator() -> bool:
+    """Whether SGLang would find a device of its own here (or was told to use its own CPU engine)."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        return True
+    if torch.cuda.is_available() or torch.xpu.is_available():
+        return True
+    mps = getattr(torch.backends, "mps", None)
+    others = any(getattr(torch, name, None) is not None for name in ("npu", "musa"))
+    return others or (mps is not None and mps.is_available())
+
+
+def activate() -> str | None:
+    """Entry point of `sglang.srt.platforms`: the platform's class name, or None where it must not be used."""
+    if has_accelerator():
+        return None
+    # EAGLE's step functions are wrapped in torch.compile; on a CPU that needs a C++ compiler and a minute to start.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
+    return "sglang_ext.adapter.platform.CpuPlatform"
+
+
+class CpuPlatform(SRTPlatform):
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill in what the user left open: float32, a KV pool for a laptop, no busy waiting."""
+        if server_args.speculative_use_rejection_sampling:
+            raise ValueError(
+                "--speculative-use-rejection-sampling needs SGLang's Triton sampler, which the CPU platform does not "
+                "run; leave it out: sampled requests are verified exactly without it"
+            )
+        if server_args.dtype == "auto":  # greedy equality with plain decoding needs float32
+            server_args.dtype = "float32"
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        if server_args.chunked_prefill_size is None:
+            server_args.chunked_prefill_size = DEFAULT_CHUNKED_PREFILL_SIZE
+        if server_args.sampling_backend is None:
+            server_args.sampling_backend = "pytorch"
+        server_args.device = "cpu"
+        server_args.disable_overlap_schedule = True  # its relay is a Triton kernel, and there is nothing to overlap
+        server_args.disable_cuda_graph = True
+        server_args.sleep_on_idle = True  # an idle scheduler otherwise spins on a core
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"  # the name SGLang routes its torch code by; the class behind it is ours
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        from sglang_ext.adapter.spec_ops import extend_slots
+
+        return extend_slots
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Once in each worker, before the first request: fail unless everything that we replace is in place."""
+        from sglang_ext.adapter.plugin import check_cpu_hooks, install_missing_cpu_ops
+
+        check_cpu_hooks()
+        install_missing_cpu_ops()
+
+    def get_device_total_memory(self, device_id: int = 0) -> int:
+        return psutil.virtual_memory().total
+
+    def get_current_memory_usage(self, device: torch.device | None = None) -> float:
+        return float(psutil.Process().memory_info().rss)
+
+    def get_device(self, device_id: int = 0) -> str:
+        return "cpu"
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        return "cpu"
+
+    def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total

@@ -1,0 +1,75 @@
+"""Entry point of `sglang.srt.plugins`: our model classes, the live swap, and the hooks of the CPU platform.
+
+SGLang logs and ignores a plugin that fails, so whatever must not be missing is checked again where it is needed
+(`check_cpu_hooks` in the worker, `engine.assert_plugin_active` in our own processes).
+"""
+
+import os
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from sglang_ext.adapter import SGLANG_VERSION
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, WRAPPED
+
+MODEL_PACKAGE = "sglang_ext.adapter.models"
+
+
+def check_version() -> None:
+    """Raise RuntimeError unless the installed SGLang is the one that the adapter was written against."""
+    installed = version("sglang")
+    if installed != SGLANG_VERSION:
+        raise RuntimeError(
+            f"rayspec was written against sglang {SGLANG_VERSION} and {installed} is installed; "
+            f"pip install sglang=={SGLANG_VERSION} (or run tests/sglang_ext/test_internals.py and move the pin)"
+        )
+
+
+def register() -> None:
+    """Called by SGLang once in every process, before its arguments are resolved."""
+    from sglang.srt.platforms import current_platform
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    check_version()
+    present = os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", MODEL_PACKAGE)
+    if present != MODEL_PACKAGE:
+        raise RuntimeError(
+            f"SGLANG_EXTERNAL_MODEL_PACKAGE is {present!r}, but rayspec's drafters need {MODEL_PACKAGE!r}; unset it"
+        )
+    HookRegistry.register(WRAPPED[0].target, create_worker, HookType.AROUND)
+    if _is_cpu_platform(current_platform):
+        for internal in CPU_REPLACEMENTS:
+            HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.REPLACE)
+
+
+def _is_cpu_platform(platform: Any) -> bool:
+    return type(platform).__module__ == "sglang_ext.adapter.platform"
+
+
+def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
+    """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls: give it the live swap."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_ext.adapter.swap import swap_drafter
+
+    Scheduler.rayspec_swap_drafter = swap_drafter
+    return original(algorithm, server_args)
+
+
+def check_cpu_hooks() -> None:
+    """Raise RuntimeError unless SGLang applied every CPU replacement (it only logs those that fail)."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    missing = [i.target for i in CPU_REPLACEMENTS if i.target not in HookRegistry._patched]
+    if missing:
+        raise RuntimeError(
+            f"SGLang did not apply rayspec's CPU replacement of {', '.join(missing)}; its log above says why "
+            f"(the adapter is written against sglang {SGLANG_VERSION}, installed is {version('sglang')})"
+        )
+
+
+def install_missing_cpu_ops() -> None:
+    for internal in CPU_MISSING:
+        module, name = internal.target.rsplit(".", 1)
+        setattr(pkgutil.resolve_name(module), name, pkgutil.resolve_name(internal.replacement))

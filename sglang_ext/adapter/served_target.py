@@ -1,0 +1,40 @@
+"""What the running server serves, in the terms in which a drafter names its target."""
+
+from functools import lru_cache
+
+from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+
+
+@lru_cache(maxsize=8)
+def _describe(model: str, tokenizer: str, revision: str | None, trusted: bool) -> tuple[int, int, int, str]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trusted).get_text_config()
+    vocabulary = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trusted).get_vocab()
+    return config.hidden_size, config.vocab_size, config.num_hidden_layers, vocabulary_sha256(vocabulary)
+
+
+def served_target(tap_layers: tuple[int, ...]) -> TargetInfo:
+    """The target of this SGLang process; `tap_layers` are those that the drafter asks for.
+
+    Raises ValueError where a tap lies outside of the target.
+    """
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    hidden, vocab, layers, fingerprint = _describe(
+        args.model_path, args.tokenizer_path or args.model_path, args.revision, args.trust_remote_code
+    )
+    outside = [tap for tap in tap_layers if not 0 < tap < layers]
+    if outside:
+        raise ValueError(
+            f"the drafter taps layer {outside[0]}, but the target {args.model_path} has layers 1..{layers - 1}; "
+            "serve it with its own target"
+        )
+    return TargetInfo(
+        name=args.model_path,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        tokenizer_sha256=fingerprint,
+        tap_layers=tap_layers,
+    )

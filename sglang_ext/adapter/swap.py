@@ -1,0 +1,35 @@
+"""Live swap: replace drafter and head in a running scheduler, without a restart."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from sglang_ext.drafters.checkpoint import WEIGHTS, read_info
+
+logger = logging.getLogger(__name__)
+
+
+def swap_drafter(scheduler: Any, path: str) -> None:
+    """Installed as `Scheduler.rayspec_swap_drafter`, called through `Engine.collective_rpc` on every rank.
+
+    Raises ValueError where the checkpoint does not fit, and RuntimeError while requests run or where the running
+    draft pass is captured in graphs; the drafter is then unchanged.
+    """
+    from sglang_ext.adapter.models.eagle3 import RaySpecEagle3
+
+    runner = scheduler.draft_worker.draft_worker.draft_runner
+    if not isinstance(runner.model, RaySpecEagle3):
+        raise ValueError(
+            f"the running drafter is a {type(runner.model).__name__}; only rayspec drafters can be swapped live"
+        )
+    if getattr(scheduler.draft_worker.draft_worker, "cuda_graph_runner", None) is not None:
+        raise RuntimeError("the draft loop is captured in CUDA graphs; start with --disable-cuda-graph to swap live")
+    if not scheduler.flush_cache():
+        raise RuntimeError("cannot swap the drafter while requests are running; wait for them to finish")
+    info = read_info(path)
+    with safe_open(Path(path) / WEIGHTS, framework="pt") as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
+    runner.model.swap(info, tensors)
+    logger.info("drafter swapped to %s (head %s)", path, dict(info.head))
