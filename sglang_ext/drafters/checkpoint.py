@@ -203,9 +203,20 @@ def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[
 
 
 def save_drafter(
-    path: str | Path, drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[str, Any] | None = None
+    path: str | Path,
+    drafter: Eagle3Drafter,
+    target: TargetInfo,
+    provenance: Mapping[str, Any] | None = None,
+    extras: Mapping[str, bytes | str] | None = None,
 ) -> None:
-    """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete."""
+    """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete.
+
+    `extras`: further files by name, such as a training report. Raises ValueError for weights that are not finite and
+    for an extra that would overwrite the checkpoint's own files.
+    """
+    clash = {WEIGHTS, "config.json"} & set(extras or {})
+    if clash:
+        raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -220,6 +231,8 @@ def save_drafter(
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config_json(drafter, target, provenance or {}), indent=2) + "\n"
         (temporary / "config.json").write_text(text)
+        for name, content in (extras or {}).items():
+            (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.chmod(0o755)
         if path.exists():
             shutil.rmtree(path)
