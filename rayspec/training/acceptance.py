@@ -1,0 +1,112 @@
+"""Held-out acceptance of a drafter, estimated from teacher forcing on the target's greedy answers.
+
+K = draft steps, N = answer positions, R = chains, V = vocabulary.
+
+While all earlier drafts of a chain equal the target's greedy tokens, the drafter's inputs are those tokens; so one
+rollout over the known answer gives what literal drafting would accept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayspec.training.answers import AnswerSet
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import Batch, gather_rows, unroll
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Greedy drafting of up to K tokens. `u[i]`: share of chains whose first i + 1 drafts are all right."""
+
+    u: list[float]
+    conditional: list[float]  # a_i = u_i / u_{i-1}
+    tau: list[float]  # tau[k - 1] = 1 + u_1 + .. + u_k: k draft steps, every answer position as a start
+    tau_walk: float  # K draft steps from the positions that decoding would really stop at
+    overlap: list[float]  # sum_v min(p, q) of each step: acceptance when sampling at temperature 1
+    chains: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure(
+    drafter: Eagle3Drafter,
+    target: FrozenTarget,
+    answers: AnswerSet,
+    *,
+    num_steps: int,
+    batch_size: int,
+    chunk_rows: int,
+    limit: int | None = None,
+) -> Acceptance:
+    """Acceptance over the first `limit` greedy sequences. Raises ValueError if there are none to measure."""
+    greedy = (answers.temperature_N == 0).nonzero().squeeze(1)[:limit]
+    if not len(greedy):
+        raise ValueError(f"the held-out answers {answers.name} hold no greedy sequence; set held_out.greedy_share: 1")
+    chains: list[Tensor] = []
+    overlap_K, rows = torch.zeros(num_steps), 0
+    accepted = steps = 0
+    for indices in greedy.split(batch_size):
+        batch = Batch.of(answers, indices)
+        match_KN, overlap_sum_K = _rollout(drafter, target, batch, num_steps, chunk_rows)
+        overlap_K += overlap_sum_K
+        rows += match_KN.shape[1]
+        for sequence in batch.sequence_N.unique():
+            # row n drafts for position n at step 0, n + 1 at step 1 ...: a chain is a diagonal
+            own_KN = match_KN[:, batch.sequence_N == sequence]
+            count = own_KN.shape[1] - num_steps + 1
+            if count < 1:
+                continue
+            chain_RK = torch.stack([own_KN[i, i : i + count] for i in range(num_steps)], dim=1)
+            prefix_RK = chain_RK.int().cumprod(dim=1)
+            chains.append(prefix_RK)
+            lengths = prefix_RK.sum(dim=1).tolist()
+            # the first answer token comes from the prompt's own forward pass, so the first chain starts after it
+            start = 1
+            while start < count:
+                accepted, steps, start = accepted + lengths[start], steps + 1, start + 1 + lengths[start]
+    if not chains or not steps:
+        raise ValueError(
+            f"no held-out answer is as long as {num_steps + 1} tokens; raise held_out.answer_tokens or held_out.count"
+        )
+    prefix_RK = torch.cat(chains)
+    u = prefix_RK.double().mean(dim=0)
+    before = torch.cat([torch.ones(1, dtype=u.dtype), u[:-1]])
+    return Acceptance(
+        u=u.tolist(),
+        conditional=(u / before.clamp_min(1e-12)).tolist(),
+        tau=(1 + u.cumsum(dim=0)).tolist(),
+        tau_walk=1 + accepted / steps,
+        overlap=(overlap_K / rows).tolist(),
+        chains=len(prefix_RK),
+    )
+
+
+def _rollout(
+    drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
+) -> tuple[Tensor, Tensor]:
+    """(draft == answer token, bool [K, N]; sum over rows of sum_v min(p, q), [K])."""
+    taps, last_hidden = target.features(batch.ids_BT)
+    last_hidden_NG = last_hidden[batch.sequence_N, batch.position_N]
+    embed_NH = target.embed(batch.ids_BT[batch.sequence_N, batch.position_N])
+    hidden_KNH = gather_rows(unroll(drafter, target, batch.ids_BT, taps, num_steps), batch)
+    next_ids_N = batch.next_ids_N
+    match_KN = torch.zeros(hidden_KNH.shape[:2], dtype=torch.bool)
+    overlap_K = torch.zeros(num_steps)
+    for start in range(0, len(next_ids_N), chunk_rows):
+        rows = slice(start, start + chunk_rows)
+        p_nV = target.distribution(last_hidden_NG[rows], torch.float32)
+        for i in range(num_steps):
+            hidden_nH, embed_nH = hidden_KNH[i, rows], embed_NH[rows]
+            drafts = drafter.lm_head.propose(hidden_nH, i, embed_nH, k=1).token_ids_Tk.squeeze(1)
+            match_KN[i, rows] = drafts == next_ids_N[rows]
+            q_nS, ids_S = drafter.lm_head.distribution(hidden_nH, i, embed_nH)
+            overlap_K[i] += torch.minimum(p_nV if ids_S is None else p_nV[:, ids_S], q_nS).sum()
+    return match_KN, overlap_K

@@ -1,0 +1,85 @@
+"""The configuration of drafter training: configs/train/drafters.yaml says only what differs from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayspec.home import home
+from rayspec.shipped import DEMO_TARGET, target_path
+from rayspec.training.answers import AnswersConfig
+from rayspec.training.corpus import CorpusConfig
+from rayspec.training.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHead:
+    """One drafter to train. `draft_head` goes to the head registry as it is: {kind: ..., options}."""
+
+    name: str
+    draft_head: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"heads[].name must be a plain folder name, got {self.name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out acceptance is measured every `every` steps on `sequences` answers, at the end on all of them."""
+
+    draft_steps: int = 5
+    every: int = 250
+    sequences: int = 24
+
+    def __post_init__(self) -> None:
+        for name in ("draft_steps", "every", "sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"evaluation.{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterTrainConfig:
+    """Answers are made once; then every head of `heads` is trained on them with the same recipe."""
+
+    target: str = DEMO_TARGET  # the shipped target, or a Hugging Face folder
+    output_dir: str = "drafters"  # output_dir/<name>/ is the exported drafter
+    work_dir: str | None = None  # answers and unfinished training; None = the home folder's training/<target>
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    held_out: AnswersConfig = field(
+        default_factory=lambda: AnswersConfig(documents="held_out", count=128, greedy_share=1.0, seed=1)
+    )
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    heads: list[NamedHead] = field(default_factory=list)
+    checkpoint_every: int = 100  # steps
+    log_every: int = 10  # steps
+    mlflow: bool = True
+    num_threads: int | None = None  # None = torch's own choice, the number of cores
+
+    def __post_init__(self) -> None:
+        if not self.heads:
+            raise ValueError("heads is empty; give a list such as [{name: full, draft_head: {kind: full}}]")
+        names = [head.name for head in self.heads]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"heads[].name must be unique, got {twice[0]!r} more than once")
+        for name in ("checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+
+    @property
+    def target_folder(self) -> str:
+        return target_path(self.target)
+
+    @property
+    def target_name(self) -> str:
+        return Path(self.target).name
+
+    @property
+    def work_folder(self) -> Path:
+        return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name

@@ -1,0 +1,97 @@
+"""All of one configuration: answers where they are missing, then every head, each skipped once it is exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayspec.training.acceptance import Acceptance
+from rayspec.training.answers import AnswersConfig, AnswerSet, check_index, make_answers, missing_shards, read_answers
+from rayspec.training.drafter import provenance_of, summary, train_drafter
+from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.prompts import cut_prompt_ids
+from sglang_ext.heads import head_config
+
+SETS = ("answers", "held_out")
+
+
+def plan(config: DrafterTrainConfig) -> list[str]:
+    """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
+    sha256 = target_sha256(config.target_folder)
+    lines = [f"target {config.target_folder} (sha256 {sha256[:12]})"]
+    for name in SETS:
+        settings: AnswersConfig = getattr(config, name)
+        folder = config.work_folder / name
+        check_index(folder, sha256, settings)
+        missing = len(missing_shards(folder, settings))
+        state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
+        lines.append(f"{name}: {settings.count} sequences in {folder}: {state}")
+    r = config.recipe
+    lines.append(
+        f"recipe: {r.num_steps} steps of {r.batch_size} sequences "
+        f"({r.num_steps * r.batch_size / config.answers.count:.2f} passes), {r.ttt_steps} rollout steps, {r.optimizer}"
+    )
+    for head in config.heads:
+        folder = Path(config.output_dir) / head.name
+        unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
+        if (folder / "config.json").is_file():
+            state = "already exported"
+        elif unfinished:
+            state = f"to resume at {unfinished[-1].name}"
+        else:
+            state = "to train"
+        lines.append(f"{head.name} {dict(head.draft_head)} -> {folder}: {state}")
+    return lines
+
+
+def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
+    """Run the configuration; {name: held-out acceptance, None where it was already exported}. Raises ValueError."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    target = FrozenTarget.load(config.target_folder, torch.bfloat16 if config.recipe.bfloat16 else torch.float32)
+    V, H = target.head_VG.shape
+    for head in config.heads:  # a wrong option of the last head should not wait for the first to be trained
+        head_config(head.draft_head, hidden_size=H, vocab_size=V)
+    answers, held_out = (_answers(config, name, target) for name in SETS)
+    print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out")
+    results: dict[str, Acceptance | None] = {}
+    for head in config.heads:
+        if is_exported(config, head, target, answers):
+            print(f"{head.name}: already exported to {Path(config.output_dir) / head.name}, skipped")
+            results[head.name] = None
+            continue
+        results[head.name] = acceptance = train_drafter(config, head, target, answers, held_out)
+        print(f"{head.name}: {summary(acceptance)}")
+    return results
+
+
+def is_exported(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget, answers: AnswerSet) -> bool:
+    """Whether this very drafter lies in the output folder. Raises ValueError if another one does."""
+    file = Path(config.output_dir) / head.name / "config.json"
+    if not file.is_file():
+        return False
+    found: dict[str, Any] = json.loads(file.read_text())
+    wanted = {**provenance_of(config, target, answers), "draft_head": dict(head.draft_head)}
+    stored = {**found.get("rayspec", {}), "draft_head": found.get("draft_head")}
+    for key, value in wanted.items():
+        if stored.get(key) != value:
+            raise ValueError(
+                f"{file.parent} holds a drafter with another {key}: {stored.get(key)}, this run has {value}; "
+                "delete that folder to train it again, or choose another output_dir"
+            )
+    return True
+
+
+def _answers(config: DrafterTrainConfig, name: str, target: FrozenTarget) -> AnswerSet:
+    settings: AnswersConfig = getattr(config, name)
+    folder = config.work_folder / name
+    check_index(folder, target.sha256, settings)
+    if missing_shards(folder, settings):
+        print(f"{name}: cutting {settings.count} prompts from {settings.documents}")
+        prompts = cut_prompt_ids(settings, config.corpus, target.tokenizer)
+        make_answers(folder, target, settings, prompts)
+    return read_answers(folder)

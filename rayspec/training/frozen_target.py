@@ -1,0 +1,124 @@
+"""The target as draft training sees it: frozen, its taps and its own distribution from one forward pass.
+
+B = sequences, T = positions, G = target hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from sglang_ext.drafters.eagle3 import Eagle3Config, default_taps
+from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+
+
+def target_sha256(folder: str | Path) -> str:
+    """Fingerprint of a target folder: its weights and its config. Raises ValueError if there are none."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files or not (Path(folder) / "config.json").is_file():
+        raise ValueError(
+            f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, "
+            "or train the demo target first: python jobs/train_target.py"
+        )
+    digest = hashlib.sha256()
+    for file in (Path(folder) / "config.json", *files):
+        with file.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class FrozenTarget:
+    """A Llama-like target in eval mode without gradients, and its tokenizer."""
+
+    folder: str
+    sha256: str
+    model: Any
+    tokenizer: PreTrainedTokenizerFast
+
+    @classmethod
+    def load(cls, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> FrozenTarget:
+        sha256 = target_sha256(folder)
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return cls(str(folder), sha256, model.eval().requires_grad_(False), tokenizer)
+
+    @cached_property
+    def taps(self) -> tuple[int, ...]:
+        return default_taps(self.model.config.num_hidden_layers)
+
+    @property
+    def head_VG(self) -> Tensor:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def final_norm_G(self) -> Tensor:
+        """Weight of the norm before the LM head."""
+        return self.model.get_decoder().norm.weight
+
+    @property
+    def eos_ids(self) -> list[int]:
+        ids = self.model.generation_config.eos_token_id
+        return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.model.get_input_embeddings()(ids)
+
+    @torch.no_grad()
+    def features(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """(taps [B, T, taps * G], normed last hidden state [B, T, G]) of right-padded sequences.
+
+        No attention mask: under causal attention a pad on the right changes nothing to its left.
+        """
+        out = self.model.get_decoder()(input_ids=ids_BT, output_hidden_states=True, use_cache=False)
+        return torch.cat([out.hidden_states[i] for i in self.taps], dim=-1), out.last_hidden_state
+
+    @torch.no_grad()
+    def distribution(self, last_hidden_NG: Tensor, dtype: torch.dtype) -> Tensor:
+        """P [N, V]: the target's next-token distribution at temperature 1."""
+        return F.linear(last_hidden_NG, self.head_VG).to(dtype).softmax(dim=-1)
+
+    def info(self, name: str | None = None) -> TargetInfo:
+        """What a drafter's checkpoint says of its target; `name` defaults to the folder's."""
+        config = self.model.config
+        return TargetInfo(
+            name=name or Path(self.folder).resolve().name,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            tokenizer_sha256=vocabulary_sha256(self.tokenizer.get_vocab()),
+            tap_layers=self.taps,
+        )
+
+    def drafter_config(self, intermediate_size: int | None = None) -> Eagle3Config:
+        """A drafter layer shaped like one of the target's layers (`intermediate_size`: None = the target's)."""
+        c = self.model.config
+        return Eagle3Config(
+            hidden_size=c.hidden_size,
+            target_hidden_size=c.hidden_size,
+            intermediate_size=intermediate_size or c.intermediate_size,
+            num_attention_heads=c.num_attention_heads,
+            num_key_value_heads=c.num_key_value_heads,
+            head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+            vocab_size=c.vocab_size,
+            tap_layers=self.taps,
+            rms_norm_eps=c.rms_norm_eps,
+            rope_theta=_rope_theta(c),
+            max_position_embeddings=c.max_position_embeddings,
+        )
+
+
+def _rope_theta(config: Any) -> float:
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only")
+    return float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+
+

@@ -1,0 +1,101 @@
+"""How a drafter is trained: one recipe for every head, so that heads differ in nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+
+OPTIMIZERS = ("adamw", "muon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """`optimizer`: muon takes the body's matrices and leaves the head and the norms to AdamW."""
+
+    ttt_steps: int = 5  # rollout length in training
+    ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
+    batch_size: int = 8  # sequences
+    num_steps: int = 1000
+    optimizer: str = "adamw"
+    lr: float = 1e-3  # AdamW's
+    muon_lr: float = 1e-2
+    warmup_steps: int = 50
+    final_lr_share: float = 0.05  # of the peak, at the end of the cosine
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 0.5
+    intermediate_size: int | None = None  # of the drafter's MLP; None = the target's
+    bfloat16: bool = True  # autocast; float32 is for tests
+    chunk_rows: int = 256  # answer positions whose logits exist at once
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("ttt_steps", "batch_size", "num_steps", "chunk_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"recipe.{name} must be at least 1, got {getattr(self, name)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"recipe.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        for name in ("lr", "muon_lr", "clip_norm"):
+            if getattr(self, name) <= 0.0:
+                raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
+        if not 0.0 < self.ttt_decay <= 1.0:
+            raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
+        if not 0 <= self.warmup_steps < self.num_steps:
+            raise ValueError(f"recipe.warmup_steps must be in 0..{self.num_steps - 1}, got {self.warmup_steps}")
+        if not 0.0 <= self.final_lr_share <= 1.0:
+            raise ValueError(f"recipe.final_lr_share must be in 0..1, got {self.final_lr_share}")
+
+    def lr_factor(self, step: int) -> float:
+        """Share of the peak learning rate at `step` (0-based): linear warm-up, then a cosine."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.final_lr_share + (1 - self.final_lr_share) * cosine
+
+    def make_optimizers(self, drafter: Eagle3Drafter) -> list[torch.optim.Optimizer]:
+        body = [p for name, p in drafter.named_parameters() if p.ndim == 2 and not name.startswith("lm_head.")]
+        use_muon = self.optimizer == "muon"
+        muon_ids = {id(p) for p in body} if use_muon else set()
+        rest = [p for p in drafter.parameters() if id(p) not in muon_ids]
+        adamw = torch.optim.AdamW(
+            rest, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay, fused=True
+        )
+        if not use_muon:
+            return [adamw]
+        return [adamw, torch.optim.Muon(body, lr=self.muon_lr, weight_decay=self.weight_decay)]
+
+    def set_lr(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
+        """Set every group's rate for `step`; returns AdamW's."""
+        factor = self.lr_factor(step)
+        for optimizer in optimizers:
+            peak = self.muon_lr if isinstance(optimizer, torch.optim.Muon) else self.lr
+            for group in optimizer.param_groups:
+                group["lr"] = peak * factor
+        return self.lr * factor
+
+
+def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, seed: int) -> None:
+    """Initialise everything but the head; one seed gives one body, whatever the head.
+
+    The start is the deepest tap handed straight to the head: `fc` passes that tap through, the layer adds nothing
+    (zero o_proj and down_proj), and the norm is the target's own. That is the target read a few layers early, whose
+    scale fits a head made from the target's.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in drafter.named_parameters():
+        if parameter.ndim == 2 and not name.startswith("lm_head."):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+    with torch.no_grad():
+        drafter.midlayer.self_attn.o_proj.weight.zero_()
+        drafter.midlayer.mlp.down_proj.weight.zero_()
+        H = drafter.config.hidden_size
+        drafter.fc.weight[:, :-H] *= 0.1
+        drafter.fc.weight[:, -H:] = torch.eye(H)
+        drafter.norm.weight.copy_(final_norm_H)

@@ -1,0 +1,57 @@
+"""A target small enough to train drafters for in seconds: random weights, a byte tokenizer, some text to cut from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rayspec.training.frozen_target import FrozenTarget
+
+
+def save_tiny_target(folder: Path, seed: int = 0) -> Path:
+    """A Llama of 8 layers (the fewest with three default taps), 32 wide, 257 byte tokens, tied head."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0, **{symbol: i for i, symbol in enumerate(alphabet, start=1)}}
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>").save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.2,  # the default's near-uniform logits would make every greedy token a coin toss
+        bos_token_id=0,
+        eos_token_id=0,
+        rms_norm_eps=1e-5,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_target(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tiny_target_folder: Path) -> FrozenTarget:
+    return FrozenTarget.load(tiny_target_folder, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Source-like files, enough lines for a few dozen short prompts."""
+    folder = tmp_path_factory.mktemp("texts")
+    for n in range(4):
+        lines = [f"def f{n}_{i}(a, b):\n    return a * {i} + b\n" for i in range(30)]
+        (folder / f"module_{n}.py").write_text("\n".join(lines))
+    return folder

@@ -1,0 +1,345 @@
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rayspec.training import ttt
+from rayspec.training.acceptance import measure
+from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.drafter import batch_indices, new_drafter, train_drafter
+from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import Recipe
+from rayspec.training.ttt import Batch, SoftCrossEntropy, backward_batch, gather_rows, unroll
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
+from sglang_ext.heads.full import FullHead
+
+FULL = NamedHead(name="full", draft_head={"kind": "full"})
+SLIM = NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8})
+RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)
+
+
+@pytest.fixture(scope="session")
+def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
+    folder = tmp_path_factory.mktemp("data") / "answers"
+    config = AnswersConfig(
+        count=10, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=10, greedy_share=0.5
+    )
+    generator = torch.Generator().manual_seed(1)
+    make_answers(
+        folder, tiny_target, config, [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(10)]
+    )
+    return read_answers(folder)
+
+
+def random_drafter(target: FrozenTarget, head: NamedHead = FULL, seed: int = 0) -> Eagle3Drafter:
+    """No zero weights, so that nothing under test can hide behind one."""
+    drafter = new_drafter(target, head, RECIPE)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return drafter
+
+
+def run_config(folder: Path, **changes: object) -> DrafterTrainConfig:
+    base = DrafterTrainConfig(
+        target=str(folder / "tiny"),
+        output_dir=str(folder / "out"),
+        work_dir=str(folder / "work"),
+        heads=[FULL, SLIM],
+        recipe=RECIPE,
+        evaluation=EvaluationConfig(draft_steps=3, every=4, sequences=2),
+        checkpoint_every=2,
+        log_every=2,
+        mlflow=False,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def literal_draft(
+    drafter: Eagle3Drafter, target: FrozenTarget, ids_T: Tensor, taps_TG: Tensor, slot: int, num_steps: int
+) -> list[Tensor]:
+    """Draft from `slot` one token at a time, as a server does: a growing KV cache, one new slot per step."""
+    c, layer = drafter.config, drafter.midlayer
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    hiddens = []
+    feature_H = torch.empty(0)
+    for position in range(slot + num_steps):
+        # true features up to the slot, the drafter's own output after it
+        feature_H = drafter.fuse(taps_TG[position]) if position <= slot else feature_H
+        x = torch.cat(
+            [layer.input_layernorm(target.embed(ids_T[position + 1])), layer.hidden_norm(feature_H)], dim=-1
+        )
+        where = torch.tensor([[position]])
+        q_AD = rotate(layer.self_attn.q_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0]
+        keys.append(rotate(layer.self_attn.k_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0])
+        values.append(layer.self_attn.v_proj(x).view(-1, c.head_dim))
+        heads = []
+        for a in range(c.num_attention_heads):
+            k = a // (c.num_attention_heads // c.num_key_value_heads)
+            scores = torch.stack([q_AD[a] @ key[k] for key in keys]) / c.head_dim**0.5
+            heads.append(scores.softmax(0) @ torch.stack([value[k] for value in values]))
+        x_H = feature_H + layer.self_attn.o_proj(torch.cat(heads))
+        out_H = x_H + layer.mlp(layer.post_attention_layernorm(x_H))
+        if position >= slot:
+            hiddens.append(drafter.norm(out_H))
+        feature_H = out_H
+    return hiddens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("slot", [0, 1, 7, 13], ids=["first", "second", "middle", "last_with_all_steps"])
+def test_training_time_test_is_literal_drafting(tiny_target: FrozenTarget, slot: int) -> None:
+    drafter = random_drafter(tiny_target)
+    ids_BT = torch.randint(1, 257, (2, 18), generator=torch.Generator().manual_seed(2))
+    taps, _ = tiny_target.features(ids_BT)
+    hiddens = unroll(drafter, tiny_target, ids_BT, taps, num_steps=4)
+    for b in range(2):
+        literal = literal_draft(drafter, tiny_target, ids_BT[b], taps[b], slot, 4)
+        for i in range(4):
+            # float32 rounding of sums in another order; values are of order 1
+            torch.testing.assert_close(hiddens[i][b, slot], literal[i], rtol=1e-5, atol=2e-5)
+
+
+def test_taps_are_the_inputs_of_their_layers(tiny_target: FrozenTarget) -> None:
+    seen: dict[int, Tensor] = {}
+    layers = tiny_target.model.model.layers
+    hooks = [
+        layers[i].register_forward_pre_hook(
+            lambda module, args, kwargs, i=i: seen.__setitem__(i, args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
+        for i in tiny_target.taps
+    ]
+    ids = torch.arange(1, 9)[None]
+    taps, last_hidden = tiny_target.features(ids)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(taps, torch.cat([seen[i] for i in (2, 4, 5)], dim=-1))
+    logits = tiny_target.model(ids).logits[0]
+    # the same product in another order of rows
+    torch.testing.assert_close(tiny_target.distribution(last_hidden[0], torch.float32), logits.softmax(-1))
+
+
+def test_rows_are_the_positions_before_answer_tokens(answers: AnswerSet) -> None:
+    batch = Batch.of(answers, torch.tensor([3, 0]))
+    for b, n in enumerate((3, 0)):
+        own = batch.position_N[batch.sequence_N == b].tolist()
+        assert own == list(range(int(answers.prompt_length_N[n]) - 1, int(answers.length_N[n]) - 1))
+    assert torch.equal(batch.next_ids_N, batch.ids_BT[batch.sequence_N, batch.position_N + 1])
+
+
+def naive_loss(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int, decay: float) -> Tensor:
+    """The paper's form: all logits at once, ids, target distribution and mask shifted left by one per step."""
+    taps, last_hidden = target.features(batch.ids_BT)
+    p_BTV = target.distribution(last_hidden, torch.float32)
+    mask_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.bool)
+    mask_BT[batch.sequence_N, batch.position_N] = True
+    total = torch.zeros(())
+    for i, hidden in enumerate(unroll(drafter, target, batch.ids_BT, taps, num_steps)):
+        T = batch.ids_BT.shape[1] - 1 - i
+        log_q = drafter.lm_head.logits(hidden[:, :T].flatten(0, 1), i).log_softmax(-1)
+        ce = -(p_BTV[:, 1 + i :].flatten(0, 1) * log_q).sum(-1)
+        mask = mask_BT[:, 1 + i :].flatten()
+        total = total + decay**i * ce[mask].sum() / mask.sum()
+    return total
+
+
+@pytest.mark.parametrize("head", [FULL, SLIM], ids=lambda head: head.name)
+@pytest.mark.parametrize("chunk_rows", [7, 1000], ids=["ragged_chunks", "one_chunk"])
+def test_chunked_gradients_equal_the_naive_loss(
+    tiny_target: FrozenTarget, answers: AnswerSet, head: NamedHead, chunk_rows: int
+) -> None:
+    batch = Batch.of(answers, torch.tensor([0, 4, 9]))
+    naive, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
+    loss = naive_loss(naive, tiny_target, batch, 3, 0.8)
+    loss.backward()
+    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows)
+    torch.testing.assert_close((loss_K * torch.tensor([1, 0.8, 0.64])).sum(), loss.detach(), rtol=1e-5, atol=1e-5)
+    expected = dict(naive.named_parameters())
+    for name, parameter in chunked.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class HalfHead(FullHead):
+    """A head over the even ids only, as a truncated one is: targets renormalised, hopeless rows left out."""
+
+    kind = "half"
+
+    def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
+        return F.linear(hidden_TH, self.weight[::2])
+
+    def support_ids(self, step: int = 0) -> Tensor:
+        return torch.arange(0, self.config.vocab_size, 2)
+
+    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
+        p_TS = p_TV[:, ::2]
+        return p_TS / p_TS.sum(-1, keepdim=True), p_TV.argmax(-1) % 2 == 0
+
+
+def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    drafter = random_drafter(tiny_target)
+    config = drafter.lm_head.config
+    drafter.lm_head = HalfHead.from_target(config, tiny_target.head_VG)
+    batch = Batch.of(answers, torch.tensor([0, 1]))
+    loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10)
+    taps, last_hidden = tiny_target.features(batch.ids_BT)
+    p = tiny_target.distribution(last_hidden[batch.sequence_N, batch.position_N], torch.float32)
+    p_S, counts = drafter.lm_head.training_targets(p)
+    hidden = gather_rows(unroll(drafter, tiny_target, batch.ids_BT, taps, 2), batch)
+    for i in range(2):
+        ce = -(p_S * drafter.lm_head.logits(hidden[i]).log_softmax(-1)).sum(-1)
+        torch.testing.assert_close(loss_K[i], ((ce * counts).sum() / len(counts)).detach())
+    grad = drafter.lm_head.weight.grad
+    assert grad is not None
+    assert not bool(grad[1::2].any())
+    acceptance = measure(drafter, tiny_target, answers, num_steps=2, batch_size=4, chunk_rows=8)
+    assert all(0 <= share <= 1 for share in acceptance.overlap)
+
+
+def test_soft_cross_entropy_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 11, dtype=torch.float64, generator=generator).requires_grad_()
+    p = torch.randn(5, 11, dtype=torch.float64, generator=generator).softmax(-1)
+    weight = torch.rand(5, generator=generator)
+    # the function accumulates its loss in float32, the gradient stays in the dtype of the logits
+    (SoftCrossEntropy.apply(logits, p) * weight).sum().backward()
+    reference = logits.detach().clone().requires_grad_()
+    (F.cross_entropy(reference, p, reduction="none") * weight).sum().backward()
+    torch.testing.assert_close(logits.grad, reference.grad)
+
+
+def test_one_seed_gives_every_head_the_same_body(tiny_target: FrozenTarget) -> None:
+    first, second = (new_drafter(tiny_target, head, RECIPE) for head in (FULL, SLIM))
+    other = new_drafter(tiny_target, FULL, replace(RECIPE, seed=1))
+    body = {n: t for n, t in first.state_dict().items() if not n.startswith("lm_head.")}
+    assert all(torch.equal(t, second.state_dict()[n]) for n, t in body.items())
+    assert not all(torch.equal(t, other.state_dict()[n]) for n, t in body.items())
+
+
+def test_every_head_sees_the_same_data_once_per_epoch() -> None:
+    recipe = replace(RECIPE, batch_size=3)
+    seen = torch.cat([batch_indices(9, recipe, step) for step in range(6)])
+    assert sorted(seen[:9].tolist()) == sorted(seen[9:].tolist()) == list(range(9))
+    assert seen[:9].tolist() != seen[9:].tolist()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path, optimizer: str
+) -> None:
+    recipe = replace(RECIPE, optimizer=optimizer)
+    whole, cut = (run_config(tmp_path / name, recipe=recipe) for name in ("whole", "cut"))
+    train_drafter(whole, SLIM, tiny_target, answers, answers)
+
+    def interrupt(step: int) -> None:
+        if step == 5:  # after the checkpoint of step 4, so one step is done twice
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(cut, SLIM, tiny_target, answers, answers, on_step=interrupt)
+    assert not Path(cut.output_dir).exists()
+    train_drafter(cut, SLIM, tiny_target, answers, answers)
+    a, _ = load_drafter(Path(whole.output_dir) / "slim")
+    b, _ = load_drafter(Path(cut.output_dir) / "slim")
+    assert all(torch.equal(t, b.state_dict()[n]) for n, t in a.state_dict().items())
+    histories = [json.loads((Path(c.output_dir) / "slim" / "training.json").read_text()) for c in (whole, cut)]
+    losses = [[(h["step"], h["loss"], h["lr"]) for h in history["history"]] for history in histories]
+    assert losses[0] == losses[1]
+    assert histories[0]["evaluations"] == histories[1]["evaluations"]
+
+
+def test_resuming_with_another_recipe_is_refused(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    def interrupt(step: int) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(run_config(tmp_path), FULL, tiny_target, answers, answers, on_step=interrupt)
+    other = run_config(tmp_path, recipe=replace(RECIPE, lr=0.5))
+    with pytest.raises(ValueError, match="started with recipe="):
+        train_drafter(other, FULL, tiny_target, answers, answers)
+
+
+def test_loss_falls_and_the_export_names_its_origin(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    recipe = replace(RECIPE, num_steps=40, batch_size=10, lr=3e-3)
+    config = run_config(tmp_path, recipe=recipe, log_every=1)
+    train_drafter(config, FULL, tiny_target, answers, answers)
+    folder = Path(config.output_dir) / "full"
+    drafter, info = load_drafter(folder)
+    report = json.loads((folder / "training.json").read_text())
+    # the entropy of P is the loss that nothing can pass; every batch holds all the data, so the curve is smooth
+    assert report["history"][-1]["loss_step_0"] < report["history"][0]["loss_step_0"] - 0.1
+    assert info.target is not None
+    assert info.target.tap_layers == (2, 4, 5)
+    assert info.provenance["trained_on"] == {**answers.provenance(), "target_sha256": tiny_target.sha256}
+    assert info.provenance["recipe"] == asdict(recipe)
+    assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
+    # bfloat16 weights may flip a near tie, so acceptance after loading is close, not equal
+    acceptance = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
+    assert acceptance.tau[-1] == pytest.approx(report["held_out"]["tau"][-1], abs=0.3)
+
+
+@torch.no_grad()
+def test_acceptance_equals_literal_greedy_drafting(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    drafter = random_drafter(tiny_target)
+    greedy = (answers.temperature_N == 0).nonzero().squeeze(1).tolist()
+    counts, walks = [], []
+    for n in greedy:
+        start, length = int(answers.prompt_length_N[n]), int(answers.length_N[n])
+        ids_T = answers.token_ids_NL[n, :length].long()
+        taps, _ = tiny_target.features(ids_T[None])
+        accepted = {}
+        for first in range(start, length - 2):  # position of the first drafted token
+            extended, right = ids_T.clone(), 0
+            for i in range(3):
+                hidden = literal_draft(drafter, tiny_target, extended, taps[0], first - 2, i + 1)[i]
+                draft = int(drafter.lm_head.logits(hidden[None]).argmax())
+                if draft != int(ids_T[first + i]):
+                    break
+                right += 1
+            accepted[first] = right
+        counts += list(accepted.values())
+        place = start + 1
+        while place in accepted:
+            walks.append(accepted[place])
+            place += accepted[place] + 1
+    got = measure(drafter, tiny_target, answers, num_steps=3, batch_size=2, chunk_rows=5)
+    assert got.chains == len(counts)
+    assert got.u == pytest.approx([sum(c > i for c in counts) / len(counts) for i in range(3)])
+    assert got.tau[-1] == pytest.approx(1 + sum(got.u))
+    assert got.tau_walk == pytest.approx(1 + sum(walks) / len(walks))
+
+
+def test_short_prompts_are_refused_before_training(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    with pytest.raises(ValueError, match=r"recipe\.ttt_steps=9 needs prompts of at least 10 tokens"):
+        ttt.check_prompt_lengths(answers, 9)
+
+
+def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
+    recipe = Recipe(num_steps=100, warmup_steps=10, final_lr_share=0.05)
+    factors = [recipe.lr_factor(step) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9] == factors[10] == pytest.approx(1.0)
+    assert factors[100] == pytest.approx(0.05)
+    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ttt_steps", 0), ("optimizer", "sgd"), ("lr", 0.0), ("ttt_decay", 1.5), ("warmup_steps", 6), ("clip_norm", 0.0)],
+)
+def test_bad_recipes_are_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"recipe.{field}"):
+        replace(RECIPE, **{field: value})  # type: ignore[arg-type]
