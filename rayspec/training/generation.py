@@ -5,12 +5,55 @@ B = sequences, P = padded prompt length, N = answer tokens, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StaticCache
+from transformers import AttentionInterface, StaticCache
+
+ATTENTION = "rayspec_grouped"
+
+
+def grouped_attention(
+    module: Any,
+    query_BATD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Attention by two batched products per key/value head; returns [B, T, A, D].
+
+    PyTorch's fused attention on the CPU spends most of a decode step (one query, many sequences) in bfloat16
+    conversions: this is about twice as fast over the whole step.
+    """
+    B, A, T, D = query_BATD.shape
+    K = key_BKSD.shape[1]
+    grouped = query_BATD.reshape(B, K, A // K * T, D)
+    scores = (grouped @ key_BKSD.transpose(-1, -2)).view(B, A, T, -1).float() * (scaling or D**-0.5)
+    if attention_mask is not None:  # the shape rules of SDPA: true, or zero, where a key may be seen
+        hidden = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask < 0
+        # the smallest number and not -inf: a padding query sees no key, and its NaN would spread through the cache
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1).to(query_BATD.dtype).view(B, K, A // K * T, -1)
+    return (weights @ value_BKSD).view(B, A, T, D).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, grouped_attention)
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """Switch the model's attention for the block."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +75,7 @@ def pick_tokens(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor) -> 
     tokens_B = logits_BV.argmax(dim=-1)
     drawn = temperature_B > 0
     if bool(drawn.any()):
-        cumulative_DV = (logits_BV[drawn].float() / temperature_B[drawn, None]).softmax(dim=-1).cumsum(dim=-1)
+        cumulative_DV = (logits_BV[drawn] / temperature_B[drawn, None]).softmax(dim=-1).cumsum(dim=-1)
         # the last entry of a float cumsum is not exactly 1: scale u by it, and stay inside the vocabulary
         u_D1 = uniform_B[drawn, None] * cumulative_DV[:, -1:]
         found_D = torch.searchsorted(cumulative_DV, u_D1, right=True).squeeze(1)
@@ -64,16 +107,17 @@ def generate(
     length_B = torch.zeros(B, dtype=torch.int64)
     answers_BN = torch.zeros(B, max_new_tokens, dtype=torch.int64)
     for n in range(max_new_tokens):
-        out = model(
-            input_ids=ids,
-            attention_mask=mask[:, : width + n],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with attention(model, ATTENTION):
+            out = model(
+                input_ids=ids,
+                attention_mask=mask[:, : width + n],
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         uniform_B = torch.rand(B, generator=generator)  # drawn for finished rows too: the stream does not depend on them
-        tokens_B = pick_tokens(out.logits[:, -1], temperature_B, uniform_B)
+        tokens_B = pick_tokens(out.logits[:, -1].float(), temperature_B, uniform_B)
         answers_BN[:, n] = tokens_B
         length_B += (~finished_B).long()
         finished_B |= torch.isin(tokens_B, stops)

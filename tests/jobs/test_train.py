@@ -1,0 +1,90 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from rayspec.config import load_config
+from rayspec.training.drafter_config import DrafterTrainConfig
+from sglang_ext.drafters.checkpoint import load_drafter
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "train" / "drafters.yaml"
+HEADS = "heads=[{name: full, draft_head: {kind: full}}, {name: slim, draft_head: {kind: slimspec, rank: 8}}]"
+
+
+def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    settings = [
+        f"target={target}",
+        f"output_dir={folder / 'out'}",
+        HEADS,
+        *(f"{name}.documents={texts}" for name in ("answers", "held_out")),
+        *(f"{name}.{key}" for name in ("answers", "held_out") for key in ("count=6", "batch_size=4", "answer_tokens=10")),
+        "recipe.num_steps=4",
+        "recipe.warmup_steps=1",
+        "recipe.batch_size=3",
+        "evaluation.every=2",
+        "log_every=1",
+    ]
+    command = [sys.executable, "jobs/train.py", "--config", str(CONFIG), *settings, *extra]
+    environment = {**os.environ, "RAYSPEC_HOME": str(folder / "home"), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_shipped_config_loads_and_its_heads_differ_in_the_head_alone() -> None:
+    config = load_config(DrafterTrainConfig, CONFIG)
+    assert [head.name for head in config.heads] == ["full", "slimspec-r128", "slimspec-r64", "slimspec-r32"]
+    assert config.held_out.documents == "held_out"
+    assert config.held_out.greedy_share == 1.0
+
+
+def test_unknown_key_names_the_key_and_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="ttt_step") as caught:
+        load_config(DrafterTrainConfig, CONFIG, ["recipe.ttt_step=3"])
+    assert "ttt_steps" in str(caught.value)
+
+
+def test_end_to_end_then_rerun_then_refusal(tiny_target_folder: Path, text_folder: Path, tmp_path: Path) -> None:
+    planned = job(tiny_target_folder, text_folder, tmp_path, "--plan")
+    assert planned.returncode == 0, planned.stderr
+    assert "2 of 2 shards to generate" in planned.stdout
+    assert "to train" in planned.stdout
+    assert not (tmp_path / "home").exists()
+
+    trained = job(tiny_target_folder, text_folder, tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for name, kind in (("full", "full"), ("slim", "slimspec")):
+        folder = tmp_path / "out" / name
+        _, info = load_drafter(folder)
+        assert info.head["kind"] == kind
+        assert info.target is not None
+        assert info.target.name == "tiny"
+        report = json.loads((folder / "training.json").read_text())
+        assert [entry["step"] for entry in report["evaluations"]] == [2, 4]
+        assert {path.name for path in folder.iterdir()} == {
+            "config.json",
+            "model.safetensors",
+            "training.json",
+            "training.png",
+        }
+    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "rayspec-drafters"]
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.run_name: run.info.status for run in runs} == {"full": "FINISHED", "slim": "FINISHED"}
+    assert runs[0].data.params["recipe.num_steps"] == "4"
+    assert len(client.get_metric_history(runs[0].info.run_id, "loss")) == 4
+    assert len(client.get_metric_history(runs[0].info.run_id, "held_out.tau_5")) == 2
+
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    again = job(tiny_target_folder, text_folder, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("already exported") >= 2
+    assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+    other = job(tiny_target_folder, text_folder, tmp_path, "recipe.lr=0.5")
+    assert other.returncode == 2
+    assert "another recipe" in other.stderr
+    assert "Traceback" not in other.stderr
