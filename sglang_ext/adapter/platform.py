@@ -55,6 +55,8 @@ class CpuPlatform(SRTPlatform):
                 "--speculative-use-rejection-sampling needs SGLang's Triton sampler, which the CPU platform does not "
                 "run; leave it out: sampled requests are verified exactly without it"
             )
+        if server_args.enable_multi_layer_eagle:
+            raise ValueError("--enable-multi-layer-eagle is not offered by rayspec's CPU platform; leave it out")
         if server_args.dtype == "auto":  # greedy equality with plain decoding needs float32
             server_args.dtype = "float32"
         if server_args.max_total_tokens is None:
@@ -75,6 +77,13 @@ class CpuPlatform(SRTPlatform):
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        if algorithm == "STANDALONE":
+            return None
+        from sglang_ext.adapter.step_clock import TimedEagleWorker
+
+        return TimedEagleWorker
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         from sglang_ext.adapter.spec_ops import extend_slots
