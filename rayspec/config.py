@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Typed configuration: dataclass defaults, then a YAML file, then `key=value` from the command line."""
 
 from collections.abc import Sequence
@@ -9,24 +8,11 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
-=======
-"""Configs are dataclasses that check themselves; YAML and `key=value` words say only what differs."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeVar
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
->>>>>>> main
 
 T = TypeVar("T")
 
 
 def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[str] = ()) -> T:
-<<<<<<< HEAD
     """The config of dataclass `schema`: its defaults, overlaid by the YAML at `path` and by `key.sub=value` overrides.
 
     Raises ValueError naming the source and the setting for a missing file, an unknown key (with those known at its
@@ -40,7 +26,8 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
         layers.append(("the command line", _parse_overrides(overrides)))
     merged, source = defaults, schema.__name__
     try:
-        for source, layer in layers:
+        for name, layer in layers:
+            source = name
             merged = OmegaConf.merge(merged, layer)
         source = " + ".join(name for name, _ in layers) or schema.__name__
         result = OmegaConf.to_object(merged)
@@ -105,19 +92,3 @@ def _unknown_key(source: str, defaults: DictConfig, full_key: str) -> str:
     known = OmegaConf.select(defaults, level) if level else defaults
     names = ", ".join(str(key) for key in known) if isinstance(known, DictConfig) else "none"
     return f"{source}: unknown key {full_key!r}; known{' under ' + level if level else ''}: {names}"
-=======
-    """Build `schema` from its defaults, then the YAML file, then dotlist overrides such as `model.num_layers=4`."""
-    merged: Any = OmegaConf.structured(schema)
-    layers = [] if path is None else [(str(path), OmegaConf.load(path))]
-    layers.append(("command line", OmegaConf.from_dotlist(list(overrides))))
-    for source, layer in layers:
-        try:
-            merged = OmegaConf.merge(merged, layer)
-        except OmegaConfBaseException as error:
-            key = error.full_key or "?"
-            parent = OmegaConf.select(merged, key.rpartition(".")[0]) if "." in key else merged
-            known = ", ".join(sorted(map(str, parent))) if parent is not None else "?"
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{source}: cannot set '{key}' ({reason}); known keys here: {known}") from error
-    return OmegaConf.to_object(merged)  # type: ignore[return-value]  # missing values and bad ranges fail here
->>>>>>> main

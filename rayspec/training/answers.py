@@ -52,7 +52,9 @@ class AnswersConfig:
         if not 0.0 <= self.greedy_share <= 1.0:
             raise ValueError(f"answers.greedy_share must be in 0..1, got {self.greedy_share}")
         if self.temperature <= 0.0 and self.greedy_share < 1.0:
-            raise ValueError(f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
+            raise ValueError(
+                f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}"
+            )
 
     @property
     def num_shards(self) -> int:

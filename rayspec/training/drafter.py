@@ -74,7 +74,9 @@ def train_step(
         )
     norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), recipe.clip_norm)
     if not bool(norm.isfinite()):
-        raise FloatingPointError(f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr, or set bfloat16=false")
+        raise FloatingPointError(
+            f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr, or set bfloat16=false"
+        )
     lr = recipe.set_lr(optimizers, step)
     for optimizer in optimizers:
         optimizer.step()

@@ -120,5 +120,3 @@ def _rope_theta(config: Any) -> float:
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only")
     return float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
-
-

@@ -116,7 +116,9 @@ def generate(
                 use_cache=True,
                 logits_to_keep=1,
             )
-        uniform_B = torch.rand(B, generator=generator)  # drawn for finished rows too: the stream does not depend on them
+        uniform_B = torch.rand(
+            B, generator=generator
+        )  # drawn for finished rows too: the stream does not depend on them
         tokens_B = pick_tokens(out.logits[:, -1].float(), temperature_B, uniform_B)
         answers_BN[:, n] = tokens_B
         length_B += (~finished_B).long()

@@ -30,9 +30,7 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
-def save_state(
-    folder: Path, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
+def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / ".tmp"
     shutil.rmtree(temporary, ignore_errors=True)

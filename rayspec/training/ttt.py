@@ -49,8 +49,8 @@ def check_prompt_lengths(answers: AnswerSet, num_steps: int) -> None:
     shortest = int(answers.prompt_length_N.min())
     if shortest < num_steps + 1:
         raise ValueError(
-            f"recipe.ttt_steps={num_steps} needs prompts of at least {num_steps + 1} tokens, but {answers.name} has one "
-            f"of {shortest}; raise answers.min_prompt_tokens or lower recipe.ttt_steps"
+            f"recipe.ttt_steps={num_steps} needs prompts of at least {num_steps + 1} tokens, but {answers.name} has "
+            f"one of {shortest}; raise answers.min_prompt_tokens or lower recipe.ttt_steps"
         )
 
 

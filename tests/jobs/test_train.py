@@ -22,7 +22,11 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
         f"output_dir={folder / 'out'}",
         HEADS,
         *(f"{name}.documents={texts}" for name in ("answers", "held_out")),
-        *(f"{name}.{key}" for name in ("answers", "held_out") for key in ("count=6", "batch_size=4", "answer_tokens=10")),
+        *(
+            f"{name}.{key}"
+            for name in ("answers", "held_out")
+            for key in ("count=6", "batch_size=4", "answer_tokens=10")
+        ),
         "recipe.num_steps=4",
         "recipe.warmup_steps=1",
         "recipe.batch_size=3",

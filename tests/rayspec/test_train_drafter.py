@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,7 @@ def literal_draft(
     for position in range(slot + num_steps):
         # true features up to the slot, the drafter's own output after it
         feature_H = drafter.fuse(taps_TG[position]) if position <= slot else feature_H
-        x = torch.cat(
-            [layer.input_layernorm(target.embed(ids_T[position + 1])), layer.hidden_norm(feature_H)], dim=-1
-        )
+        x = torch.cat([layer.input_layernorm(target.embed(ids_T[position + 1])), layer.hidden_norm(feature_H)], dim=-1)
         where = torch.tensor([[position]])
         q_AD = rotate(layer.self_attn.q_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0]
         keys.append(rotate(layer.self_attn.k_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0])
@@ -256,9 +255,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert histories[0]["evaluations"] == histories[1]["evaluations"]
 
 
-def test_resuming_with_another_recipe_is_refused(
-    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
-) -> None:
+def test_resuming_with_another_recipe_is_refused(tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path) -> None:
     def interrupt(step: int) -> None:
         if step == 3:
             raise KeyboardInterrupt
@@ -333,7 +330,7 @@ def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
     assert factors[0] == pytest.approx(0.1)
     assert factors[9] == factors[10] == pytest.approx(1.0)
     assert factors[100] == pytest.approx(0.05)
-    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(factors[10:]))
 
 
 @pytest.mark.parametrize(
