@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rayspec.training import corpus
 from rayspec.training.answers import AnswersConfig
-from rayspec.training.corpus import CorpusConfig, Document, Encoder, Package
+from rayspec.training.corpus import Encoder
+from rayspec.training.sources import CorpusConfig, Document, Package
 
 
 def cut_prompt_ids(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[list[int]]:
