@@ -33,11 +33,15 @@ from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target
 
 
-def new_drafter(target: FrozenTarget, head: NamedHead, recipe: Recipe) -> Eagle3Drafter:
-    """A drafter at step 0: the head made from the target's, the body from the seed alone. Raises ValueError."""
+def new_drafter(target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet) -> Eagle3Drafter:
+    """A drafter at step 0: the head made from the target's, the body from the seed. Raises ValueError."""
+    probe = Batch.of(answers, torch.arange(min(8, len(answers))))
+    taps, _ = target.features(probe.ids_BT)
+    deepest = taps[probe.sequence_N, probe.position_N, -target.model.config.hidden_size :]
+    tap_rms = deepest.float().pow(2).mean().sqrt().item()
     lm_head = head_from_target(head.draft_head, target.head_VG.float())
     drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
-    init_body(drafter, target.final_norm_G.float(), recipe.seed)
+    init_body(drafter, target.final_norm_G.float(), tap_rms, recipe.seed)
     return drafter
 
 
@@ -100,7 +104,7 @@ def train_drafter(
     recipe = config.recipe
     check_prompt_lengths(answers, recipe.ttt_steps)
     check_prompt_lengths(held_out, config.evaluation.draft_steps)
-    drafter = new_drafter(target, head, recipe)
+    drafter = new_drafter(target, head, recipe, answers)
     optimizers = recipe.make_optimizers(drafter)
     folder = config.work_folder / "unfinished" / head.name
     fingerprint = {**provenance_of(config, target, answers), "draft_head": dict(head.draft_head)}

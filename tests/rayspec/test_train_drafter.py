@@ -18,6 +18,7 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import Batch, SoftCrossEntropy, backward_batch, gather_rows, unroll
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
+from sglang_ext.heads import head_from_target
 from sglang_ext.heads.full import FullHead
 
 FULL = NamedHead(name="full", draft_head={"kind": "full"})
@@ -39,8 +40,9 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
 
 
 def random_drafter(target: FrozenTarget, head: NamedHead = FULL, seed: int = 0) -> Eagle3Drafter:
-    """No zero weights, so that nothing under test can hide behind one."""
-    drafter = new_drafter(target, head, RECIPE)
+    """Every weight random and large, so that nothing under test can hide behind a small one."""
+    lm_head = head_from_target(head.draft_head, target.head_VG)
+    drafter = Eagle3Drafter(target.drafter_config(), lm_head)
     generator = torch.Generator().manual_seed(seed)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
@@ -215,9 +217,9 @@ def test_soft_cross_entropy_gradient() -> None:
     torch.testing.assert_close(logits.grad, reference.grad)
 
 
-def test_one_seed_gives_every_head_the_same_body(tiny_target: FrozenTarget) -> None:
-    first, second = (new_drafter(tiny_target, head, RECIPE) for head in (FULL, SLIM))
-    other = new_drafter(tiny_target, FULL, replace(RECIPE, seed=1))
+def test_one_seed_gives_every_head_the_same_body(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    first, second = (new_drafter(tiny_target, head, RECIPE, answers) for head in (FULL, SLIM))
+    other = new_drafter(tiny_target, FULL, replace(RECIPE, seed=1), answers)
     body = {n: t for n, t in first.state_dict().items() if not n.startswith("lm_head.")}
     assert all(torch.equal(t, second.state_dict()[n]) for n, t in body.items())
     assert not all(torch.equal(t, other.state_dict()[n]) for n, t in body.items())
@@ -288,9 +290,27 @@ def test_loss_falls_and_the_export_names_its_origin(
     assert acceptance.tau[-1] == pytest.approx(report["held_out"]["tau"][-1], abs=0.3)
 
 
-@torch.no_grad()
-def test_acceptance_equals_literal_greedy_drafting(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target)
+def test_the_first_feature_is_the_deepest_tap_at_unit_size(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    drafter = new_drafter(tiny_target, FULL, RECIPE, answers)
+    batch = Batch.of(answers, torch.arange(8))
+    taps, _ = tiny_target.features(batch.ids_BT)
+    feature = drafter.fuse(taps)[batch.sequence_N, batch.position_N]
+    # the other taps add a little
+    assert float(feature.detach().pow(2).mean().sqrt()) == pytest.approx(1.0, rel=0.1)
+
+
+def test_acceptance_equals_literal_greedy_drafting(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    # a few steps of training, since a random drafter is never right and would prove nothing
+    recipe = replace(RECIPE, num_steps=40, batch_size=10, lr=1e-2)
+    train_drafter(run_config(tmp_path, recipe=recipe), FULL, tiny_target, answers, answers)
+    drafter, _ = load_drafter(tmp_path / "out" / "full")
+    with torch.no_grad():
+        check_acceptance(drafter, tiny_target, answers)
+
+
+def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet) -> None:
     greedy = (answers.temperature_N == 0).nonzero().squeeze(1).tolist()
     counts, walks = [], []
     for n in greedy:
@@ -314,6 +334,7 @@ def test_acceptance_equals_literal_greedy_drafting(tiny_target: FrozenTarget, an
             place += accepted[place] + 1
     got = measure(drafter, tiny_target, answers, num_steps=3, batch_size=2, chunk_rows=5)
     assert got.chains == len(counts)
+    assert sum(counts) > 10
     assert got.u == pytest.approx([sum(c > i for c in counts) / len(counts) for i in range(3)])
     assert got.tau[-1] == pytest.approx(1 + sum(got.u))
     assert got.tau_walk == pytest.approx(1 + sum(walks) / len(walks))
