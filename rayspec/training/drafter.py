@@ -107,7 +107,7 @@ def train_drafter(
     drafter = new_drafter(target, head, recipe, answers)
     optimizers = recipe.make_optimizers(drafter)
     folder = config.work_folder / "unfinished" / head.name
-    fingerprint = {**provenance_of(config, target, answers), "draft_head": dict(head.draft_head)}
+    fingerprint = {**provenance_of(config, target.sha256, answers), "draft_head": dict(head.draft_head)}
     progress = load_state(folder, fingerprint, drafter, optimizers) or Progress(fingerprint=fingerprint)
 
     def evaluate(limit: int | None) -> Acceptance:
@@ -156,10 +156,10 @@ def train_drafter(
     return acceptance
 
 
-def provenance_of(config: DrafterTrainConfig, target: FrozenTarget, answers: AnswerSet) -> dict[str, Any]:
+def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: AnswerSet) -> dict[str, Any]:
     """What must be equal for two drafters to differ in their head alone."""
     return {
-        "trained_on": {**answers.provenance(), "target_sha256": target.sha256},
+        "trained_on": {**answers.provenance(), "target_sha256": target_sha256},
         "recipe": asdict(config.recipe),
     }
 
@@ -176,7 +176,7 @@ def export(
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
     folder = Path(config.output_dir) / head.name
-    provenance = {**provenance_of(config, target, answers), "commit": git_state()[0]}
+    provenance = {**provenance_of(config, target.sha256, answers), "commit": git_state()[0]}
     report = {
         "name": head.name,
         "draft_head": dict(head.draft_head),

@@ -9,8 +9,8 @@ from typing import Any
 from rayspec.home import home
 from rayspec.shipped import DEMO_TARGET, target_path
 from rayspec.training.answers import AnswersConfig
-from rayspec.training.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
+from rayspec.training.sources import CorpusConfig
 
 
 @dataclass(frozen=True, kw_only=True)

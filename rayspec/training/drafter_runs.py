@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.answers import AnswersConfig, AnswerSet, check_index, make_answers, missing_shards, read_answers
-from rayspec.training.drafter import provenance_of, summary, train_drafter
+from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import cut_prompt_ids
@@ -38,7 +39,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     for head in config.heads:
         folder = Path(config.output_dir) / head.name
         unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
-        if (folder / "config.json").is_file():
+        if is_exported(config, head, sha256):
             state = "already exported"
         elif unfinished:
             state = f"to resume at {unfinished[-1].name}"
@@ -56,32 +57,48 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     V, H = target.head_VG.shape
     for head in config.heads:  # a wrong option of the last head should not wait for the first to be trained
         head_config(head.draft_head, hidden_size=H, vocab_size=V)
-    answers, held_out = (_answers(config, name, target) for name in SETS)
-    print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out")
     results: dict[str, Acceptance | None] = {}
+    todo = []
     for head in config.heads:
-        if is_exported(config, head, target, answers):
+        if is_exported(config, head, target.sha256):
             print(f"{head.name}: already exported to {Path(config.output_dir) / head.name}, skipped")
             results[head.name] = None
-            continue
+        else:
+            todo.append(head)
+    if not todo:
+        return results
+    answers, held_out = (_answers(config, name, target) for name in SETS)
+    print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out", flush=True)
+    for head in todo:
         results[head.name] = acceptance = train_drafter(config, head, target, answers, held_out)
-        print(f"{head.name}: {summary(acceptance)}")
+        print(f"{head.name}: {summary(acceptance)}", flush=True)
     return results
 
 
-def is_exported(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget, answers: AnswerSet) -> bool:
-    """Whether this very drafter lies in the output folder. Raises ValueError if another one does."""
-    file = Path(config.output_dir) / head.name / "config.json"
-    if not file.is_file():
+def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str) -> bool:
+    """Whether this very drafter lies in the output folder. Raises ValueError if another one does.
+
+    Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
+    """
+    folder = Path(config.output_dir) / head.name
+    if not (folder / "config.json").is_file():
         return False
-    found: dict[str, Any] = json.loads(file.read_text())
-    wanted = {**provenance_of(config, target, answers), "draft_head": dict(head.draft_head)}
-    stored = {**found.get("rayspec", {}), "draft_head": found.get("draft_head")}
-    for key, value in wanted.items():
-        if stored.get(key) != value:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    ours = found.get("rayspec", {})
+    trained_on = ours.get("trained_on", {})
+    compared = {
+        "draft_head": (found.get("draft_head"), dict(head.draft_head)),
+        "recipe": (ours.get("recipe"), asdict(config.recipe)),
+        "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
+    }
+    if not missing_shards(config.work_folder / "answers", config.answers):
+        answers = read_answers(config.work_folder / "answers")
+        compared["trained_on.sha256 (the answers)"] = (trained_on.get("sha256"), answers.sha256)
+    for key, (stored, wanted) in compared.items():
+        if stored != wanted:
             raise ValueError(
-                f"{file.parent} holds a drafter with another {key}: {stored.get(key)}, this run has {value}; "
-                "delete that folder to train it again, or choose another output_dir"
+                f"{folder} holds a drafter with {key} {stored}, this run has {wanted}; delete that folder to train it "
+                "again, or choose another output_dir"
             )
     return True
 

@@ -119,4 +119,5 @@ def _rope_theta(config: Any) -> float:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only")
-    return float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+    theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+    return float(theta)

@@ -90,5 +90,5 @@ def test_end_to_end_then_rerun_then_refusal(tiny_target_folder: Path, text_folde
 
     other = job(tiny_target_folder, text_folder, tmp_path, "recipe.lr=0.5")
     assert other.returncode == 2
-    assert "another recipe" in other.stderr
+    assert "holds a drafter with recipe" in other.stderr
     assert "Traceback" not in other.stderr

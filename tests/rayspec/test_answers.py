@@ -8,10 +8,10 @@ import torch
 
 from rayspec.training import answers as answers_module
 from rayspec.training.answers import AnswersConfig, make_answers, read_answers
-from rayspec.training.sources import CorpusConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.generation import generate, pick_tokens
 from rayspec.training.prompts import cut_prompt_ids
+from rayspec.training.sources import CorpusConfig
 
 CONFIG = AnswersConfig(
     count=10, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=12, batch_size=4, greedy_share=0.5, seed=3
