@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
+from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "rayspec_grouped"
 
@@ -34,15 +35,21 @@ def grouped_attention(
     K = key_BKSD.shape[1]
     grouped = query_BATD.reshape(B, K, A // K * T, D)
     scores = (grouped @ key_BKSD.transpose(-1, -2)).view(B, A, T, -1).float() * (scaling or D**-0.5)
-    if attention_mask is not None:  # the shape rules of SDPA: true, or zero, where a key may be seen
-        hidden = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask < 0
-        # the smallest number and not -inf: a padding query sees no key, and its NaN would spread through the cache
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    assert attention_mask is not None, "the cache is longer than the text, so there is always something to hide"
+    # the smallest number and not -inf: a padding query sees no key, and its NaN would spread through the cache
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(dim=-1).to(query_BATD.dtype).view(B, K, A // K * T, -1)
     return (weights @ value_BKSD).view(B, A, T, D).transpose(1, 2), None
 
 
+def grouped_mask(*args: Any, **options: Any) -> Tensor:
+    """SDPA's mask (bool [B, 1, T, S], true where a key may be seen), never replaced by SDPA's `is_causal` flag."""
+    return sdpa_mask(*args, **{**options, "allow_is_causal_skip": False})
+
+
 AttentionInterface.register(ATTENTION, grouped_attention)
+# without a mask function of the same name the model would build no mask at all, without a word
+AttentionMaskInterface.register(ATTENTION, grouped_mask)
 
 
 @contextmanager

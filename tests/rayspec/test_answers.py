@@ -32,8 +32,10 @@ def greedy_reference(target: FrozenTarget, prompt: Sequence[int], count: int) ->
     return ids[len(prompt) :]
 
 
-def test_ragged_greedy_batch_equals_one_by_one(tiny_target: FrozenTarget) -> None:
-    batch = prompts(5)
+@pytest.mark.parametrize("lengths", [(8, 9, 10, 11, 12), (9, 9, 9, 9, 9)], ids=["ragged", "no_padding"])
+def test_greedy_batch_equals_one_by_one(tiny_target: FrozenTarget, lengths: tuple[int, ...]) -> None:
+    batch = [prompt[:length] for prompt, length in zip(prompts(20)[12:], lengths, strict=False)]
+    assert tuple(map(len, batch)) == lengths
     got = generate(
         tiny_target.model,
         batch,
