@@ -31,6 +31,7 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
         "recipe.warmup_steps=1",
         "recipe.batch_size=3",
         "evaluation.every=2",
+        "evaluation.draft_steps=3",
         "log_every=1",
     ]
     command = [sys.executable, "jobs/train.py", "--config", str(CONFIG), *settings, *extra]
@@ -80,7 +81,7 @@ def test_end_to_end_then_rerun_then_refusal(tiny_target_folder: Path, text_folde
     assert {run.info.run_name: run.info.status for run in runs} == {"full": "FINISHED", "slim": "FINISHED"}
     assert runs[0].data.params["recipe.num_steps"] == "4"
     assert len(client.get_metric_history(runs[0].info.run_id, "loss")) == 4
-    assert len(client.get_metric_history(runs[0].info.run_id, "held_out.tau_5")) == 2
+    assert len(client.get_metric_history(runs[0].info.run_id, "held_out.tau_3")) == 2
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     again = job(tiny_target_folder, text_folder, tmp_path)
