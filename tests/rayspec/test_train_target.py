@@ -85,7 +85,7 @@ def test_other_settings_are_refused(home: Path) -> None:
 
 def test_budget_may_change_only_before_the_decay(home: Path) -> None:
     train(TINY, tiny_data(home, TINY), stop_after_step=3)
-    with pytest.raises(ValueError, match="token_budget can change"):
+    with pytest.raises(ValueError, match="token_budget and decay_fraction were"):
         train(replace(TINY, token_budget=4 * 1024), tiny_data(home, TINY))
     longer = replace(TINY, token_budget=14 * 1024)
     assert train(longer, tiny_data(home, TINY)).step == 14
