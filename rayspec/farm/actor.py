@@ -58,7 +58,7 @@ class _RuntimeShell:
         except BaseException:
             self.runtime.stop()
             raise
-        return {"start_s": seconds, "machine": machine()}
+        return {"start_s": seconds, "machine": {**machine(), "engine.threads": str(self.runtime.num_threads)}}
 
     def swap(self, drafter: str) -> None:
         self.runtime.swap(drafter)
@@ -91,10 +91,8 @@ class RuntimeHandle:
         self.log_path = log_path
         self.block_timeout_s = block_timeout_s
         self.is_alive = True
-        # actors inherit no environment, and Ray would give the engine as many threads as reserved cores
-        env_vars = {"OMP_NUM_THREADS": str(os.cpu_count()), **engine_environment()}
         actor_class = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
-        self._actor = actor_class.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))  # type: ignore[attr-defined]
+        self._actor = actor_class.options(runtime_env={"env_vars": engine_environment()}).remote(spec, str(log_path))  # type: ignore[attr-defined]
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""

@@ -20,6 +20,7 @@ from rayspec.records import RequestRecord
 
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
+FLUSH_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class EngineSpec:
     draft_steps: int = 4
     topk: int = 1
     num_draft_tokens: int | None = None
+    num_threads: int | None = None  # of the CPU; None: all cores that this machine gives the process
     overrides: dict[str, Any] = field(default_factory=dict)  # ServerArgs fields
 
 
@@ -57,13 +59,17 @@ class Runtime:
         self._engine: Any = None
         self._foreign_pids: set[int] = set()  # children of this process that are not the engine's
 
+    @property
+    def num_threads(self) -> int:
+        return self.spec.num_threads or len(os.sched_getaffinity(0))
+
     def start(self) -> float:
         """Start the engine; returns the seconds it took. Raises EngineFailed."""
         assert self._engine is None, "a runtime starts once"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._foreign_pids = {p.pid for p in psutil.Process().children(recursive=True)}
         begin = time.perf_counter()
-        with self._readable_failure("did not start"), redirected_output(self.log_path):
+        with self._readable_failure("did not start"), redirected_output(self.log_path), self._thread_setting():
             # imports of half a minute, and only here: whoever plans a sweep does not need them
             import sglang
 
@@ -88,7 +94,9 @@ class Runtime:
         from sglang_ext.adapter.engine import swap_drafter
 
         with self._readable_failure(f"did not take drafter {drafter}"):
-            swap_drafter(self._running_engine(), drafter)
+            engine = self._running_engine()
+            self._flush()
+            swap_drafter(engine, drafter)
 
     def warm_up(self, load: Load) -> None:
         """Answer a block without recording it."""
@@ -99,13 +107,12 @@ class Runtime:
         """(wall seconds, records) of a block that finds an empty prefix cache. Raises EngineFailed."""
         with self._readable_failure("failed while measuring"):
             engine = self._running_engine()
-            if not engine.flush_cache().success:
-                raise EngineFailed("the prefix cache could not be flushed: requests are still running")
+            self._flush()
             return self._run(closed_loop(engine, load))
 
     def head_latencies(self, drafters: dict[str, str], *, rows: int, k: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
-        return head_latencies(drafters, rows=rows, k=k, dtype=self._dtype(), num_threads=torch.get_num_threads())
+        return head_latencies(drafters, rows=rows, k=k, dtype=self._dtype(), num_threads=self.num_threads)
 
     def stop(self) -> None:
         """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""
@@ -129,6 +136,19 @@ class Runtime:
             return torch.bfloat16 if torch.cuda.is_available() else torch.float32
         return {"half": torch.float16, "float": torch.float32}.get(name) or getattr(torch, name)
 
+    @contextlib.contextmanager
+    def _thread_setting(self) -> Iterator[None]:
+        """OMP_NUM_THREADS for the engine's children; Ray would leave them one thread per reserved core."""
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = str(self.num_threads)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = before
+
     def _running_engine(self) -> Any:
         if self._engine is None:
             raise EngineFailed("the engine is not running")
@@ -141,6 +161,12 @@ class Runtime:
         self._engine.flush_cache()  # installs it
         self._engine.loop.remove_signal_handler(signal.SIGQUIT)
         signal.signal(signal.SIGQUIT, _on_child_death)
+
+    def _flush(self) -> None:
+        """Empty the prefix cache; the scheduler lets go of a request a little after its last token has arrived."""
+        flushed = self._run(self._engine.tokenizer_manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S))
+        if not flushed.success:
+            raise EngineFailed(f"the prefix cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: {flushed.message}")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the engine's own loop, giving up as soon as an engine process dies."""
@@ -156,7 +182,10 @@ class Runtime:
             return task.result()
 
         _ChildDeath.is_expected = False
-        return self._engine.loop.run_until_complete(watched())
+        try:
+            return self._engine.loop.run_until_complete(watched())
+        finally:
+            _ChildDeath.is_expected = True
 
     @contextlib.contextmanager
     def _readable_failure(self, what: str) -> Iterator[None]:

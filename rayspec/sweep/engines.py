@@ -89,6 +89,7 @@ class Engines:
             draft_steps=draft_steps,
             topk=c.topk,
             num_draft_tokens=c.num_draft_tokens,
+            num_threads=c.engine.num_threads,
             overrides={"random_seed": c.seed, **c.engine.overrides()},
         )
         num_gpus = c.ray.num_gpus
