@@ -26,7 +26,8 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
         layers.append(("the command line", _parse_overrides(overrides)))
     merged, source = defaults, schema.__name__
     try:
-        for source, layer in layers:
+        for name, layer in layers:
+            source = name
             merged = OmegaConf.merge(merged, layer)
         source = " + ".join(name for name, _ in layers) or schema.__name__
         result = OmegaConf.to_object(merged)

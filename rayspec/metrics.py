@@ -10,12 +10,16 @@ chunks, which carry several tokens under speculation: it is no TPOT.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rayspec.records import BlockRecord, RequestRecord
 
 PERCENTILES = (50, 90, 99)
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 
 def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, float]:
@@ -94,9 +98,7 @@ def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:
     """Requests whose output tokens differ from those that plain decoding gave to the same prompt."""
     expected = {r.prompt_id: r.output_ids for b in plain for r in b.requests}
-    return sum(
-        r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected
-    )
+    return sum(r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected)
 
 
 def head_kappa(head_latency_s: float, draft_steps: int, cycle_s: float) -> float | None:
@@ -108,6 +110,6 @@ def head_kappa(head_latency_s: float, draft_steps: int, cycle_s: float) -> float
     return head_s / (cycle_s - head_s) if head_s < cycle_s else None
 
 
-def break_even_rho(nu: float, kappa: float) -> float:
+def break_even_rho(nu: T, kappa: float) -> T:
     """The share of tau that a head of relative latency `nu` must keep to be as fast as the full head."""
     return (1 + nu * kappa) / (1 + kappa)

@@ -69,7 +69,9 @@ def _split(spec: str) -> tuple[str, int | None]:
 def _file(name: str) -> Path:
     if name in SHIPPED:
         if not SHIPPED[name].is_file():
-            raise ValueError(f"workload {name!r}: the shipped file {SHIPPED[name]} is missing; install the package anew")
+            raise ValueError(
+                f"workload {name!r}: the shipped file {SHIPPED[name]} is missing; install the package anew"
+            )
         return SHIPPED[name]
     if name in PUBLISHED:
         return _published_file(name)
@@ -139,7 +141,9 @@ def _first_turn(record: dict[str, Any], file: Path, line: int) -> Any:
 
 
 def _first_user_message(messages: Any, file: Path, line: int) -> Any:
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
+    ):
         raise ValueError(f"{file}:{line}: conversations must be a list of {{role, content}}, got {messages!r}")
     asked = [m["content"] for m in messages if m["role"] == "user"]
     if not asked:

@@ -10,13 +10,13 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray starts
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPU keeps the node's setting
 
-import ray  # noqa: E402
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError  # noqa: E402
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from rayspec.farm.load import Load  # noqa: E402
-from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime  # noqa: E402
-from rayspec.provenance import machine  # noqa: E402
-from rayspec.records import RequestRecord  # noqa: E402
+from rayspec.farm.load import Load
+from rayspec.farm.runtime import WAIT_POLICY, EngineDied, EngineFailed, EngineSpec, Runtime
+from rayspec.provenance import machine
+from rayspec.records import RequestRecord
 
 STOP_TIMEOUT_S = 90.0
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a third of the memory
@@ -32,9 +32,7 @@ def cluster(address: str | None) -> Iterator[None]:
     if address or os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, **options)
     else:
-        ray.init(
-            address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE_BYTES, **options
-        )
+        ray.init(address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE_BYTES, **options)
     try:
         yield
     finally:
@@ -92,7 +90,9 @@ class RuntimeHandle:
         self.block_timeout_s = block_timeout_s
         self.is_alive = True
         actor_class = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
-        self._actor = actor_class.options(runtime_env={"env_vars": engine_environment()}).remote(spec, str(log_path))  # type: ignore[attr-defined]
+        self._actor = actor_class.options(runtime_env={"env_vars": {**WAIT_POLICY, **engine_environment()}}).remote(
+            spec, str(log_path)
+        )  # type: ignore[attr-defined]
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""

@@ -21,6 +21,9 @@ from rayspec.records import RequestRecord
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
+# Threads that spin at OpenMP's barriers take the cores from whatever else runs: with two busy neighbours on two cores a
+# decode step took 25 times as long as with threads that sleep there.
+WAIT_POLICY = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 T = TypeVar("T")
 
@@ -63,13 +66,21 @@ class Runtime:
     def num_threads(self) -> int:
         return self.spec.num_threads or len(os.sched_getaffinity(0))
 
+    def _thread_variables(self) -> dict[str, str]:
+        # Ray would leave the engine one thread per reserved core
+        return {"OMP_NUM_THREADS": str(self.num_threads), **WAIT_POLICY}
+
     def start(self) -> float:
         """Start the engine; returns the seconds it took. Raises EngineFailed."""
         assert self._engine is None, "a runtime starts once"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._foreign_pids = {p.pid for p in psutil.Process().children(recursive=True)}
         begin = time.perf_counter()
-        with self._readable_failure("did not start"), redirected_output(self.log_path), self._thread_setting():
+        with (
+            self._readable_failure("did not start"),
+            redirected_output(self.log_path),
+            environment(self._thread_variables()),
+        ):
             # imports of half a minute, and only here: whoever plans a sweep does not need them
             import sglang
 
@@ -136,19 +147,6 @@ class Runtime:
             return torch.bfloat16 if torch.cuda.is_available() else torch.float32
         return {"half": torch.float16, "float": torch.float32}.get(name) or getattr(torch, name)
 
-    @contextlib.contextmanager
-    def _thread_setting(self) -> Iterator[None]:
-        """OMP_NUM_THREADS for the engine's children; Ray would leave them one thread per reserved core."""
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = str(self.num_threads)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["OMP_NUM_THREADS"]
-            else:
-                os.environ["OMP_NUM_THREADS"] = before
-
     def _running_engine(self) -> Any:
         if self._engine is None:
             raise EngineFailed("the engine is not running")
@@ -199,9 +197,7 @@ class Runtime:
             role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
             cause = "; ".join(_messages(error))
             kind = EngineDied if _ChildDeath.happened else EngineFailed
-            raise kind(
-                f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}"
-            ) from error
+            raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
         finally:
             _ChildDeath.is_expected = False
 
@@ -234,6 +230,21 @@ def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> No
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     psutil.wait_procs(processes, timeout=timeout_s)
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for children started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Runs a sweep: the only part that knows plan, engines, scores, tracking and report.
 
-A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load, its
-swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
+A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load,
+its swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
 """
 
 import logging
@@ -19,7 +19,6 @@ from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.records import BlockRecord
 from rayspec.report.table import summary
-from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.plan import Drafter, Phase, Round, Trial
 from rayspec.sweep.prepare import Prepared

@@ -91,9 +91,7 @@ def trial_params(trial: Trial) -> dict[str, object]:
 
 
 def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:
-    lines = [
-        {"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests
-    ]
+    lines = [{"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests]
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 

@@ -5,6 +5,8 @@ platform.py    entry point of SGLang's platforms: CPU, only where no accelerator
 attention.py   attention of the CPU platform
 spec_ops.py    tree, verification and cache operations of the CPU platform
 internals.py   every SGLang internal that we touch, by name
+step_clock.py  where the time of a step goes (CPU platform)
+swap.py        live swap of the drafter in a running scheduler
 models/        SGLang model classes (an external model package)
 engine.py      what rayspec calls: engine arguments, checks, live swap
 """

@@ -1,10 +1,15 @@
 """What the rest of rayspec calls to run SGLang: arguments, environment, checks and the live swap."""
 
+import json
 import os
+import tempfile
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from sglang_ext.adapter import plugin
+from sglang_ext.adapter.platform import has_accelerator
 
 
 def engine_arguments(
@@ -56,8 +61,6 @@ def assert_plugin_active() -> None:
     """Raise RuntimeError unless SGLang will load our plugin and, without an accelerator, our platform."""
     from sglang.srt.platforms import current_platform
 
-    from sglang_ext.adapter.platform import has_accelerator
-
     plugin.check_version()
     for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
         if not any(e.value.startswith("sglang_ext.") for e in entry_points(group=group)):
@@ -69,6 +72,33 @@ def assert_plugin_active() -> None:
             f"SGLang runs on {current_platform!r} instead of rayspec's CPU platform; "
             "SGLANG_PLUGINS or SGLANG_PLATFORM excludes it"
         )
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Totals over decode steps in seconds; see `StepClock`. Differences of two readings are what one wants."""
+
+    steps: int
+    head_s: float
+    draft_s: float
+    verify_s: float
+
+    def __sub__(self, earlier: "StepTimes") -> "StepTimes":
+        return StepTimes(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+def step_times(engine: Any) -> StepTimes | None:
+    """Where the time of all speculative steps so far went, or None on an accelerator (host time says nothing there).
+
+    The engine must be speculative.
+    """
+    if has_accelerator():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "clock.json"
+        engine.collective_rpc("rayspec_write_step_clock", path=str(file))
+        clock = json.loads(file.read_text())
+    return StepTimes(**{f.name: clock[f.name] for f in fields(StepTimes)})
 
 
 def swap_drafter(engine: Any, path: str) -> None:

@@ -37,6 +37,9 @@ def activate() -> str | None:
     # EAGLE's step functions are wrapped in torch.compile; on a CPU that needs a C++ compiler and a minute to start.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
+    # A step is hundreds of tiny parallel regions. OpenMP threads that spin between them cost a factor of ten and more
+    # as soon as anything else wants a core (measured: docs/cpu-profile.md); sleeping ones cost microseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return "sglang_ext.adapter.platform.CpuPlatform"
 
 
@@ -52,6 +55,8 @@ class CpuPlatform(SRTPlatform):
                 "--speculative-use-rejection-sampling needs SGLang's Triton sampler, which the CPU platform does not "
                 "run; leave it out: sampled requests are verified exactly without it"
             )
+        if server_args.enable_multi_layer_eagle:
+            raise ValueError("--enable-multi-layer-eagle is not offered by rayspec's CPU platform; leave it out")
         if server_args.dtype == "auto":  # greedy equality with plain decoding needs float32
             server_args.dtype = "float32"
         if server_args.max_total_tokens is None:
@@ -72,6 +77,13 @@ class CpuPlatform(SRTPlatform):
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        if algorithm == "STANDALONE":
+            return None
+        from sglang_ext.adapter.step_clock import TimedEagleWorker
+
+        return TimedEagleWorker
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         from sglang_ext.adapter.spec_ops import extend_slots

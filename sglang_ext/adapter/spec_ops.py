@@ -7,6 +7,9 @@ The arguments keep SGLang's names, because it passes them by name; tensors marke
 from typing import Any
 
 import torch
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from torch import Tensor
+
 from rayspec_kernels.kv_slots.reference import (
     pack_front_reference,
     read_slots_reference,
@@ -15,9 +18,6 @@ from rayspec_kernels.kv_slots.reference import (
 )
 from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
 from rayspec_kernels.tree_verify.reference import Accepted, verify_greedy_reference, verify_sampled_reference
-from sglang.srt.speculative.eagle_utils import TreeMaskMode
-from torch import Tensor
-
 from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend
 
 

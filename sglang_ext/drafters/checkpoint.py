@@ -70,6 +70,12 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     if "draft_head" not in config:
         raise ValueError(f"{path}: config.json has no draft_head")
     target = TargetInfo.from_dict(ours.get("target") or {})
+    taps = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
+    if taps != list(target.tap_layers):  # SGLang reads the first, the drafter was trained on the second
+        raise ValueError(
+            f"{path}: taps {taps} in eagle_config, but rayspec.target.tap_layers is {list(target.tap_layers)}; "
+            "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
+        )
     body = _body(config, target.hidden_size, target.tap_layers, path)
     provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target")}
     return CheckpointInfo(path=path, body=body, head=dict(config["draft_head"]), target=target, provenance=provenance)
@@ -220,7 +226,8 @@ def save_drafter(
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config_json(drafter, target, provenance or {}), indent=2) + "\n"
         (temporary / "config.json").write_text(text)
-        temporary.chmod(0o755)
+        temporary.chmod(0o755)  # mkdtemp and save_file keep others out
+        (temporary / WEIGHTS).chmod(0o644)
         if path.exists():
             shutil.rmtree(path)
         os.rename(temporary, path)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sglang_ext.adapter.served_target import served_target
+from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info
 from sglang_ext.heads import DraftHead, build_head
 
@@ -53,9 +54,11 @@ class HeadLogits(LogitsProcessor):
         use_logits_buffer: bool = True,
     ) -> Tensor:
         if self._read_rows is None:
-            return lm_head.target_logits(hidden_states)
+            with CLOCK.head():
+                return lm_head.target_logits(hidden_states)
         rows = self._read_rows
-        logits = lm_head.target_logits(hidden_states[rows])
+        with CLOCK.head():
+            logits = lm_head.target_logits(hidden_states[rows])
         # the worker indexes by the row numbers of the whole block; the rows between are never read
         block = logits.new_empty((len(hidden_states), logits.shape[1]))
         block[rows] = logits

@@ -1,0 +1,45 @@
+# Every target works on a machine with only make and Python 3.11 or 3.12: the environment is made on first use.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# the first of these that is a Python 3.11 or 3.12; override with: make PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help install demo test lint pins clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    sweep the shipped draft heads in SGLang on this machine (about 15 minutes on 2 cores)"
+	@echo "make test    all tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make pins    write constraints.txt from the installed environment"
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "rayspec needs Python 3.11 or 3.12; none found (make PYTHON=/path/to/python)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing SGLang, PyTorch, Ray and MLflow at the versions of constraints.txt (several GB)"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pins: $(STAMP)
+	@{ echo "# Exact pins of everything that rayspec installs (Python 3.11 and 3.12). Regenerate: make pins"; \
+	   $(BIN)/python -m pip freeze --exclude-editable --exclude rayspec; } > constraints.txt.new
+	@mv constraints.txt.new constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

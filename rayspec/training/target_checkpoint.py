@@ -1,0 +1,79 @@
+"""Training checkpoints: one safetensors file with weights, optimiser moments and, as metadata, the loop's own state."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+# settings that may change between two starts of one run without changing what is learnt
+FREE_SETTINGS = {
+    "checkpoint_every_s",
+    "compile",  # and num_threads: rounding only
+    "eval_every_s",
+    "export_dir",
+    "held_out_tokens",
+    "mlflow",
+    "name",
+    "num_threads",
+    "token_budget",  # has a check of its own: free only while the learning rate is constant
+}
+
+
+def save_checkpoint(
+    path: Path,
+    config: dict[str, Any],
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    state: dict[str, Any],
+) -> None:
+    """Write the checkpoint beside its place, then rename: a killed run leaves the previous one whole."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {f"model/{name}": parameter.detach() for parameter, name in names.items()}
+    for optimizer in optimizers:
+        for parameter, name in names.items():
+            moments = optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer/{name}/{key}": value for key, value in moments.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        temporary,
+        metadata={"state": json.dumps(state), "config": json.dumps(config)},
+    )
+    os.replace(temporary, path)
+
+
+def load_checkpoint(
+    path: Path, config: dict[str, Any], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Any] | None:
+    """Restore in place and return the loop's state, or None where there is no checkpoint yet."""
+    if not path.exists():
+        return None
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        saved = json.loads(metadata["config"])
+        wanted = json.loads(json.dumps(config))
+        changed = [key for key in wanted if key not in FREE_SETTINGS and saved.get(key) != wanted[key]]
+        if changed:
+            raise ValueError(
+                f"{path} was trained with other settings: "
+                + ", ".join(f"{key} was {saved.get(key)!r}, now {wanted[key]!r}" for key in changed)
+                + "; give the run another name, or delete its folder to start over"
+            )
+        owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        keys = file.keys()
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(file.get_tensor(f"model/{name}"))
+            prefix = f"optimizer/{name}/"
+            moments = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
+            if moments and optimizers:  # an export restores weights alone
+                owners[parameter].state[parameter] = moments
+    return json.loads(metadata["state"])

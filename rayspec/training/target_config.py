@@ -1,0 +1,119 @@
+"""Settings of the target's training run, and its schedule as a function of the step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from rayspec.training.sources import CorpusConfig
+
+WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetModelConfig:
+    """Shape of the Llama. EAGLE-3 taps layers 2, L//2 and L-3, which are three different ones from 8 layers on."""
+
+    vocab_size: int = 16384
+    hidden_size: int = 256
+    num_layers: int = 8
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    intermediate_size: int = 688
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 257 <= self.vocab_size <= 65536:
+            raise ValueError(
+                f"model.vocab_size must be in 257..65536 (tokens are stored as uint16), got {self.vocab_size}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_heads ({self.num_heads}) must be a multiple of model.num_kv_heads ({self.num_kv_heads})"
+            )
+
+    def to_llama(self, end_of_text: int) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            max_position_embeddings=self.max_position_embeddings,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=end_of_text,
+            eos_token_id=end_of_text,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetTrainConfig:
+    """One run: data, model, optimiser, schedule. The schedule counts tokens, so an interrupted run keeps it."""
+
+    name: str = "python-10m"
+    export_dir: str = "rayspec/assets/target"
+    seed: int = 0
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    model: TargetModelConfig = field(default_factory=TargetModelConfig)
+    tokenizer_bytes: int = 30_000_000  # training text that the tokenizer is learnt from
+    token_budget: int = 14_000_000
+    batch_tokens: int = 4096
+    seq_len: int = 256
+    long_seq_len: int = 512  # the last part of the run, so that positions past seq_len are known
+    long_fraction: float = 0.15
+    optimizer: str = "muon"  # for the hidden matrices; embeddings and norms always take AdamW
+    matrix_lr: float = 0.01
+    embedding_lr: float = 0.008
+    weight_decay: float = 0.1
+    warmup_tokens: int = 150_000
+    decay_fraction: float = 0.5  # the last part of the budget, over which the learning rate goes linearly to zero
+    grad_clip: float = 1.0
+    autocast: bool = True  # bf16 matrix products, fp32 weights
+    compile: bool = True
+    num_threads: int = 2
+    eval_every_s: float = 300.0
+    checkpoint_every_s: float = 240.0
+    held_out_tokens: int = 32_768  # per group (standard library, packages) at each evaluation during training
+    mlflow: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("seq_len", "long_seq_len"):
+            if WINDOW % getattr(self, key):
+                raise ValueError(f"{key} must divide {WINDOW}, got {getattr(self, key)}")
+        if self.batch_tokens % WINDOW or self.batch_tokens < WINDOW:
+            raise ValueError(f"batch_tokens must be a multiple of {WINDOW}, got {self.batch_tokens}")
+        if self.token_budget < self.batch_tokens:
+            raise ValueError(
+                f"token_budget must be at least batch_tokens ({self.batch_tokens}), got {self.token_budget}"
+            )
+        if self.optimizer not in ("muon", "adamw"):
+            raise ValueError(f"unknown optimizer '{self.optimizer}'; known: muon, adamw")
+        for key in ("long_fraction", "decay_fraction"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"{key} must be in [0, 1), got {getattr(self, key)}")
+
+    @property
+    def total_steps(self) -> int:
+        return self.token_budget // self.batch_tokens
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(os.environ.get("RAYSPEC_HOME", ".rayspec")) / "targets" / self.name
+
+    def seq_len_at(self, step: int) -> int:
+        return self.long_seq_len if step >= self.total_steps * (1 - self.long_fraction) else self.seq_len
+
+    def lr_factor_at(self, step: int) -> float:
+        """Linear warm-up, constant, then linear to (nearly) zero at the last step."""
+        warmup = (step + 1) * self.batch_tokens / max(self.warmup_tokens, 1)
+        decay = (self.total_steps - step) / max(1.0, self.total_steps * self.decay_fraction)
+        return min(1.0, warmup, decay)

@@ -1,0 +1,133 @@
+"""From a finished run to the folder that ships: bf16 weights for Hugging Face and SGLang, and their provenance."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+from rayspec.training.target import TrainingState, build_model, held_out_loss
+from rayspec.training.target_checkpoint import load_checkpoint
+from rayspec.training.target_config import TargetTrainConfig
+from rayspec.training.target_data import TargetData, prepare, write_json
+from rayspec.training.tokenizer import save_tokenizer
+
+FINAL_HELD_OUT_TOKENS = 131_072  # per group
+
+
+def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | None = None) -> dict[str, Any]:
+    """Write config.export_dir (whole or not at all) from the run's checkpoint; returns what training.json holds."""
+    if state.step < config.total_steps:
+        raise ValueError(
+            f"run '{config.name}' is at step {state.step} of {config.total_steps}; train it to the end first"
+        )
+    data = data or prepare(config.run_dir, config.corpus, config.model.vocab_size, config.tokenizer_bytes, config.seed)
+    end_of_text = data.tokenizer.eos_token_id
+    model = build_model(config, end_of_text)
+    load_checkpoint(config.run_dir / "checkpoint.safetensors", asdict(config), model, [])
+    model.bfloat16()
+    model.generation_config = GenerationConfig(
+        bos_token_id=end_of_text, eos_token_id=end_of_text, pad_token_id=end_of_text
+    )
+
+    final = Path(config.export_dir)
+    temporary, previous = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    model.save_pretrained(temporary)
+    save_tokenizer(data.tokenizer, temporary)
+    shipped: Any = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.bfloat16)
+    figures = held_out_loss(
+        shipped, data, tokens_per_group=FINAL_HELD_OUT_TOKENS, seq_len=config.long_seq_len, autocast=config.autocast
+    )
+    report = {
+        "final": {
+            "parameters": sum(p.numel() for p in shipped.parameters()),
+            "steps": state.step,
+            "tokens": state.step * config.batch_tokens,
+            "passes_over_stream": round(state.step * config.batch_tokens / len(data.train), 3),
+            "wall_minutes": round(state.train_seconds / 60, 1),
+            "exported_bf16": {name: round(value, 4) for name, value in figures.items()},
+            "held_out_context": config.long_seq_len,
+        },
+        "versions": _versions(),
+        "curve": state.curve,
+    }
+    write_json(temporary / "training.json", report)
+    write_json(temporary / "manifest.json", data.manifest)
+    (temporary / "recipe.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    plot_loss(state.curve, temporary / "loss.png")
+    if (final / "README.md").exists():  # the model card is written by a person
+        shutil.copy(final / "README.md", temporary)
+
+    shutil.rmtree(previous, ignore_errors=True)
+    if final.exists():
+        os.rename(final, previous)
+    os.rename(temporary, final)
+    shutil.rmtree(previous, ignore_errors=True)
+    return report
+
+
+def plot_loss(curve: Sequence[dict[str, float]], path: Path) -> None:
+    """Training and held-out loss over tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    tokens = [point["tokens"] / 1e6 for point in curve]
+    for name, label in (
+        ("train_nats_per_token", "training (mean since last point)"),
+        ("stdlib_nats_per_token", "held out: standard library"),
+        ("packages_nats_per_token", "held out: packages"),
+    ):
+        if curve and name in curve[0]:
+            axes.plot(tokens, [point[name] for point in curve], marker=".", label=label)
+    axes.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)", ylim=(None, 7))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+@torch.no_grad()
+def continuations(
+    model: Any, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], temperature: float, num_tokens: int
+) -> list[str]:
+    """What the model writes after each prompt; temperature 0 is greedy."""
+    texts = []
+    for prompt in prompts:
+        ids = torch.tensor([tokenizer.encode(prompt)])
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
+        )
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **sampling)
+        texts.append(str(tokenizer.decode(output[0, ids.shape[1] :])))
+    return texts
+
+
+def _versions() -> dict[str, str]:
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+        versions["rayspec_commit"] = git.stdout.strip() or "unknown"
+    return versions

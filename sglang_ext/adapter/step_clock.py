@@ -1,0 +1,61 @@
+"""Where the time of a speculative step goes on the CPU platform, where host time is the time.
+
+`StepClock` counts over the life of the scheduler; readers take differences. On an accelerator host time says nothing,
+so that nothing is counted there.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+
+@dataclass
+class StepClock:
+    """Seconds since the start, over all decode steps (prefill is not counted)."""
+
+    steps: int = 0
+    head_s: float = 0.0  # the draft head, all draft positions of the step
+    draft_s: float = 0.0  # drafting with the head: the draft loop and the extend after verification
+    verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
+    is_decoding: bool = False
+
+    @contextmanager
+    def head(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.is_decoding:
+            self.head_s += time.perf_counter() - start
+
+
+CLOCK = StepClock()
+
+
+class TimedEagleWorker(EAGLEWorkerV2):
+    """SGLang's EAGLE worker with a clock around it; what it computes is unchanged."""
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        CLOCK.is_decoding = not batch.forward_mode.is_extend()
+        if not CLOCK.is_decoding:
+            return super().forward_batch_generation(batch, *args, **kwargs)
+        start, verified_before = time.perf_counter(), CLOCK.verify_s
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        CLOCK.steps += 1
+        CLOCK.draft_s += time.perf_counter() - start - (CLOCK.verify_s - verified_before)
+        return result
+
+    def verify(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = super().verify(*args, **kwargs)
+        CLOCK.verify_s += time.perf_counter() - start
+        return result
+
+
+def write_step_clock(scheduler: Any, path: str) -> None:
+    """Installed as `Scheduler.rayspec_write_step_clock`: the clock as JSON (an RPC carries no answer)."""
+    Path(path).write_text(json.dumps(asdict(CLOCK)))

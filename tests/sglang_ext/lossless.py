@@ -1,0 +1,64 @@
+"""What must hold of every speculative engine, whatever its tree and head."""
+
+import itertools
+from typing import Any
+
+from conftest import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
+
+from sglang_ext.adapter.engine import swap_drafter
+
+
+def check_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> list[dict[str, Any]]:
+    """Eight requests together (ragged acceptance, chunked prefill), then one at a time on a warm prefix cache."""
+    swap_drafter(engine, str(DRAFTERS[kind]))
+    together = generate(engine, prompts)
+    assert output_ids(together) == oracle.answers
+    cached = 0
+    for prompt, answer in zip(prompts, oracle.answers, strict=True):
+        alone = generate(engine, [prompt])[0]
+        assert alone["output_ids"] == answer
+        cached += alone["meta_info"]["cached_tokens"]
+    assert cached > sum(map(len, prompts)) // 2, "the second pass was to hit the radix cache"
+    return together
+
+
+def check_counts(answers: list[dict[str, Any]], draft_steps: int) -> None:
+    """The raw counts that every metric is made of fit together (METHODS section 12)."""
+    drafts, steps = 0, 0
+    for answer in answers:
+        info = answer["meta_info"]
+        histogram = info["spec_correct_drafts_histogram"]
+        assert len(histogram) <= draft_steps + 1
+        assert sum(histogram) == info["spec_verify_ct"]
+        assert sum(k * count for k, count in enumerate(histogram)) == info["spec_num_correct_drafts"]
+        emitted = 1 + info["spec_verify_ct"] + info["spec_num_correct_drafts"]  # the prefill emits the first token
+        assert emitted - draft_steps <= info["completion_tokens"] <= emitted  # a block may end past the limit
+        drafts, steps = drafts + info["spec_num_correct_drafts"], steps + info["spec_verify_ct"]
+    assert 1 < 1 + drafts / steps <= draft_steps + 1, "a trained drafter is accepted at least once"
+    assert len({answer["meta_info"]["spec_verify_ct"] for answer in answers}) > 1, "acceptance was to be ragged"
+
+
+def check_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
+        answer = generate(engine, [prompt], stop_token_ids=[stop])[0]
+        assert answer["output_ids"] == expected
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def check_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):
+        chunks = list(
+            engine.generate(
+                input_ids=prompt, sampling_params={"temperature": 0.0, "max_new_tokens": NEW_TOKENS}, stream=True
+            )
+        )
+        assert len(chunks) > 1
+        texts = [chunk["text"] for chunk in chunks]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert texts[-1] == engine.tokenizer_manager.tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def check_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    """The sampled verification with all mass on the best token must walk the greedy path."""
+    answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
+    assert output_ids(answers) == oracle.answers[:16]

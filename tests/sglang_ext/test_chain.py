@@ -1,0 +1,117 @@
+"""Chains (topk 1): token-identical to plain decoding for every head, live swap and its refusals included."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from lossless import (
+    check_counts,
+    check_greedy_identity,
+    check_sampling_path,
+    check_stop_inside_of_a_block,
+    check_streaming,
+)
+from safetensors.torch import load_file, save_file
+
+from sglang_ext.adapter.engine import swap_drafter
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    with running_engine(DRAFTERS["full"], draft_steps=STEPS) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> None:
+    check_counts(check_greedy_identity(engine, kind, prompts, oracle), STEPS)
+
+
+def test_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_stop_inside_of_a_block(engine, prompts, oracle)
+
+
+def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_streaming(engine, prompts, oracle)
+
+
+def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
+    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
+    assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
+
+
+def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_sampling_path(engine, prompts, oracle)
+
+
+def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:
+    accepted = {}
+    for kind in DRAFTERS:
+        swap_drafter(engine, str(DRAFTERS[kind]))
+        accepted[kind] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
+    swap_drafter(engine, str(DRAFTERS["full"]))
+    again = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
+    assert accepted["full"] != accepted["slimspec"]
+    assert again == accepted["full"]
+
+
+def break_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.up"] = tensors["lm_head.up"][:, :-1].contiguous()
+    save_file(tensors, path / "model.safetensors")
+
+
+def drop_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["fc.weight"]
+    save_file(tensors, path / "model.safetensors")
+
+
+def add_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"surplus": torch.zeros(1)}, path / "model.safetensors")
+
+
+def edit_config(path: Path, *keys: str, value: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    entry = config
+    for key in keys[:-1]:
+        entry = entry[key]
+    entry[keys[-1]] = value
+    (path / "config.json").write_text(json.dumps(config))
+
+
+FAULTS = {
+    "shape": (break_tensor, "lm_head.up has shape"),
+    "missing": (drop_tensor, "missing fc.weight"),
+    "unknown": (add_tensor, "unknown surplus"),
+    "kind": (lambda p: edit_config(p, "draft_head", "kind", value="slimspek"), "unknown draft_head.kind"),
+    "tokenizer": (
+        lambda p: edit_config(p, "rayspec", "target", "tokenizer_sha256", value="0" * 64),
+        "was trained for target",
+    ),
+    "body": (lambda p: edit_config(p, "max_position_embeddings", value=4096), "differs from"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_drafter_is_refused_and_the_running_one_stays(
+    engine: Any, fault: str, tmp_path: Path, prompts: list[Ids], oracle: Oracle
+) -> None:
+    damage, message = FAULTS[fault]
+    swap_drafter(engine, str(DRAFTERS["slimspec"]))
+    before = generate(engine, prompts[:2])
+    shutil.copytree(DRAFTERS["slimspec"], tmp_path / "faulty")
+    damage(tmp_path / "faulty")
+    with pytest.raises(ValueError, match=message):
+        swap_drafter(engine, str(tmp_path / "faulty"))
+    after = generate(engine, prompts[:2])
+    assert output_ids(after) == oracle.answers[:2]
+    assert [a["meta_info"]["spec_verify_ct"] for a in after] == [a["meta_info"]["spec_verify_ct"] for a in before]

@@ -1,0 +1,184 @@
+"""The checkpoint format: what is written is read back, and everything that does not fit stops with a way out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, default_taps
+from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+from sglang_ext.heads import head_from_target
+
+V, H = 96, 16
+BODY = Eagle3Config(
+    hidden_size=H,
+    target_hidden_size=H,
+    intermediate_size=40,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    vocab_size=V,
+    tap_layers=(2, 4, 5),
+)
+TARGET = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=(2, 4, 5))
+
+
+def make(path: Path, spec: dict[str, Any]) -> Eagle3Drafter:
+    torch.manual_seed(0)
+    drafter = Eagle3Drafter(BODY, head_from_target(spec, torch.randn(V, H)))
+    save_drafter(path, drafter, TARGET, {"recipe": "none", "commit": "0"})
+    return drafter
+
+
+def edit_config(path: Path, change: Callable[[dict], None]) -> None:
+    config = json.loads((path / "config.json").read_text())
+    change(config)
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(path: Path, change: Callable[[dict], None]) -> None:
+    tensors = load_file(path / WEIGHTS)
+    change(tensors)
+    save_file(tensors, path / WEIGHTS)
+
+
+@pytest.mark.parametrize("spec", [{"kind": "full"}, {"kind": "slimspec", "rank": 3}], ids=["full", "slimspec"])
+def test_round_trip(tmp_path: Path, spec: dict[str, Any]) -> None:
+    drafter = make(tmp_path / "d", spec)
+    loaded, info = load_drafter(tmp_path / "d")
+    assert info.head == spec
+    assert info.target == TARGET
+    assert info.provenance == {"recipe": "none", "commit": "0"}
+    for name, tensor in drafter.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor.bfloat16().float(), rtol=0, atol=0)
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
+    make(tmp_path / "d", {"kind": "full"})
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+    assert read_info(tmp_path / "d").head == {"kind": "full"}
+
+
+def test_an_unloaded_head_is_not_saved(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "d", {"kind": "full"})
+    drafter.lm_head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"lm_head\.weight holds NaN"):
+        save_drafter(tmp_path / "d", drafter, TARGET)
+    load_drafter(tmp_path / "d")  # the folder of before is whole
+
+
+TENSOR_FAULTS = {
+    "missing": (lambda t: t.pop("norm.weight"), r"missing norm.weight \[16\]"),
+    "unknown": (lambda t: t.update(extra=torch.ones(2)), r"unknown extra \[2\]"),
+    "shape": (lambda t: t.update({"lm_head.up": torch.ones(V, 4)}), r"lm_head.up has shape \[96, 4\], expected"),
+    "other_head": (lambda t: t.update({"lm_head.weight": torch.ones(V, H)}), r"unknown lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("fault", TENSOR_FAULTS)
+def test_tensors_must_fit(tmp_path: Path, fault: str) -> None:
+    make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
+    change, message = TENSOR_FAULTS[fault]
+    edit_tensors(tmp_path / "d", change)
+    with pytest.raises(ValueError, match=message):
+        load_drafter(tmp_path / "d")
+
+
+CONFIG_FAULTS = {
+    "kind": (lambda c: c["draft_head"].update(kind="slimspek"), "unknown draft_head.kind 'slimspek'; known: full"),
+    "option": (lambda c: c["draft_head"].update(ranks=3), "has no option 'ranks'"),
+    "rank": (lambda c: c["draft_head"].update(rank=4), "lm_head.down has shape"),
+    "architecture": (lambda c: c.update(architectures=["Other"]), r"architectures must be \[RaySpecEagle3\]"),
+    "version": (lambda c: c["rayspec"].update(format_version=99), "format_version is 99, this release reads 1"),
+    "target": (lambda c: c["rayspec"]["target"].pop("tokenizer_sha256"), r"missing \['tokenizer_sha256'\]"),
+    "layers": (lambda c: c.update(num_hidden_layers=2), "num_hidden_layers must be 1"),
+    "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
+    "size": (lambda c: c.pop("intermediate_size"), "config.json has no 'intermediate_size'"),
+    "taps": (
+        lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+        r"taps \[1, 2, 3\] in eagle_config, but rayspec.target.tap_layers is \[2, 4, 5\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", CONFIG_FAULTS)
+def test_config_must_fit(tmp_path: Path, fault: str) -> None:
+    make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
+    change, message = CONFIG_FAULTS[fault]
+    edit_config(tmp_path / "d", change)
+    with pytest.raises(ValueError, match=message):
+        load_drafter(tmp_path / "d")
+
+
+def test_missing_folder_and_missing_weights(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        load_drafter(tmp_path / "nowhere")
+    make(tmp_path / "d", {"kind": "full"})
+    (tmp_path / "d" / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match="no drafter weights"):
+        load_drafter(tmp_path / "d")
+
+
+def as_stock(config: dict) -> None:
+    config["architectures"] = ["LlamaForCausalLMEagle3"]
+    del config["draft_head"], config["rayspec"]
+
+
+def test_stock_checkpoint_is_kind_full(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "d", {"kind": "full"})
+    edit_config(tmp_path / "d", as_stock)
+    maps = {"d2t": torch.zeros(V, dtype=torch.long), "t2d": torch.ones(V, dtype=torch.bool)}
+    edit_tensors(tmp_path / "d", lambda t: t.update(maps))
+    loaded, info = load_drafter(tmp_path / "d")
+    assert info.head == {"kind": "full"}
+    assert info.body == BODY
+    torch.testing.assert_close(loaded.lm_head.weight, drafter.lm_head.weight.bfloat16().float())
+
+
+def test_stock_checkpoint_with_a_map_is_no_full_head(tmp_path: Path) -> None:
+    make(tmp_path / "d", {"kind": "full"})
+    edit_config(tmp_path / "d", as_stock)
+    edit_tensors(tmp_path / "d", lambda t: t.update(d2t=torch.ones(V, dtype=torch.long)))
+    with pytest.raises(ValueError, match="d2t must be all zeros"):
+        load_drafter(tmp_path / "d")
+    edit_config(tmp_path / "d", lambda c: c.update(draft_vocab_size=V // 2))
+    with pytest.raises(ValueError, match="draft_vocab_size 48 is smaller than vocab_size 96: a truncated head"):
+        load_drafter(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hidden_size", 32, "hidden size 16, but the served target 'served' has 32"),
+        ("vocab_size", 97, "vocabulary size 96"),
+        ("tokenizer_sha256", "xyz", "tokenizer abc"),
+        ("tap_layers", (2, 3, 4), "tapped layers"),
+    ],
+)
+def test_wrong_target(field: str, value: Any, message: str) -> None:
+    served = TargetInfo(**{**TARGET.to_dict(), "tap_layers": (2, 4, 5), "name": "served", field: value})
+    with pytest.raises(ValueError, match=message):
+        TARGET.check_served_with(served, "d")
+
+
+def test_the_right_target_may_have_another_name() -> None:
+    TARGET.check_served_with(TargetInfo(**{**TARGET.to_dict(), "tap_layers": (2, 4, 5), "name": "mirror"}), "d")
+
+
+def test_vocabulary_fingerprint_is_of_pairs_not_of_order() -> None:
+    assert vocabulary_sha256({"a": 0, "b": 1}) == vocabulary_sha256({"b": 1, "a": 0})
+    assert vocabulary_sha256({"a": 0, "b": 1}) != vocabulary_sha256({"a": 1, "b": 0})
+
+
+def test_default_taps_need_three_different_layers() -> None:
+    assert default_taps(8) == (2, 4, 5)
+    assert default_taps(32) == (2, 16, 29)
+    for layers in (1, 4, 6):
+        with pytest.raises(ValueError, match="no three different default taps"):
+            default_taps(layers)

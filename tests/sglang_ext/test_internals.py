@@ -1,0 +1,65 @@
+"""The pinned SGLang still has what the adapter replaces. If this fails, read sglang_ext/adapter/internals.py."""
+
+import inspect
+import pkgutil
+from importlib.metadata import entry_points, version
+
+import pytest
+
+from sglang_ext.adapter import SGLANG_VERSION
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, WRAPPED, Internal
+
+
+def test_pinned_version_is_installed() -> None:
+    assert version("sglang") == SGLANG_VERSION
+
+
+@pytest.mark.parametrize("internal", CPU_REPLACEMENTS + WRAPPED, ids=lambda i: i.target.rsplit(".", 1)[1])
+def test_signature_is_the_one_that_we_replace(internal: Internal) -> None:
+    original = inspect.unwrap(pkgutil.resolve_name(internal.target))
+    names = [n for n in inspect.signature(original).parameters if n != "self" or "self" in internal.parameters]
+    assert tuple(names) == internal.parameters
+
+
+@pytest.mark.parametrize("internal", CPU_REPLACEMENTS, ids=lambda i: i.target.rsplit(".", 1)[1])
+def test_replacement_takes_the_same_arguments(internal: Internal) -> None:
+    replacement = pkgutil.resolve_name(internal.replacement)
+    ours = list(inspect.signature(replacement).parameters)
+    if internal.parameters in (("self",), ("model_runner",)):  # called by position
+        assert len(ours) == 1
+    else:
+        assert tuple(ours) == internal.parameters
+
+
+@pytest.mark.parametrize("internal", CPU_MISSING, ids=lambda i: i.target.rsplit(".", 1)[1])
+def test_missing_operations_are_still_missing(internal: Internal) -> None:
+    from sglang_ext.adapter.platform import has_accelerator
+
+    module, name = internal.target.rsplit(".", 1)
+    assert hasattr(pkgutil.resolve_name(module), name)
+    assert has_accelerator() or getattr(pkgutil.resolve_name(module), name) is None
+    assert callable(pkgutil.resolve_name(internal.replacement))
+
+
+def test_entry_points_are_installed() -> None:
+    assert any(e.value == "sglang_ext.adapter.plugin:register" for e in entry_points(group="sglang.srt.plugins"))
+    assert any(e.value == "sglang_ext.adapter.platform:activate" for e in entry_points(group="sglang.srt.platforms"))
+
+
+def test_platform_steps_aside_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from sglang_ext.adapter import platform
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert platform.activate() is None
+
+
+def test_platform_is_active_here_without_an_accelerator() -> None:
+    from sglang.srt.platforms import current_platform
+
+    from sglang_ext.adapter.engine import assert_plugin_active
+    from sglang_ext.adapter.platform import has_accelerator
+
+    assert_plugin_active()
+    assert (type(current_platform).__module__ == "sglang_ext.adapter.platform") == (not has_accelerator())
