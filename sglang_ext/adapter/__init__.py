@@ -1,7 +1,8 @@
 """The only package that imports SGLang. Everything here is written against the pinned version below.
 
 plugin.py      entry point of SGLang's general plugins: models, hooks, checks
-platform.py    entry point of SGLang's platforms: CPU, only where no accelerator is present
+activation.py  entry point of SGLang's platforms: ours, only where no accelerator is present
+platform.py    the CPU platform
 attention.py   attention of the CPU platform
 spec_ops.py    tree, verification and cache operations of the CPU platform
 internals.py   every SGLang internal that we touch, by name

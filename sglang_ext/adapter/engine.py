@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ext.adapter import plugin
-from sglang_ext.adapter.platform import has_accelerator
+from sglang_ext.adapter.activation import has_accelerator
 
 
 def engine_arguments(

@@ -33,7 +33,7 @@ def test_replacement_takes_the_same_arguments(internal: Internal) -> None:
 
 @pytest.mark.parametrize("internal", CPU_MISSING, ids=lambda i: i.target.rsplit(".", 1)[1])
 def test_missing_operations_are_still_missing(internal: Internal) -> None:
-    from sglang_ext.adapter.platform import has_accelerator
+    from sglang_ext.adapter.activation import has_accelerator
 
     module, name = internal.target.rsplit(".", 1)
     assert hasattr(pkgutil.resolve_name(module), name)
@@ -43,23 +43,23 @@ def test_missing_operations_are_still_missing(internal: Internal) -> None:
 
 def test_entry_points_are_installed() -> None:
     assert any(e.value == "sglang_ext.adapter.plugin:register" for e in entry_points(group="sglang.srt.plugins"))
-    assert any(e.value == "sglang_ext.adapter.platform:activate" for e in entry_points(group="sglang.srt.platforms"))
+    assert any(e.value == "sglang_ext.adapter.activation:activate" for e in entry_points(group="sglang.srt.platforms"))
 
 
 def test_platform_steps_aside_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from sglang_ext.adapter import platform
+    from sglang_ext.adapter import activation
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert platform.activate() is None
+    assert activation.activate() is None
 
 
 def test_platform_is_active_here_without_an_accelerator() -> None:
     from sglang.srt.platforms import current_platform
 
+    from sglang_ext.adapter.activation import has_accelerator
     from sglang_ext.adapter.engine import assert_plugin_active
-    from sglang_ext.adapter.platform import has_accelerator
 
     assert_plugin_active()
     assert (type(current_platform).__module__ == "sglang_ext.adapter.platform") == (not has_accelerator())
