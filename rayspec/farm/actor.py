@@ -14,9 +14,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rayspec.farm.load import Load
-from rayspec.farm.runtime import WAIT_POLICY, EngineDied, EngineFailed, EngineSpec, Runtime
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
 from rayspec.provenance import machine
-from rayspec.records import RequestRecord
+from rayspec.records import Measured
 
 STOP_TIMEOUT_S = 90.0
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a third of the memory
@@ -28,7 +28,7 @@ def cluster(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "rayspec"}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "rayspec"}
     if address or os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, **options)
     else:
@@ -64,7 +64,7 @@ class _RuntimeShell:
     def warm_up(self, load: Load) -> None:
         self.runtime.warm_up(load)
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
+    def measure(self, load: Load) -> Measured:
         return self.runtime.measure(load)
 
     def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:
@@ -89,10 +89,11 @@ class RuntimeHandle:
         self.log_path = log_path
         self.block_timeout_s = block_timeout_s
         self.is_alive = True
-        actor_class = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
-        self._actor = actor_class.options(runtime_env={"env_vars": {**WAIT_POLICY, **engine_environment()}}).remote(
-            spec, str(log_path)
-        )  # type: ignore[attr-defined]
+        # Threads that spin at OpenMP's barriers starve the other engine. The CPU platform gives SGLang the same
+        # setting, but torch is loaded in this actor before.
+        env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
+        actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
+        self._actor = actor.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""
@@ -108,7 +109,7 @@ class RuntimeHandle:
     def warm_up(self, load: Load) -> None:
         self._get(self._actor.warm_up.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
+    def measure(self, load: Load) -> Measured:
         return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
     def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:

@@ -7,24 +7,23 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Load, closed_loop
-from rayspec.records import RequestRecord
+from rayspec.records import Measured, StepSeconds
+
+if TYPE_CHECKING:
+    from sglang_ext.adapter.engine import StepTimes
 
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
-# Threads that spin at OpenMP's barriers take the cores from whatever else runs: with two busy neighbours on two cores a
-# decode step took 25 times as long as with threads that sleep there.
-WAIT_POLICY = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-
 T = TypeVar("T")
 
 
@@ -68,7 +67,7 @@ class Runtime:
 
     def _thread_variables(self) -> dict[str, str]:
         # Ray would leave the engine one thread per reserved core
-        return {"OMP_NUM_THREADS": str(self.num_threads), **WAIT_POLICY}
+        return {"OMP_NUM_THREADS": str(self.num_threads)}
 
     def start(self) -> float:
         """Start the engine; returns the seconds it took. Raises EngineFailed."""
@@ -114,12 +113,22 @@ class Runtime:
         with self._readable_failure("failed while warming up"):
             self._run(closed_loop(self._running_engine(), load))
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
-        """(wall seconds, records) of a block that finds an empty prefix cache. Raises EngineFailed."""
+    def measure(self, load: Load) -> Measured:
+        """Answer a block that finds an empty prefix cache. Raises EngineFailed."""
         with self._readable_failure("failed while measuring"):
             engine = self._running_engine()
             self._flush()
-            return self._run(closed_loop(engine, load))
+            before = self._step_times()
+            wall_s, requests = self._run(closed_loop(engine, load))
+            after = self._step_times()
+        steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
+        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
+
+    def _step_times(self) -> "StepTimes | None":
+        """The engine's clock over its life; None for the plain engine, and on an accelerator."""
+        from sglang_ext.adapter.engine import step_times
+
+        return step_times(self._engine) if self.spec.drafter else None
 
     def head_latencies(self, drafters: dict[str, str], *, rows: int, k: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""

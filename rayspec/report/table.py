@@ -51,12 +51,15 @@ def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
     if not drafted:
         return f"{start} no speed-up could be measured."
     best = max(drafted, key=lambda r: r.metrics["speedup_vs_plain"])
-    plain = best.speedup("plain")
+    plain, full = best.speedup("plain"), best.speedup("full")
     assert plain is not None, "filtered above"
-    text = f"{start} {best.trial.head} with {best.trial.draft_steps} draft steps is fastest, {_ratio(plain)} of plain"
-    text += {True: ": speculation pays", False: ": speculation does NOT pay", None: ": not decided"}[_beats_one(plain)]
-    full = best.speedup("full")
-    if best.trial.drafter is not None and full is not None and full.value != 1:
+    claim = {
+        True: "speculation pays",
+        False: "speculation does NOT pay, plain decoding is faster",
+        None: "not clearly different from plain decoding",
+    }[_beats_one(plain)]
+    text = f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {_ratio(plain)} of plain"
+    if not best.is_baseline and full is not None:
         claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[_beats_one(full)]
         text += f"; {claim} the full head with as many steps ({_ratio(full)})"
     return text + "."
@@ -73,7 +76,7 @@ def _row(result: "TrialResult") -> list[str]:
         f"{m['head_latency_us']:.0f}" if "head_latency_us" in m else "-",
         f"{m['output_tokens_per_s']:.1f}",
         _ratio(result.speedup("plain")),
-        _ratio(result.speedup("full")),
+        "baseline" if result.is_baseline else _ratio(result.speedup("full")),
     ]
 
 

@@ -89,14 +89,15 @@ class _Measurement:
                 self._phase(phase, progress)
 
     def _phase(self, phase: Phase, progress: tqdm) -> None:
-        progress.set_postfix_str(f"starting engines, {phase.draft_steps} draft steps")
+        progress.write(f"starting the engine with {phase.draft_steps} draft steps ...", file=sys.stderr)
         self._start_speculative(phase.draft_steps)
         if phase is self.prepared.plan.phases[0]:
             self._finish_plain()
             self._time_heads()
+        progress.unpause()  # starts count neither towards the rate nor towards the time left
         for round_ in phase.rounds:
             for trial in round_.trials:
-                progress.set_postfix_str(trial.name)
+                progress.set_postfix_str(trial.name, refresh=False)
                 if trial not in self.errors:
                     self._block(trial, round_, phase.draft_steps)
                 progress.update()
@@ -112,18 +113,12 @@ class _Measurement:
             return
         try:
             engine.warm_up(self.engines.load(prompts[:1], 1, self.config.warmup_tokens))
-            wall_s, requests = engine.measure(self.engines.load(prompts, trial.concurrency))
+            measured = engine.measure(self.engines.load(prompts, trial.concurrency))
         except EngineFailed as error:
             self._fail(trial, str(error))
             self._replace_dead(draft_steps)
             return
-        record = BlockRecord(
-            index=round_.index,
-            prompt_block=round_.prompt_block,
-            draft_steps=draft_steps,
-            wall_s=wall_s,
-            requests=requests,
-        )
+        record = BlockRecord(index=round_.index, prompt_block=round_.prompt_block, measured=measured)
         self.blocks[trial].append(record)
         self.publisher.block(trial, record)
 

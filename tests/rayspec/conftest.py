@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rayspec.records import BlockRecord, RequestRecord
+from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, Trial
 from rayspec.sweep.results import TrialResult, score
@@ -67,13 +67,9 @@ def synthetic_results() -> list[TrialResult]:
                     cycle_s = 0.012 * noise if drafter is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
                     histograms = [_histogram(rng, 0.7 * kept, steps) if drafter else () for _ in range(4)]
                     requests = tuple(synthetic_request(f"{b}.{i}", h, cycle_s) for i, h in enumerate(histograms))
-                    record = BlockRecord(
-                        index=index,
-                        prompt_block=b,
-                        draft_steps=steps,
-                        wall_s=sum(r.e2e_s for r in requests) / c,
-                        requests=requests,
-                    )
+                    wall_s = sum(r.e2e_s for r in requests) / c
+                    measured = Measured(wall_s=wall_s, requests=requests)
+                    record = BlockRecord(index=index, prompt_block=b, measured=measured)
                     blocks.setdefault(trial, []).append(record)
                 index += 1
     return score(config, blocks, {}, {c: {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency})
