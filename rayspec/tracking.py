@@ -35,7 +35,7 @@ class Run:
         for item in items:
             if len(item.value) > PARAM_VALUE_LIMIT:
                 raise ValueError(
-                    f"parameter {item.key} is {len(item.value)} characters, MLflow keeps {PARAM_VALUE_LIMIT}"
+                    f"parameter {item.key} has {len(item.value)} characters; MLflow keeps {PARAM_VALUE_LIMIT}"
                 )
         for i in range(0, len(items), BATCH_LIMIT):
             self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,20 @@ def cluster(address: str | None) -> Iterator[None]:
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "rayspec"}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     if address or os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, **options)
     else:
-        ray.init(address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE_BYTES, **options)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+            # Ray gives its workers the lowest priority but four; then a measurement would be of what else runs
+            _system_config={"worker_niceness": 0},
+            **options,
+        )
+    # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
+    signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield
     finally:

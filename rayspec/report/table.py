@@ -58,7 +58,9 @@ def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
         False: "speculation does NOT pay, plain decoding is faster",
         None: "not clearly different from plain decoding",
     }[_beats_one(plain)]
-    text = f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {_ratio(plain)} of plain"
+    text = (
+        f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {_ratio(plain)} of plain"
+    )
     if not best.is_baseline and full is not None:
         claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[_beats_one(full)]
         text += f"; {claim} the full head with as many steps ({_ratio(full)})"
