@@ -1,4 +1,4 @@
-"""Prompts to measure with: named sets or any JSONL file, `name:count` or `path:count`.
+"""Prompts to measure with: named sets or any JSONL file, as `name:count`, `path:count` or `name:path:count`.
 
 One record per line, as its publisher wrote it: `turns` (MT-Bench, Spec-Bench, our own), `prompt` (HumanEval),
 `question` (GSM8K), `conversations` ([{role, content}]), or `text`. A `.gz` file is read as it is.
@@ -39,7 +39,7 @@ class Prompt:
 
 
 def load_workload(spec: str, seed: int = 0) -> list[Prompt]:
-    """The prompts of `name[:count]` or `path[:count]`, shuffled by `seed`. Raises ValueError, saying what to do.
+    """The prompts of `name[:count]`, `path[:count]` or `name:path[:count]`, shuffled by `seed`. Raises ValueError, saying what to do.
 
     The same seed gives the same order, so `:16` is the beginning of `:32`.
     """
@@ -56,6 +56,9 @@ def load_workload(spec: str, seed: int = 0) -> list[Prompt]:
 
 
 def _split(spec: str) -> tuple[str, int | None]:
+    known, _, rest = spec.partition(":")
+    if known in PUBLISHED and rest and not rest.isdigit():
+        spec = rest  # humaneval:/path/to/file:count
     name, colon, count = spec.rpartition(":")
     if not colon:
         return spec, None

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray starts
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPU keeps the node's setting
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rayspec.farm.load import Load
-from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime, end_processes
 from rayspec.provenance import machine
 from rayspec.records import Measured
 
@@ -38,7 +40,7 @@ def cluster(address: str | None) -> Iterator[None]:
             address="local",
             include_dashboard=False,
             object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-            # Ray gives its workers the lowest priority but four; then a measurement would be of what else runs
+            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
             _system_config={"worker_niceness": 0},
             **options,
         )
@@ -56,10 +58,13 @@ def cluster_gpus() -> float:
 
 
 class _RuntimeShell:
-    """What runs in the actor: a Runtime, and the pid and machine that the driver needs to know."""
+    """What runs in the actor: a Runtime, and what the driver needs to know about its process and machine."""
 
     def __init__(self, spec: EngineSpec, log_path: str) -> None:
         self.runtime = Runtime(spec, log_path)
+
+    def process(self) -> tuple[str, int]:
+        return socket.gethostname(), os.getpid()
 
     def start(self) -> dict[str, Any]:
         try:
@@ -105,6 +110,7 @@ class RuntimeHandle:
         env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
         actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
         self._actor = actor.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))
+        self._process = self._actor.process.remote()  # answered as soon as the actor is up, before any start
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""
@@ -128,11 +134,27 @@ class RuntimeHandle:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:
-        """End the engine and its actor; never raises. The kernel ends the engine's children with the actor."""
+        """Shut the engine down, then end its actor; never raises."""
         if self.is_alive:
             with contextlib.suppress(EngineFailed):
                 self._get(self._actor.stop.remote(), STOP_TIMEOUT_S, "the time to stop")
-        self._kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor at once, and with it the processes that it started where they run on this machine.
+
+        The kernel ends an engine's children with their parent, but only those that have finished importing.
+        """
+        self.is_alive = False
+        children: list[psutil.Process] = []
+        ready, _ = ray.wait([self._process], timeout=0)
+        with contextlib.suppress(RayActorError, psutil.NoSuchProcess):
+            host, pid = ray.get(ready[0]) if ready else ("", 0)
+            if host == socket.gethostname():
+                children = psutil.Process(pid).children(recursive=True)
+        with contextlib.suppress(ValueError, RayActorError):
+            ray.kill(self._actor, no_restart=True)
+        end_processes(children)
 
     def _get(self, ref: ray.ObjectRef, timeout_s: float, setting: str) -> Any:
         try:
@@ -140,21 +162,16 @@ class RuntimeHandle:
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, EngineDied):
-                self._kill()
+                self.kill()
             raise cause if isinstance(cause, EngineFailed) else EngineFailed(str(error)) from None
         except GetTimeoutError:
-            self._kill()
+            self.kill()
             raise EngineDied(
                 f"the engine did not answer within {timeout_s:g} s ({setting}); it was ended. {self._log()}"
             ) from None
         except RayActorError as error:
-            self._kill()
+            self.kill()
             raise EngineDied(f"the engine's process died: {str(error).splitlines()[0]} {self._log()}") from None
-
-    def _kill(self) -> None:
-        self.is_alive = False
-        with contextlib.suppress(ValueError, RayActorError):
-            ray.kill(self._actor, no_restart=True)
 
     def _log(self) -> str:
         # readable where driver and engine share the home folder, as they do on one machine

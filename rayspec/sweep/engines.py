@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,15 @@ class Engines:
             self.plain = self._handle(None, 0, "plain")
             self._plain_start = self.plain.begin_start()
             yield
-        finally:
-            for handle in (self.plain, self.speculative):
-                if handle is not None:
-                    handle.stop()
+            self._end(RuntimeHandle.stop)
+        except BaseException:
+            self._end(RuntimeHandle.kill)  # a shutdown would wait for the block that runs
+            raise
+
+    def _end(self, how: Callable[[RuntimeHandle], None]) -> None:
+        for handle in (self.plain, self.speculative):
+            if handle is not None:
+                how(handle)
 
     def wait_for_plain(self) -> float:
         """Seconds that the plain engine's start took."""

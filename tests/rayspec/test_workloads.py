@@ -41,7 +41,8 @@ def test_published_forms(tmp_path: Path, record: dict[str, Any], id_: str, categ
 def test_gzip_is_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "p.jsonl.gz", "wt") as file:
         file.write(json.dumps({"prompt": "x"}) + "\n\n")
-    assert [p.text for p in load_workload(f"{tmp_path}/p.jsonl.gz:1")] == ["x"]
+    for spec in (f"{tmp_path}/p.jsonl.gz", f"{tmp_path}/p.jsonl.gz:1", f"humaneval:{tmp_path}/p.jsonl.gz:1"):
+        assert [p.text for p in load_workload(spec)] == ["x"]
 
 
 def test_order_is_fixed_by_the_seed_and_counts_are_prefixes(tmp_path: Path) -> None:
