@@ -39,7 +39,7 @@ class Prompt:
 
 
 def load_workload(spec: str, seed: int = 0) -> list[Prompt]:
-    """The prompts of `name[:count]`, `path[:count]` or `name:path[:count]`, shuffled by `seed`. Raises ValueError, saying what to do.
+    """The prompts of a workload, shuffled by `seed`. Raises ValueError, saying what to do.
 
     The same seed gives the same order, so `:16` is the beginning of `:32`.
     """
