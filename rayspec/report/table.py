@@ -26,8 +26,7 @@ def summary(results: "Sequence[TrialResult]") -> str:
     """The table, a verdict for each concurrency, what the columns mean, and the causes of failed trials."""
     ordered = sorted(results, key=lambda r: (r.trial.concurrency, r.trial.draft_steps))
     parts = [render_table(HEADERS, [_row(r) for r in ordered])]
-    concurrencies = sorted({r.trial.concurrency for r in results})
-    parts.append("\n".join(verdict(c, [r for r in results if r.trial.concurrency == c]) for c in concurrencies))
+    parts.append("\n".join(verdicts(results).values()))
     notes = [
         "tau: tokens per verify step, 1 + accepted drafts / steps. head us: the head alone, one call.",
         "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, "
@@ -42,6 +41,12 @@ def summary(results: "Sequence[TrialResult]") -> str:
     parts.append("\n".join(notes))
     failed = [f"{r.trial.name} FAILED: {r.error}" for r in ordered if r.error]
     return "\n\n".join([*parts, *failed])
+
+
+def verdicts(results: "Sequence[TrialResult]") -> dict[int, str]:
+    """A verdict for each concurrency."""
+    concurrencies = sorted({r.trial.concurrency for r in results})
+    return {c: verdict(c, [r for r in results if r.trial.concurrency == c]) for c in concurrencies}
 
 
 def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:

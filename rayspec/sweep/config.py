@@ -20,7 +20,7 @@ class EngineConfig:
     max_total_tokens: int | None = None  # KV slots; small keeps the start fast and the memory low
     mem_fraction_static: float | None = None  # share of GPU memory per engine (two run side by side)
     num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
     block_timeout_s: float = 1800.0  # for one block of one trial
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["workload=heldout_python:4", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
 
 
-def sweep(home: Path, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+def sweep(home: Path, *arguments: str, timeout_s: float = 1500) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     return subprocess.run(
         [sys.executable, "jobs/sweep.py", *arguments],
@@ -46,7 +46,7 @@ def test_plan_prints_the_trials_and_leaves_nothing(tmp_path: Path) -> None:
     ("argument", "message"),
     [
         ("draftsteps=[4]", "error: the command line: unknown key 'draftsteps'; known: name, experiment"),
-        ("drafters=[fulll]", "error: SweepConfig + the command line: baseline must be one of"),
+        ("drafters=[fulll]", "error: the command line: baseline must be one of"),
         ("workload=heldout_python:100000", "asks for 100000 prompts"),
         ("target=/nowhere/target", "error: target is '/nowhere/target'"),
     ],
@@ -144,7 +144,7 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
     for tag in ("git.commit", "git.dirty", "version.sglang", "version.torch", "version.ray", "version.mlflow"):
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
-    assert tags["command"].startswith("python jobs/sweep.py drafters=")
+    assert tags["command"].startswith("python jobs/sweep.py ")
     assert child.data.params["workload"] == "heldout_python:4"
     assert child.data.params["trial.draft_head.kind"] == "slimspec"
     assert child.data.params["trial.draft_head.rank"] == "32"
