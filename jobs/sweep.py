@@ -1,0 +1,64 @@
+"""Sweep draft heads: python jobs/sweep.py --config configs/sweep/demo.yaml [key=value ...] [--plan]
+
+Also what `ray job submit --working-dir . -- python jobs/sweep.py ...` runs. Exits 0 when every trial succeeded, 1 when
+one failed, 2 for a config that cannot run.
+"""
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+from types import FrameType
+
+from rayspec.config import load_config
+from rayspec.home import prepared_home
+from rayspec.sweep.config import SweepConfig
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="jobs/sweep.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--config", metavar="FILE", help="YAML of the sweep; defaults alone without it")
+    parser.add_argument("--plan", action="store_true", help="print the trials and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: end the runs as Ctrl-C does
+
+    try:
+        config = load_config(SweepConfig, options.config, options.overrides)
+        from rayspec.sweep.prepare import prepare  # imports torch; a typing error should not wait for it
+
+        prepared = prepare(config)
+        print(prepared.describe(), flush=True)
+        if options.plan:
+            return 0
+        home = prepared_home()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    from rayspec.farm.runtime import EngineFailed
+    from rayspec.sweep.controller import run_sweep  # imports Ray and MLflow
+
+    try:
+        outcome = run_sweep(prepared, home, shlex.join(["python", "jobs/sweep.py", *arguments]))
+    except EngineFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{outcome.summary}\n")
+    print(f"Look at it: mlflow ui --backend-store-uri {outcome.tracking_uri}   (run {outcome.parent_run_id})")
+    if outcome.failed:
+        print(f"{len(outcome.failed)} of {len(outcome.results)} trials failed", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""The Ray shell around a Runtime: reach a cluster, start an engine's actor, call it, and be sure that it is gone."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray starts
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPU keeps the node's setting
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rayspec.farm.load import Load
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime, end_processes
+from rayspec.provenance import machine
+from rayspec.records import Measured
+
+STOP_TIMEOUT_S = 90.0
+LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a third of the memory
+
+
+@contextlib.contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """Connect to `address`, or to the cluster of RAY_ADDRESS, or start Ray on this machine; leave it at the end."""
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "rayspec"}
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    if address or os.environ.get("RAY_ADDRESS"):
+        ray.init(address=address, **options)
+    else:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
+            _system_config={"worker_niceness": 0},
+            **options,
+        )
+    # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
+    signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cluster_gpus() -> float:
+    """GPUs that the connected cluster has in total."""
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+class _RuntimeShell:
+    """What runs in the actor: a Runtime, and what the driver needs to know about its process and machine."""
+
+    def __init__(self, spec: EngineSpec, log_path: str) -> None:
+        self.runtime = Runtime(spec, log_path)
+
+    def process(self) -> tuple[str, int]:
+        return socket.gethostname(), os.getpid()
+
+    def start(self) -> dict[str, Any]:
+        try:
+            seconds = self.runtime.start()
+        except BaseException:
+            self.runtime.stop()
+            raise
+        return {"start_s": seconds, "machine": {**machine(), "engine.threads": str(self.runtime.num_threads)}}
+
+    def swap(self, drafter: str) -> None:
+        self.runtime.swap(drafter)
+
+    def warm_up(self, load: Load) -> None:
+        self.runtime.warm_up(load)
+
+    def measure(self, load: Load) -> Measured:
+        return self.runtime.measure(load)
+
+    def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows, k=k)
+
+    def stop(self) -> None:
+        self.runtime.stop()
+
+
+class RuntimeHandle:
+    """One engine in its actor. Every method raises EngineFailed with the cause, and in time: a hang ends the actor.
+
+    After EngineDied `is_alive` is False and the handle is of no more use.
+    """
+
+    def __init__(
+        self, spec: EngineSpec, log_path: Path, *, num_cpus: float, num_gpus: float, block_timeout_s: float
+    ) -> None:
+        from sglang_ext.adapter.engine import engine_environment
+
+        self.spec = spec
+        self.log_path = log_path
+        self.block_timeout_s = block_timeout_s
+        self.is_alive = True
+        # Threads that spin at OpenMP's barriers starve the other engine. The CPU platform gives SGLang the same
+        # setting, but torch is loaded in this actor before.
+        env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
+        actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
+        self._actor = actor.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))
+        self._process = self._actor.process.remote()  # answered as soon as the actor is up, before any start
+
+    def begin_start(self) -> ray.ObjectRef:
+        """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""
+        return self._actor.start.remote()
+
+    def finish_start(self, ref: ray.ObjectRef, timeout_s: float) -> dict[str, Any]:
+        """Wait until the engine is up: {start_s, machine}."""
+        return self._get(ref, timeout_s, "engine.start_timeout_s")
+
+    def swap(self, drafter: str) -> None:
+        self._get(self._actor.swap.remote(drafter), self.block_timeout_s, "engine.block_timeout_s")
+
+    def warm_up(self, load: Load) -> None:
+        self._get(self._actor.warm_up.remote(load), self.block_timeout_s, "engine.block_timeout_s")
+
+    def measure(self, load: Load) -> Measured:
+        return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
+
+    def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows, k)
+        return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
+
+    def stop(self) -> None:
+        """Shut the engine down, then end its actor; never raises."""
+        if self.is_alive:
+            with contextlib.suppress(EngineFailed):
+                self._get(self._actor.stop.remote(), STOP_TIMEOUT_S, "the time to stop")
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor at once, and with it the processes that it started where they run on this machine.
+
+        The kernel ends an engine's children with their parent, but only those that have finished importing.
+        """
+        self.is_alive = False
+        children: list[psutil.Process] = []
+        ready, _ = ray.wait([self._process], timeout=0)
+        with contextlib.suppress(RayActorError, psutil.NoSuchProcess):
+            host, pid = ray.get(ready[0]) if ready else ("", 0)
+            if host == socket.gethostname():
+                children = psutil.Process(pid).children(recursive=True)
+        with contextlib.suppress(ValueError, RayActorError):
+            ray.kill(self._actor, no_restart=True)
+        end_processes(children)
+
+    def _get(self, ref: ray.ObjectRef, timeout_s: float, setting: str) -> Any:
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, EngineDied):
+                self.kill()
+            raise cause if isinstance(cause, EngineFailed) else EngineFailed(str(error)) from None
+        except GetTimeoutError:
+            self.kill()
+            raise EngineDied(
+                f"the engine did not answer within {timeout_s:g} s ({setting}); it was ended. {self._log()}"
+            ) from None
+        except RayActorError as error:
+            self.kill()
+            raise EngineDied(f"the engine's process died: {str(error).splitlines()[0]} {self._log()}") from None
+
+    def _log(self) -> str:
+        # readable where driver and engine share the home folder, as they do on one machine
+        tail = Runtime(self.spec, self.log_path).log_tail()
+        return f"\n--- end of {self.log_path} ---\n{tail}"

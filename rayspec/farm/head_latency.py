@@ -1,0 +1,41 @@
+"""Latency of draft heads alone: the part of a draft step that a head changes. T = rows, H = hidden size."""
+
+from collections.abc import Mapping
+from statistics import median
+
+import torch
+from torch.utils.benchmark import Timer
+
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.heads import DraftHead
+
+ROUNDS = 7
+MIN_ROUND_S = 0.05
+
+
+def head_latencies(
+    drafters: Mapping[str, str], *, rows: int, k: int, dtype: torch.dtype, num_threads: int
+) -> dict[str, float]:
+    """Median seconds of `propose` on `rows` rows with `k` candidates, for each {name: checkpoint folder}.
+
+    The heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads = {name: load_drafter(path, dtype)[0].lm_head.to(device) for name, path in drafters.items()}
+    timers = {name: _timer(head, rows, k, dtype, device, num_threads) for name, head in heads.items()}
+    with torch.inference_mode():
+        calls = {name: _calls_per_round(timer) for name, timer in timers.items()}
+        rounds = [{name: timer.timeit(calls[name]).mean for name, timer in timers.items()} for _ in range(ROUNDS)]
+    return {name: median(r[name] for r in rounds) for name in heads}
+
+
+def _timer(head: DraftHead, rows: int, k: int, dtype: torch.dtype, device: torch.device, num_threads: int) -> Timer:
+    generator = torch.Generator().manual_seed(0)
+    hidden_TH = torch.randn(rows, head.config.hidden_size, generator=generator).to(device, dtype)
+    variables = {"head": head, "hidden_TH": hidden_TH, "k": k}
+    return Timer("head.propose(hidden_TH, 0, None, k)", globals=variables, num_threads=num_threads)
+
+
+def _calls_per_round(timer: Timer) -> int:
+    timer.timeit(3)  # first calls allocate
+    return max(3, int(MIN_ROUND_S / timer.timeit(10).mean))

@@ -1,0 +1,275 @@
+"""One SGLang engine with its log, its failures made readable, and nothing left behind. Knows no Ray."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+import torch
+
+from rayspec.farm.head_latency import head_latencies
+from rayspec.farm.load import Load, closed_loop
+from rayspec.records import Measured, StepSeconds
+
+if TYPE_CHECKING:
+    from sglang_ext.adapter.engine import StepTimes
+
+LOG_TAIL_LINES = 30
+CHILD_CHECK_S = 0.5
+FLUSH_TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+
+class EngineFailed(RuntimeError):
+    """The engine could not start, or refused; the message holds the cause and the end of its log."""
+
+
+class EngineDied(EngineFailed):
+    """The engine is gone; only a new one can go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """An engine to start. `drafter` None is plain decoding; paths are resolved."""
+
+    target: str
+    drafter: str | None = None
+    draft_steps: int = 4
+    topk: int = 1
+    num_draft_tokens: int | None = None
+    num_threads: int | None = None  # of the CPU; None: all cores that this machine gives the process
+    overrides: dict[str, Any] = field(default_factory=dict)  # ServerArgs fields
+
+
+class Runtime:
+    """Start, measure, swap, stop. Call it from one thread, the process's main one (SGLang installs signal handlers).
+
+    SGLang's children report their death by SIGQUIT to this process, whose default answer kills everything without a
+    word; here it becomes EngineFailed from the call that is running, or from the next one.
+    """
+
+    def __init__(self, spec: EngineSpec, log_path: str | Path) -> None:
+        self.spec = spec
+        self.log_path = Path(log_path)
+        self._engine: Any = None
+        self._foreign_pids: set[int] = set()  # children of this process that are not the engine's
+
+    @property
+    def num_threads(self) -> int:
+        return self.spec.num_threads or len(os.sched_getaffinity(0))
+
+    def _thread_variables(self) -> dict[str, str]:
+        # Ray would leave the engine one thread per reserved core
+        return {"OMP_NUM_THREADS": str(self.num_threads)}
+
+    def start(self) -> float:
+        """Start the engine; returns the seconds it took. Raises EngineFailed."""
+        assert self._engine is None, "a runtime starts once"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._foreign_pids = {p.pid for p in psutil.Process().children(recursive=True)}
+        begin = time.perf_counter()
+        with (
+            self._readable_failure("did not start"),
+            redirected_output(self.log_path),
+            environment(self._thread_variables()),
+        ):
+            # imports of half a minute, and only here: whoever plans a sweep does not need them
+            import sglang
+
+            from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
+
+            s = self.spec
+            arguments = engine_arguments(
+                s.target,
+                s.drafter,
+                draft_steps=s.draft_steps,
+                topk=s.topk,
+                num_draft_tokens=s.num_draft_tokens,
+                **{"log_level": "info", "custom_sigquit_handler": _on_child_death, **s.overrides},
+            )
+            self._engine = sglang.Engine(**arguments)
+            assert_plugin_active()
+            self._watch_children()
+        return time.perf_counter() - begin
+
+    def swap(self, drafter: str) -> None:
+        """Put another drafter (folder) into the running engine. Raises EngineFailed; the old one then stays."""
+        from sglang_ext.adapter.engine import swap_drafter
+
+        with self._readable_failure(f"did not take drafter {drafter}"):
+            engine = self._running_engine()
+            self._flush()
+            swap_drafter(engine, drafter)
+
+    def warm_up(self, load: Load) -> None:
+        """Answer a block without recording it."""
+        with self._readable_failure("failed while warming up"):
+            self._run(closed_loop(self._running_engine(), load))
+
+    def measure(self, load: Load) -> Measured:
+        """Answer a block that finds an empty prefix cache. Raises EngineFailed."""
+        with self._readable_failure("failed while measuring"):
+            engine = self._running_engine()
+            self._flush()
+            before = self._step_times()
+            wall_s, requests = self._run(closed_loop(engine, load))
+            after = self._step_times()
+        steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
+        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
+
+    def _step_times(self) -> "StepTimes | None":
+        """The engine's clock over its life; None for the plain engine, and on an accelerator."""
+        from sglang_ext.adapter.engine import step_times
+
+        return step_times(self._engine) if self.spec.drafter else None
+
+    def head_latencies(self, drafters: dict[str, str], *, rows: int, k: int) -> dict[str, float]:
+        """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
+        return head_latencies(drafters, rows=rows, k=k, dtype=self._dtype(), num_threads=self.num_threads)
+
+    def stop(self) -> None:
+        """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""
+        children = [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
+        try:
+            if self._engine is not None:
+                self._engine.shutdown()
+        finally:
+            self._engine = None
+            end_processes(children)
+
+    def log_tail(self) -> str:
+        """The last lines of the engine's log."""
+        if not self.log_path.is_file():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def _dtype(self) -> torch.dtype:
+        name = self.spec.overrides.get("dtype", "auto")
+        if name == "auto":
+            return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+        return {"half": torch.float16, "float": torch.float32}.get(name) or getattr(torch, name)
+
+    def _running_engine(self) -> Any:
+        if self._engine is None:
+            raise EngineFailed("the engine is not running")
+        if _ChildDeath.happened:
+            raise _ChildDeath("an engine process died")
+        return self._engine
+
+    def _watch_children(self) -> None:
+        """Put our SIGQUIT handler back in front of the one that SGLang installs with its first request."""
+        self._engine.flush_cache()  # installs it
+        self._engine.loop.remove_signal_handler(signal.SIGQUIT)
+        signal.signal(signal.SIGQUIT, _on_child_death)
+
+    def _flush(self) -> None:
+        """Empty the prefix cache; the scheduler lets go of a request a little after its last token has arrived."""
+        flushed = self._run(self._engine.tokenizer_manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S))
+        if not flushed.success:
+            raise EngineFailed(f"the prefix cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: {flushed.message}")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the engine's own loop, giving up as soon as an engine process dies."""
+
+        async def watched() -> T:
+            # an exception from a signal handler would be lost inside the loop, so look at the flag instead
+            task = asyncio.ensure_future(work)
+            while not task.done():
+                await asyncio.wait({task}, timeout=CHILD_CHECK_S)
+                if _ChildDeath.happened and not task.done():
+                    task.cancel()
+                    raise _ChildDeath("an engine process died")
+            return task.result()
+
+        _ChildDeath.is_expected = False
+        try:
+            return self._engine.loop.run_until_complete(watched())
+        finally:
+            _ChildDeath.is_expected = True
+
+    @contextlib.contextmanager
+    def _readable_failure(self, what: str) -> Iterator[None]:
+        """Turn any failure into EngineFailed with the log's tail; only text crosses process borders safely."""
+        _ChildDeath.is_expected = True
+        try:
+            yield
+        except EngineFailed:
+            raise
+        except Exception as error:
+            role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
+            cause = "; ".join(_messages(error))
+            kind = EngineDied if _ChildDeath.happened else EngineFailed
+            raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
+        finally:
+            _ChildDeath.is_expected = False
+
+
+def _messages(error: BaseException) -> list[str]:
+    """The messages of an error, of the members of a group, without their tracebacks."""
+    if isinstance(error, BaseExceptionGroup):
+        return [m for e in error.exceptions for m in _messages(e)]
+    return [f"{type(error).__name__}: {error}"]
+
+
+class _ChildDeath(Exception):
+    """An engine process died. SIGQUIT raises it inside a blocking call; elsewhere it is only remembered."""
+
+    is_expected = False
+    happened = False
+
+
+def _on_child_death(signum: int, frame: object) -> None:
+    # a module function, since SGLang pickles it together with its arguments
+    first = not _ChildDeath.happened
+    _ChildDeath.happened = True
+    if first and _ChildDeath.is_expected:
+        raise _ChildDeath("an engine process died")
+
+
+def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> None:
+    """Kill those of the processes that are still alive, and wait for them."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=timeout_s)
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for children started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def redirected_output(path: Path) -> Iterator[None]:
+    """Send this process's stdout and stderr, and those of children started meanwhile, to the end of a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for original, fd in zip(saved, (1, 2), strict=True):
+            os.dup2(original, fd)
+            os.close(original)

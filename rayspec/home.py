@@ -1,0 +1,39 @@
+"""Where results live: `$RAYSPEC_HOME`, by default `.rayspec/` in the checkout, or in the current folder without one."""
+
+import os
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+# Ray unpacks a job's --working-dir under such a folder on the node and deletes it after the job.
+RAY_EPHEMERAL = "working_dir_files"
+
+
+def home() -> Path:
+    """The absolute home folder; it is not created here."""
+    if os.environ.get("RAYSPEC_HOME"):
+        return Path(os.environ["RAYSPEC_HOME"]).expanduser().resolve()
+    root = CHECKOUT if (CHECKOUT / "pyproject.toml").is_file() else Path.cwd()
+    return (root / ".rayspec").resolve()
+
+
+def prepared_home() -> Path:
+    """The home folder, created. Raises ValueError where Ray would delete it together with the job's working_dir."""
+    folder = home()
+    if RAY_EPHEMERAL in folder.parts:
+        raise ValueError(
+            f"RAYSPEC_HOME is {folder}, inside the working_dir that Ray deletes after the job, so every result would "
+            "vanish; submit with an absolute path that the cluster keeps: ray job submit --working-dir . "
+            """--runtime-env-json '{"env_vars": {"RAYSPEC_HOME": "/data/rayspec"}}' -- python jobs/sweep.py ..."""
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def tracking_uri() -> str:
+    """MLflow's store: `$MLFLOW_TRACKING_URI` if set, else the SQLite file in the home folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def artifact_uri() -> str | None:
+    """Where a new experiment keeps its artifacts; None lets a tracking server that was given decide."""
+    return None if os.environ.get("MLFLOW_TRACKING_URI") else (home() / "mlartifacts").as_uri()

@@ -1,0 +1,131 @@
+"""From raw counts to the named metrics of a trial.
+
+`tau` pools: 1 + accepted drafts / verify steps over all requests of the trial. The first output token comes from the
+prefill and is in neither count. SGLang counts a step's whole acceptance even where the answer ends inside it, which is
+what makes tau free of the answer's length; `tau_emitted` counts only the tokens that left the server, so it is lower,
+the more the shorter the answers are. Per-position shares come from the histogram of the same steps.
+
+TTFT is measured by the client. TPOT = (e2e - TTFT) / (output tokens - 1) of a request. ITL is the time between streamed
+chunks, which carry several tokens under speculation: it is no TPOT.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayspec.records import BlockRecord, RequestRecord
+
+PERCENTILES = (50, 90, 99)
+
+T = TypeVar("T", float, NDArray[np.float64])
+
+
+def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, float]:
+    """Metrics of one trial over its blocks; `draft_steps` is 0 without speculation."""
+    requests = [r for b in blocks for r in b.requests]
+    assert requests, "a trial is scored only once it has answered something"
+    wall_s = sum(b.wall_s for b in blocks)
+    tokens = sum(r.output_tokens for r in requests)
+    metrics = {
+        "requests": float(len(requests)),
+        "output_tokens": float(tokens),
+        "wall_s": wall_s,
+        "output_tokens_per_s": tokens / wall_s,
+    }
+    metrics |= latency_metrics(requests)
+    if draft_steps:
+        metrics |= acceptance_metrics(requests, draft_steps)
+        metrics |= step_metrics(blocks)
+    return metrics
+
+
+def latency_metrics(requests: Sequence[RequestRecord]) -> dict[str, float]:
+    """TTFT, TPOT and ITL percentiles in milliseconds; one that no request can give is left out."""
+    series = {
+        "ttft_ms": [r.ttft_s for r in requests],
+        "tpot_ms": [(r.e2e_s - r.ttft_s) / (r.output_tokens - 1) for r in requests if r.output_tokens > 1],
+        "itl_ms": [gap for r in requests for gap in r.chunk_gaps_s],
+    }
+    return {
+        f"{name}_p{p}": 1e3 * float(np.percentile(values, p))
+        for name, values in series.items()
+        if values
+        for p in PERCENTILES
+    }
+
+
+def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> dict[str, float]:
+    """tau with its raw counts, and acceptance at draft positions 1..draft_steps.
+
+    `accept_pos_i` is the share of verify steps with at least i accepted drafts, so tau = 1 + their sum;
+    `accept_cond_i` is its ratio to position i-1 (left out where that one is 0).
+    """
+    steps = sum(r.verify_steps for r in requests)
+    accepted = sum(r.accepted_drafts for r in requests)
+    metrics = {"verify_steps": float(steps), "accepted_drafts": float(accepted)}
+    speculated = [r for r in requests if r.verify_steps]
+    if not speculated:  # every answer ended with the prefill's token
+        return metrics
+    emitted = sum(r.output_tokens - 1 for r in speculated)
+    decode_s = sum(r.e2e_s - r.ttft_s for r in speculated)
+    metrics |= {
+        "tau": 1 + accepted / steps,
+        "tau_emitted": emitted / steps,
+        "tau_request_mean": float(np.mean([1 + r.accepted_drafts / r.verify_steps for r in speculated])),
+        "cycle_ms": 1e3 * decode_s / steps,
+    }
+    histogram = np.zeros(draft_steps + 1)
+    for r in speculated:
+        histogram[: len(r.accepted_histogram)] += r.accepted_histogram
+    share = histogram[::-1].cumsum()[::-1] / steps  # share[i]: at least i accepted
+    for i in range(1, draft_steps + 1):
+        metrics[f"accept_pos_{i}"] = float(share[i])
+        if share[i - 1] > 0:
+            metrics[f"accept_cond_{i}"] = float(share[i] / share[i - 1])
+    return metrics
+
+
+def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
+    """Milliseconds of a speculative step in the head, in drafting (head included) and in verification.
+
+    A step serves all requests that run together. Empty where the engine has no clock.
+    """
+    clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
+    steps = sum(c.steps for c in clocks)
+    if not steps:
+        return {}
+    return {
+        "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
+        "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
+        "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
+    }
+
+
+def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
+    """Pooled tau of each prompt category, sorted by name."""
+    counts: dict[str, tuple[int, int]] = {}
+    for r in requests:
+        accepted, steps = counts.get(r.category, (0, 0))
+        counts[r.category] = (accepted + r.accepted_drafts, steps + r.verify_steps)
+    return {name: 1 + accepted / steps for name, (accepted, steps) in sorted(counts.items()) if steps}
+
+
+def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:
+    """Requests whose output tokens differ from those that plain decoding gave to the same prompt."""
+    expected = {r.prompt_id: r.output_ids for b in plain for r in b.requests}
+    return sum(r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected)
+
+
+def head_kappa(head_s: float, cycle_s: float) -> float | None:
+    """The head's part of a cycle against the rest, T_head / (T_cycle - T_head).
+
+    None where the head takes longer than the whole cycle: then the two were not measured under the same conditions.
+    """
+    return head_s / (cycle_s - head_s) if head_s < cycle_s else None
+
+
+def break_even_rho(nu: T, kappa: float) -> T:
+    """The share of tau that a head of relative latency `nu` must keep to be as fast as the full head."""
+    return (1 + nu * kappa) / (1 + kappa)

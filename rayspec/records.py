@@ -1,0 +1,80 @@
+"""What a measurement leaves behind, per request and per block. Plain values: they travel through Ray and to JSON."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """One answered request. Times are wall-clock seconds of the client, from sending the request.
+
+    `accepted_histogram[j]` counts the verify steps in which exactly j drafts were accepted. As SGLang counts them,
+    verify steps leave out the prefill, which gives the first output token, and accepted drafts include those of the
+    last step that fall behind the end of the answer (max_new_tokens, or an EOS inside the block).
+    """
+
+    prompt_id: str
+    category: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_ids: tuple[int, ...]
+    finish_reason: str
+    ttft_s: float
+    e2e_s: float
+    chunk_gaps_s: tuple[float, ...]  # between streamed chunks; one chunk may carry several tokens
+    verify_steps: int
+    accepted_drafts: int
+    accepted_histogram: tuple[int, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
+
+    `draft_s` holds `head_s`; a step serves all requests that run together.
+    """
+
+    steps: int
+    head_s: float
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One block answered by an engine; `step_seconds` is None without speculation or without a clock."""
+
+    wall_s: float
+    requests: tuple[RequestRecord, ...]
+    step_seconds: StepSeconds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRecord:
+    """One block of one trial: the same prompts that every other trial answers in the same window of time.
+
+    `prompt_block` names the prompts (the unit that the bootstrap resamples), `index` the measurement in time.
+    """
+
+    index: int
+    prompt_block: int
+    measured: Measured
+
+    @property
+    def wall_s(self) -> float:
+        return self.measured.wall_s
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        return self.measured.requests
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(r.output_tokens for r in self.requests)

@@ -1,0 +1,1 @@
+"""Tables and figures from trial results. Nothing here measures or stores."""

@@ -1,0 +1,124 @@
+"""What a sweep is asked to measure. Field paths are those of configs/sweep/*.yaml."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayspec.shipped import DEMO_TARGET, drafter_label
+
+
+def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
+    if not is_valid:
+        raise ValueError(f"{path} must be {allowed}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of every SGLang engine of the sweep; None leaves the choice to SGLang or to the platform."""
+
+    dtype: str | None = None  # "float32", "bfloat16", ...
+    context_length: int | None = None  # tokens of prompt plus answer
+    max_total_tokens: int | None = None  # KV slots; small keeps the start fast and the memory low
+    mem_fraction_static: float | None = None  # share of GPU memory per engine (two run side by side)
+    num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
+    start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
+    block_timeout_s: float = 1800.0  # for one block of one trial
+    extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
+
+    def __post_init__(self) -> None:
+        for name in ("context_length", "max_total_tokens", "num_threads"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"engine.{name}", value, "at least 1")
+        fraction = self.mem_fraction_static
+        _require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
+        for name in ("start_timeout_s", "block_timeout_s"):
+            _require(getattr(self, name) > 0, f"engine.{name}", getattr(self, name), "positive")
+        own = [key for key in self.extra if key in _OWN_FIELDS]
+        _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
+
+    def overrides(self) -> dict[str, Any]:
+        """The ServerArgs fields that were set."""
+        named = ("dtype", "context_length", "max_total_tokens", "mem_fraction_static")
+        return {k: getattr(self, k) for k in named if getattr(self, k) is not None} | dict(self.extra)
+
+
+_OWN_FIELDS = (
+    "model_path",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """How the sweep reaches Ray and what one engine's actor reserves there."""
+
+    address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
+    num_cpus: float = 1.0  # reserved, not a limit: an idle engine leaves its cores to the measured one
+    num_gpus: float | None = None  # None: half a GPU where the cluster has any, so that two engines share one
+
+    def __post_init__(self) -> None:
+        _require(self.num_cpus >= 0, "ray.num_cpus", self.num_cpus, "at least 0")
+        _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """Trials: drafters x draft_steps x concurrency, and a trial without speculation at each concurrency."""
+
+    name: str = "sweep"  # name of the parent run
+    experiment: str = "rayspec-sweep"  # MLflow experiment
+    target: str = DEMO_TARGET  # `demo`, a folder, or a Hugging Face name
+    drafters: list[str] = field(default_factory=lambda: ["full"])  # shipped names or checkpoint folders
+    baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
+    draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
+    topk: int = 1  # branches per draft step; 1 is a chain
+    num_draft_tokens: int | None = None  # verified tokens per step with the root; None: draft_steps + 1 for a chain
+    concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams
+    workload: str = "heldout_python:32"  # name or JSONL path, with :count
+    block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
+    repeats: int = 1  # passes over the workload
+    max_new_tokens: int = 64
+    temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
+    ignore_eos: bool = False  # True gives every request exactly max_new_tokens
+    warmup_tokens: int = 8  # generated and thrown away before every block
+    head_latency: bool = True  # time each head alone, while the engines idle
+    seed: int = 0  # order of the prompts, SGLang's random_seed, bootstrap
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("drafters", "draft_steps", "concurrency"):
+            values = getattr(self, name)
+            _require(len(values) > 0, name, values, "a list of at least one entry")
+            _require(len(set(values)) == len(values), name, values, "without repetition")
+        labels = [drafter_label(d) for d in self.drafters]
+        _require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
+        _require(
+            self.baseline in labels, "baseline", self.baseline, f"one of the drafters' names ({', '.join(labels)})"
+        )
+        for name in ("draft_steps", "concurrency"):
+            _require(min(getattr(self, name)) >= 1, name, getattr(self, name), "at least 1 everywhere")
+        for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
+        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        self._check_draft_tokens()
+
+    def _check_draft_tokens(self) -> None:
+        if self.topk == 1:
+            chain = {steps + 1 for steps in self.draft_steps}
+            allowed = "unset for a chain (topk=1), which verifies draft_steps + 1 tokens"
+            _require(self.num_draft_tokens is None or {self.num_draft_tokens} == chain, *self._draft_tokens(allowed))
+            return
+        _require(self.num_draft_tokens is not None, *self._draft_tokens("given for a tree (topk > 1)"))
+        assert self.num_draft_tokens is not None
+        # what `draft_steps` forwards with `topk` branches can propose, and the root
+        most = 1 + self.topk + (min(self.draft_steps) - 1) * self.topk**2
+        allowed = f"in 2..{most} for topk={self.topk} and draft_steps={min(self.draft_steps)}"
+        _require(2 <= self.num_draft_tokens <= most, *self._draft_tokens(allowed))
+
+    def _draft_tokens(self, allowed: str) -> tuple[str, object, str]:
+        return "num_draft_tokens", self.num_draft_tokens, allowed

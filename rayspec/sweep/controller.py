@@ -1,0 +1,178 @@
+"""Runs a sweep: the only part that knows plan, engines, scores, tracking and report.
+
+A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load,
+its swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
+"""
+
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rayspec.farm.actor import cluster
+from rayspec.farm.runtime import EngineFailed
+from rayspec.home import artifact_uri, tracking_uri
+from rayspec.provenance import provenance
+from rayspec.records import BlockRecord
+from rayspec.report.table import summary
+from rayspec.sweep.engines import Engines
+from rayspec.sweep.plan import Drafter, Phase, Round, Trial
+from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.publish import Publisher
+from rayspec.sweep.results import TrialResult, score
+from rayspec.tracking import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOutcome:
+    results: Sequence[TrialResult]
+    summary: str
+    parent_run_id: str
+    tracking_uri: str
+
+    @property
+    def failed(self) -> list[TrialResult]:
+        return [r for r in self.results if r.error]
+
+
+def run_sweep(prepared: Prepared, home: Path, command: str) -> SweepOutcome:
+    """Measure every trial and record it; engine logs go under `home`.
+
+    Raises what stops the whole sweep (EngineFailed where no trial succeeded), after its runs were ended as FAILED.
+    """
+    config = prepared.config
+    tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
+    with tracker.parent(config.name, {"kind": "sweep", "command": command, **provenance()}) as parent:
+        publisher = Publisher(tracker, parent, config)
+        publisher.open(prepared.plan, prepared.describe())
+        engines = Engines(config, prepared.target, home / "logs" / parent.run_id)
+        measurement = _Measurement(prepared, engines, publisher)
+        with cluster(config.ray.address), engines.running():
+            try:
+                measurement.run()
+            finally:
+                publisher.logs(engines.log_folder)
+        results = score(config, measurement.blocks, measurement.errors, measurement.head_latency_s)
+        text = summary(results)
+        publisher.close(results, measurement.blocks, text, engines.machine)
+        if all(r.error for r in results):
+            raise EngineFailed(f"no trial succeeded:\n{text}")
+        return SweepOutcome(results=results, summary=text, parent_run_id=parent.run_id, tracking_uri=tracker.uri)
+
+
+class _Measurement:
+    """The blocks and errors of a sweep as they come in."""
+
+    def __init__(self, prepared: Prepared, engines: Engines, publisher: Publisher) -> None:
+        self.prepared = prepared
+        self.config = prepared.config
+        self.engines = engines
+        self.publisher = publisher
+        self.blocks: dict[Trial, list[BlockRecord]] = defaultdict(list)
+        self.errors: dict[Trial, str] = {}
+        self.head_latency_s: dict[int, dict[str, float]] = {}
+
+    def run(self) -> None:
+        for drafter in self.prepared.drafters:
+            if drafter.problem:
+                self._fail_drafter(drafter, drafter.problem)
+        plan = self.prepared.plan
+        is_terminal = sys.stderr.isatty()
+        with tqdm(total=plan.num_blocks, unit="block", mininterval=0.2 if is_terminal else 10) as progress:
+            for phase in plan.phases:
+                self._phase(phase, progress)
+
+    def _phase(self, phase: Phase, progress: tqdm) -> None:
+        progress.write(f"starting the engine with {phase.draft_steps} draft steps ...", file=sys.stderr)
+        self._start_speculative(phase.draft_steps)
+        if phase is self.prepared.plan.phases[0]:
+            self._finish_plain()
+            self._time_heads()
+        progress.unpause()  # starts count neither towards the rate nor towards the time left
+        for round_ in phase.rounds:
+            for trial in round_.trials:
+                progress.set_postfix_str(trial.name, refresh=False)
+                if trial not in self.errors:
+                    self._block(trial, round_, phase.draft_steps)
+                progress.update()
+        self.engines.stop_speculative()
+
+    def _block(self, trial: Trial, round_: Round, draft_steps: int) -> None:
+        prompts = self.prepared.prompts[round_.first : round_.last]
+        try:
+            engine = self.engines.use(trial.drafter)
+        except EngineFailed as error:
+            self._fail_drafter(trial.drafter, str(error), trial.draft_steps)
+            self._replace_dead(draft_steps)
+            return
+        try:
+            engine.warm_up(self.engines.load(prompts[:1], 1, self.config.warmup_tokens))
+            measured = engine.measure(self.engines.load(prompts, trial.concurrency))
+        except EngineFailed as error:
+            self._fail(trial, str(error))
+            self._replace_dead(draft_steps)
+            return
+        record = BlockRecord(index=round_.index, prompt_block=round_.prompt_block, measured=measured)
+        self.blocks[trial].append(record)
+        self.publisher.block(trial, record)
+
+    def _start_speculative(self, draft_steps: int) -> None:
+        """Start with the first drafter that works; those that do not, fail."""
+        for drafter in self.prepared.drafters:
+            if all(t in self.errors for t in self._trials(drafter, draft_steps)):
+                continue
+            try:
+                seconds = self.engines.start_speculative(drafter, draft_steps)
+            except EngineFailed as error:
+                self._fail_drafter(drafter, str(error), draft_steps)
+                continue
+            self.publisher.engine_started(f"steps{draft_steps}", seconds)
+            return
+
+    def _replace_dead(self, draft_steps: int) -> None:
+        plain, speculative = self.engines.plain, self.engines.speculative
+        if plain is not None and not plain.is_alive:
+            self._fail_drafter(None, "the plain engine died earlier in this sweep")
+        if speculative is not None and not speculative.is_alive:
+            self._start_speculative(draft_steps)
+
+    def _finish_plain(self) -> None:
+        try:
+            self.publisher.engine_started("plain", self.engines.wait_for_plain())
+        except EngineFailed as error:
+            self._fail_drafter(None, str(error))
+
+    def _time_heads(self) -> None:
+        engine = self.engines.speculative
+        if not self.config.head_latency or engine is None:
+            return
+        healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
+        try:
+            for c in self.config.concurrency:
+                rows, k = c * self.config.topk, self.config.topk
+                self.head_latency_s[c] = engine.head_latencies(healthy, rows, k)
+        except EngineFailed as error:
+            logger.warning("head latency was not measured: %s", error)
+            self._replace_dead(self.config.draft_steps[0])
+
+    def _trials(self, drafter: Drafter | None, draft_steps: int | None = None) -> list[Trial]:
+        return [
+            t
+            for t in self.prepared.plan.trials
+            if t.drafter == drafter and (draft_steps in (None, 0) or t.draft_steps == draft_steps)
+        ]
+
+    def _fail_drafter(self, drafter: Drafter | None, cause: str, draft_steps: int | None = None) -> None:
+        for trial in self._trials(drafter, draft_steps):
+            self._fail(trial, cause)
+
+    def _fail(self, trial: Trial, cause: str) -> None:
+        if trial not in self.errors:
+            self.errors[trial] = cause
+            self.publisher.failed(trial, cause)

@@ -1,0 +1,137 @@
+"""MLflow by explicit run ids, from one process: a parent run and its children, none of which is ever left running."""
+
+import contextlib
+import logging
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME, MLFLOW_USER
+
+PARAM_VALUE_LIMIT = 6000  # MLflow's own
+BATCH_LIMIT = 100  # parameters in one call
+TAG_VALUE_LIMIT = 5000
+
+
+class Run:
+    """One MLflow run. It is RUNNING until `finish` or `fail`; both may be called again without effect."""
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.is_open = True
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log parameters. Raises ValueError for a value that MLflow would not keep whole."""
+        items = [Param(key, str(value)) for key, value in params.items()]
+        for item in items:
+            if len(item.value) > PARAM_VALUE_LIMIT:
+                raise ValueError(
+                    f"parameter {item.key} has {len(item.value)} characters; MLflow keeps {PARAM_VALUE_LIMIT}"
+                )
+        for i in range(0, len(items), BATCH_LIMIT):
+            self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        now = int(time.time() * 1000)
+        self.client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, step) for k, v in metrics.items()])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self.client.log_batch(self.run_id, tags=[RunTag(k, v[:TAG_VALUE_LIMIT]) for k, v in tags.items()])
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Store `text` as the artifact `artifact_file` (a path with folders)."""
+        self.client.log_text(self.run_id, text, artifact_file)
+
+    def log_file(self, path: Path, folder: str | None = None) -> None:
+        self.client.log_artifact(self.run_id, str(path), folder)
+
+    def finish(self) -> None:
+        self._end("FINISHED")
+
+    def fail(self, cause: str) -> None:
+        """End as FAILED, with the cause as the tag `error` and the artifact error.txt."""
+        if self.is_open:
+            self.set_tags({"error": cause})
+            self.log_text(cause + "\n", "error.txt")
+        self._end("FAILED")
+
+    def _end(self, status: str) -> None:
+        if self.is_open:
+            self.client.set_terminated(self.run_id, status)
+            self.is_open = False
+
+
+class Tracker:
+    """A parent run and its children in one experiment of one store."""
+
+    def __init__(self, uri: str, experiment: str, artifact_uri: str | None = None) -> None:
+        self.uri = uri
+        with _quiet_migrations():
+            self.client = MlflowClient(tracking_uri=uri)
+            self.experiment_id = self._experiment(experiment, artifact_uri)
+        self._children: list[Run] = []
+
+    @contextlib.contextmanager
+    def parent(self, name: str, tags: Mapping[str, str]) -> Iterator[Run]:
+        """A parent run: FINISHED at the end of the block; with any exception (Ctrl-C too) it and its open children
+        are FAILED with the traceback, and the exception goes on."""
+        run = self._create(name, tags)
+        try:
+            yield run
+        except BaseException as error:
+            cause = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else traceback.format_exc()
+            for child in self._children:
+                child.fail(f"the sweep ended before this trial did: {type(error).__name__}: {error}")
+            run.fail(cause)
+            raise
+        for child in self._children:
+            child.finish()
+        run.finish()
+
+    def child(self, parent: Run, name: str, tags: Mapping[str, str]) -> Run:
+        """A run under `parent`, ended by whoever opened it, at the latest with the parent."""
+        run = self._create(name, {**tags, MLFLOW_PARENT_RUN_ID: parent.run_id})
+        self._children.append(run)
+        return run
+
+    def _experiment(self, name: str, artifact_uri: str | None) -> str:
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                location = f"{artifact_uri}/{name}" if artifact_uri else None
+                return self.client.create_experiment(name, artifact_location=location)
+            except MlflowException:  # another process was faster
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise ValueError(f"MLflow experiment {name!r} in {self.uri} is deleted; restore it or set experiment=...")
+        return found.experiment_id
+
+    def _create(self, name: str, tags: Mapping[str, str]) -> Run:
+        own = {MLFLOW_SOURCE_NAME: "rayspec", MLFLOW_USER: os.environ.get("USER", "unknown")}
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={**own, **tags})
+        return Run(self.client, run.info.run_id)
+
+
+@contextlib.contextmanager
+def _quiet_migrations() -> Iterator[None]:
+    """A new SQLite store logs some fifty lines of Alembic migrations, which say nothing to a user."""
+    loggers = [logging.getLogger(name) for name in ("alembic", "mlflow.store.db.utils")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
