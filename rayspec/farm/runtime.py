@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
+ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed): .")
 T = TypeVar("T")
 
 
@@ -150,6 +152,11 @@ class Runtime:
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
+    def _logged_error(self) -> str:
+        """The last error that a process which died wrote into the log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if ERROR_LINE.match(line)), "an engine process died")
+
     def _dtype(self) -> torch.dtype:
         name = self.spec.overrides.get("dtype", "auto")
         if name == "auto":
@@ -204,7 +211,7 @@ class Runtime:
             raise
         except Exception as error:
             role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
-            cause = "; ".join(_messages(error))
+            cause = self._logged_error() if isinstance(error, _ChildDeath) else "; ".join(_messages(error))
             kind = EngineDied if _ChildDeath.happened else EngineFailed
             raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
         finally:
