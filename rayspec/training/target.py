@@ -33,6 +33,7 @@ class TrainingState:
 
     step: int = 0
     token_budget: int = 0
+    decay_fraction: float = 0.0
     train_seconds: float = 0.0
     mlflow_run_id: str | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -103,9 +104,8 @@ def train(
     optimizers = build_optimizers(config, model)
     checkpoint = config.run_dir / "checkpoint.safetensors"
     state = TrainingState(**(load_checkpoint(checkpoint, asdict(config), model, optimizers) or {}))
-    if state.step and state.token_budget != config.token_budget:
-        _check_new_budget(config, state)
-    state.token_budget = config.token_budget
+    _check_schedule(config, state)
+    state.token_budget, state.decay_fraction = config.token_budget, config.decay_fraction
     peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     sampler = WindowSampler(data.train, config.seed)
     loss_fn: Callable[..., Tensor] = torch.compile(mean_loss, dynamic=False) if config.compile else mean_loss
@@ -168,14 +168,17 @@ def train(
     return state
 
 
-def _check_new_budget(config: TargetTrainConfig, state: TrainingState) -> None:
-    """A new budget is the same run only while the learning rate is still constant under the old and the new one."""
-    for budget in (state.token_budget, config.token_budget):
-        if replace(config, token_budget=budget).lr_factor_at(state.step) < 1:
-            raise ValueError(
-                f"token_budget can change from {state.token_budget} to {config.token_budget} only between warm-up and "
-                f"decay of both, and step {state.step} is outside; keep the old one, or start under another name"
-            )
+def _check_schedule(config: TargetTrainConfig, state: TrainingState) -> None:
+    """Another length or decay is the same run only while the learning rate is constant under the old and the new."""
+    if state.step == 0:
+        return
+    old = replace(config, token_budget=state.token_budget, decay_fraction=state.decay_fraction)
+    if old != config and min(old.lr_factor_at(state.step), config.lr_factor_at(state.step)) < 1:
+        raise ValueError(
+            f"token_budget and decay_fraction were {old.token_budget} and {old.decay_fraction}, now "
+            f"{config.token_budget} and {config.decay_fraction}; they can change only between warm-up and decay, and "
+            f"step {state.step} is outside; keep the old ones, or start under another name"
+        )
 
 
 @contextmanager

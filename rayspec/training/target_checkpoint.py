@@ -17,13 +17,14 @@ from torch import Tensor, nn
 FREE_SETTINGS = {
     "checkpoint_every_s",
     "compile",  # and num_threads: rounding only
+    "decay_fraction",
     "eval_every_s",
     "export_dir",
     "held_out_tokens",
     "mlflow",
     "name",
     "num_threads",
-    "token_budget",  # has a check of its own: free only while the learning rate is constant
+    "token_budget",  # like decay_fraction, checked by the loop: free only while the learning rate is constant
 }
 
 

@@ -59,13 +59,13 @@ class TargetModelConfig:
 class TargetTrainConfig:
     """One run: data, model, optimiser, schedule. The schedule counts tokens, so an interrupted run keeps it."""
 
-    name: str = "python-10m"
+    name: str
+    token_budget: int
     export_dir: str = "rayspec/assets/target"
     seed: int = 0
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     model: TargetModelConfig = field(default_factory=TargetModelConfig)
     tokenizer_bytes: int = 30_000_000  # training text that the tokenizer is learnt from
-    token_budget: int = 14_000_000
     batch_tokens: int = 4096
     seq_len: int = 256
     long_seq_len: int = 512  # the last part of the run, so that positions past seq_len are known
@@ -75,14 +75,14 @@ class TargetTrainConfig:
     embedding_lr: float = 0.008
     weight_decay: float = 0.1
     warmup_tokens: int = 150_000
-    decay_fraction: float = 0.5  # the last part of the budget, over which the learning rate goes linearly to zero
+    decay_fraction: float = 0.41  # the last part of the budget, over which the learning rate goes linearly to zero
     grad_clip: float = 1.0
     autocast: bool = True  # bf16 matrix products, fp32 weights
     compile: bool = True
     num_threads: int = 2
     eval_every_s: float = 300.0
     checkpoint_every_s: float = 240.0
-    held_out_tokens: int = 32_768  # per group (standard library, packages) at each evaluation during training
+    held_out_tokens: int = 16_384  # per group (standard library, packages) at each evaluation during training
     mlflow: bool = True
 
     def __post_init__(self) -> None:

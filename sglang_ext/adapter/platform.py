@@ -71,6 +71,12 @@ class CpuPlatform(SRTPlatform):
         install_missing_cpu_ops()
         pack_model(model)
 
+    def init_backend(self) -> None:
+        """Once in each worker, while SGLang's model runner is being imported."""
+        from sglang_ext.adapter.fused_ops import register_fused_ops
+
+        register_fused_ops()
+
     def get_device_total_memory(self, device_id: int = 0) -> int:
         return psutil.virtual_memory().total
 

@@ -12,6 +12,9 @@ from torch.nn.functional import linear
 # Below this many weight elements a single row is faster on the plain layout (call overhead against bandwidth).
 _SMALL_WEIGHT = 1 << 20
 
+# the overload itself: resolving it anew costs microseconds in every call
+_ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
+
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this build of torch can keep `weight` in oneDNN's layout."""
@@ -34,4 +37,5 @@ class PackedLinear:
     def __call__(self, x_MK: Tensor, bias_N: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] == 1 and self.weight_NK.numel() < _SMALL_WEIGHT:
             return linear(x_MK, self.weight_NK, bias_N)
-        return torch.ops.mkldnn._linear_pointwise(x_MK, self.packed, bias_N, "none", [], "")
+        assert _ONEDNN_LINEAR is not None, "can_pack says so"
+        return _ONEDNN_LINEAR(x_MK, self.packed, bias_N, "none", [], "")
