@@ -12,7 +12,8 @@ import pytest
 
 from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.load import Load, RequestFailed, closed_loop
-from rayspec.farm.runtime import EngineFailed, EngineSpec, environment, redirected_output
+from rayspec.farm.processes import environment, redirected_output
+from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.shipped import ASSETS
 from rayspec.workloads import Prompt
 
