@@ -17,7 +17,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rayspec.farm.load import Load
-from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime, end_processes
+from rayspec.farm.processes import end_processes
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
 from rayspec.provenance import machine
 from rayspec.records import Measured
 

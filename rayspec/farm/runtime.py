@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
@@ -16,6 +16,7 @@ import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Load, closed_loop
+from rayspec.farm.processes import end_processes, environment, redirected_output
 from rayspec.records import Measured, StepSeconds
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
+ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed): .")
 T = TypeVar("T")
 
 
@@ -65,10 +67,6 @@ class Runtime:
     def num_threads(self) -> int:
         return self.spec.num_threads or len(os.sched_getaffinity(0))
 
-    def _thread_variables(self) -> dict[str, str]:
-        # Ray would leave the engine one thread per reserved core
-        return {"OMP_NUM_THREADS": str(self.num_threads)}
-
     def start(self) -> float:
         """Start the engine; returns the seconds it took. Raises EngineFailed."""
         assert self._engine is None, "a runtime starts once"
@@ -78,7 +76,8 @@ class Runtime:
         with (
             self._readable_failure("did not start"),
             redirected_output(self.log_path),
-            environment(self._thread_variables()),
+            # Ray would leave the engine one thread per reserved core
+            environment({"OMP_NUM_THREADS": str(self.num_threads)}),
         ):
             # imports of half a minute, and only here: whoever plans a sweep does not need them
             import sglang
@@ -150,6 +149,11 @@ class Runtime:
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
+    def _logged_error(self) -> str:
+        """The last error that a process which died wrote into the log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if ERROR_LINE.match(line)), "an engine process died")
+
     def _dtype(self) -> torch.dtype:
         name = self.spec.overrides.get("dtype", "auto")
         if name == "auto":
@@ -204,7 +208,7 @@ class Runtime:
             raise
         except Exception as error:
             role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
-            cause = "; ".join(_messages(error))
+            cause = self._logged_error() if isinstance(error, _ChildDeath) else "; ".join(_messages(error))
             kind = EngineDied if _ChildDeath.happened else EngineFailed
             raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
         finally:
@@ -231,45 +235,3 @@ def _on_child_death(signum: int, frame: object) -> None:
     _ChildDeath.happened = True
     if first and _ChildDeath.is_expected:
         raise _ChildDeath("an engine process died")
-
-
-def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> None:
-    """Kill those of the processes that are still alive, and wait for them."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=timeout_s)
-
-
-@contextlib.contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for children started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def redirected_output(path: Path) -> Iterator[None]:
-    """Send this process's stdout and stderr, and those of children started meanwhile, to the end of a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    with open(path, "ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for original, fd in zip(saved, (1, 2), strict=True):
-            os.dup2(original, fd)
-            os.close(original)

@@ -23,7 +23,7 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(results: "Sequence[TrialResult]") -> str:
-    """The table, a verdict for each concurrency, what the columns mean, and the causes of failed trials."""
+    """The table, a verdict for each concurrency, what the columns mean, and the first line of each failure."""
     ordered = sorted(results, key=lambda r: (r.trial.concurrency, r.trial.draft_steps))
     parts = [render_table(HEADERS, [_row(r) for r in ordered])]
     parts.append("\n".join(verdicts(results).values()))
@@ -39,7 +39,7 @@ def summary(results: "Sequence[TrialResult]") -> str:
     elif any("output_mismatches" in r.metrics for r in results):
         notes.append("Every answer is token for token that of plain decoding.")
     parts.append("\n".join(notes))
-    failed = [f"{r.trial.name} FAILED: {r.error}" for r in ordered if r.error]
+    failed = [f"{r.trial.name} FAILED: {r.error.splitlines()[0]}" for r in ordered if r.error]
     return "\n\n".join([*parts, *failed])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.farm.actor import cluster
+from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
@@ -129,6 +129,7 @@ class _Measurement:
                 continue
             try:
                 seconds = self.engines.start_speculative(drafter, draft_steps)
+                self._warm_up(self.engines.speculative)
             except EngineFailed as error:
                 self._fail_drafter(drafter, str(error), draft_steps)
                 continue
@@ -145,8 +146,15 @@ class _Measurement:
     def _finish_plain(self) -> None:
         try:
             self.publisher.engine_started("plain", self.engines.wait_for_plain())
+            self._warm_up(self.engines.plain)
         except EngineFailed as error:
             self._fail_drafter(None, str(error))
+
+    def _warm_up(self, engine: RuntimeHandle | None) -> None:
+        """A whole block at every concurrency, so that no trial pays for what a new engine does once."""
+        assert engine is not None, "called right after its start"
+        for concurrency in self.config.concurrency:
+            engine.warm_up(self.engines.load(self.prepared.prompts[: self.config.block_prompts], concurrency))
 
     def _time_heads(self) -> None:
         engine = self.engines.speculative

@@ -11,6 +11,7 @@ from rayspec.farm.load import Load
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter
+from rayspec.workloads import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Engines:
             self._loaded = drafter.label
         return handle
 
-    def load(self, prompts: tuple, concurrency: int, max_new_tokens: int | None = None) -> Load:
+    def load(self, prompts: tuple[Prompt, ...], concurrency: int, max_new_tokens: int | None = None) -> Load:
         """A block's load with the sweep's sampling settings."""
         c = self.config
         return Load(

@@ -80,6 +80,8 @@ def _against(
         row = sums.setdefault(own.prompt_block, [0.0] * 4)
         for i, value in enumerate((own.output_tokens, own.wall_s, base.output_tokens, base.wall_s)):
             row[i] += value
+    if not sums:
+        return {}
     interval = throughput_ratio(*zip(*sums.values(), strict=True), seed=seed)
     key = f"speedup_vs_{name}"
     out = {key: interval.value}

@@ -10,8 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.load import Load, RequestFailed, closed_loop
-from rayspec.farm.runtime import EngineFailed, EngineSpec, Runtime, environment, redirected_output
+from rayspec.farm.processes import environment, redirected_output
+from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.shipped import ASSETS
 from rayspec.workloads import Prompt
 
@@ -20,18 +22,18 @@ def test_a_failing_start_carries_the_cause_and_leaves_no_process(tmp_path: Path)
     drafter = tmp_path / "drafter"
     shutil.copytree(ASSETS / "drafters" / "full", drafter)
     (drafter / "model.safetensors").unlink()
-    runtime = Runtime(
-        EngineSpec(
-            target=str(ASSETS / "target"), drafter=str(drafter), draft_steps=2, overrides={"max_total_tokens": 4096}
-        ),
-        tmp_path / "engine.log",
+    spec = EngineSpec(
+        target=str(ASSETS / "target"), drafter=str(drafter), draft_steps=2, overrides={"max_total_tokens": 4096}
     )
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    with pytest.raises(EngineFailed, match=r"engine with .*drafter did not start: ") as caught:
-        runtime.start()
-    assert "--- end of" in str(caught.value)
-    assert "model.safetensors" in str(caught.value) or "safetensors" in runtime.log_path.read_text()
-    runtime.stop()
+    with cluster(None):
+        handle = RuntimeHandle(spec, tmp_path / "engine.log", num_cpus=1, num_gpus=0, block_timeout_s=60)
+        with pytest.raises(
+            EngineFailed, match=r"drafter did not start: RuntimeError: Cannot find any model weights"
+        ) as caught:
+            handle.finish_start(handle.begin_start(), timeout_s=900)
+        handle.stop()
+    assert f"--- end of {tmp_path}/engine.log ---" in str(caught.value)
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
