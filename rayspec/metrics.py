@@ -10,12 +10,16 @@ chunks, which carry several tokens under speculation: it is no TPOT.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rayspec.records import BlockRecord, RequestRecord
 
 PERCENTILES = (50, 90, 99)
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 
 def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, float]:
@@ -33,6 +37,7 @@ def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, 
     metrics |= latency_metrics(requests)
     if draft_steps:
         metrics |= acceptance_metrics(requests, draft_steps)
+        metrics |= step_metrics(blocks)
     return metrics
 
 
@@ -82,6 +87,22 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
     return metrics
 
 
+def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
+    """Milliseconds of a speculative step in the head, in drafting (head included) and in verification.
+
+    A step serves all requests that run together. Empty where the engine has no clock.
+    """
+    clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
+    steps = sum(c.steps for c in clocks)
+    if not steps:
+        return {}
+    return {
+        "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
+        "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
+        "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
+    }
+
+
 def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
     """Pooled tau of each prompt category, sorted by name."""
     counts: dict[str, tuple[int, int]] = {}
@@ -94,20 +115,17 @@ def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:
     """Requests whose output tokens differ from those that plain decoding gave to the same prompt."""
     expected = {r.prompt_id: r.output_ids for b in plain for r in b.requests}
-    return sum(
-        r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected
-    )
+    return sum(r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected)
 
 
-def head_kappa(head_latency_s: float, draft_steps: int, cycle_s: float) -> float | None:
-    """The head's share of a cycle, T_head / (T_cycle - T_head), at one head call per draft step.
+def head_kappa(head_s: float, cycle_s: float) -> float | None:
+    """The head's part of a cycle against the rest, T_head / (T_cycle - T_head).
 
-    None where the head timed alone takes longer than the whole cycle: then the two were not comparable.
+    None where the head takes longer than the whole cycle: then the two were not measured under the same conditions.
     """
-    head_s = head_latency_s * draft_steps
     return head_s / (cycle_s - head_s) if head_s < cycle_s else None
 
 
-def break_even_rho(nu: float, kappa: float) -> float:
+def break_even_rho(nu: T, kappa: float) -> T:
     """The share of tau that a head of relative latency `nu` must keep to be as fast as the full head."""
     return (1 + nu * kappa) / (1 + kappa)

@@ -35,6 +35,28 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
+
+    `draft_s` holds `head_s`; a step serves all requests that run together.
+    """
+
+    steps: int
+    head_s: float
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One block answered by an engine; `step_seconds` is None without speculation or without a clock."""
+
+    wall_s: float
+    requests: tuple[RequestRecord, ...]
+    step_seconds: StepSeconds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockRecord:
     """One block of one trial: the same prompts that every other trial answers in the same window of time.
 
@@ -43,9 +65,15 @@ class BlockRecord:
 
     index: int
     prompt_block: int
-    draft_steps: int  # of the engine that ran beside it; says which blocks were measured together
-    wall_s: float
-    requests: tuple[RequestRecord, ...]
+    measured: Measured
+
+    @property
+    def wall_s(self) -> float:
+        return self.measured.wall_s
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        return self.measured.requests
 
     @property
     def output_tokens(self) -> int:

@@ -7,12 +7,16 @@ DEMO_TARGET = "demo"
 
 
 def target_path(name: str) -> str:
-    """The target to serve: the shipped one for `demo`, else the given folder or Hugging Face name."""
-    if name != DEMO_TARGET:
+    """The target to serve: the shipped one for `demo`, else the given folder or Hugging Face name.
+
+    Raises ValueError for a folder that holds no model; whether a Hugging Face name exists shows when the engine starts.
+    """
+    is_name = name != DEMO_TARGET and not name.startswith(("/", ".", "~")) and not Path(name).is_dir()
+    if is_name:
         return name
-    folder = ASSETS / "target"
+    folder = ASSETS / "target" if name == DEMO_TARGET else Path(name).expanduser().resolve()
     if not (folder / "config.json").is_file():
-        raise ValueError(f"target is {name!r}, but the shipped target is missing at {folder}; give a path instead")
+        raise ValueError(f"target is {name!r}, but there is no model at {folder} (config.json is missing)")
     return str(folder)
 
 

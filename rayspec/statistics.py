@@ -56,7 +56,8 @@ def throughput_ratio(
     num_blocks = len(data[0])
     assert num_blocks >= 1, "a ratio needs at least one block"
     assert all(len(x) == num_blocks for x in data), "candidate and baseline are paired block by block"
-    value = float(_throughput_ratio(*data))
+    tokens, wall, base_tokens, base_wall = data
+    value = float(_throughput_ratio(tokens, wall, base_tokens, base_wall))
     if num_blocks < MIN_BLOCKS:
         return Interval(value=value)
     result = stats.bootstrap(
@@ -70,6 +71,4 @@ def throughput_ratio(
         confidence_level=expanded_level(confidence, num_blocks),
         rng=np.random.default_rng(seed),
     )
-    return Interval(
-        value=value, low=float(result.confidence_interval.low), high=float(result.confidence_interval.high)
-    )
+    return Interval(value=value, low=float(result.confidence_interval.low), high=float(result.confidence_interval.high))

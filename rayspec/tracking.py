@@ -11,10 +11,10 @@ from pathlib import Path
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-from mlflow import MlflowClient  # noqa: E402
-from mlflow.entities import Metric, Param, RunTag  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME, MLFLOW_USER  # noqa: E402
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME, MLFLOW_USER
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
@@ -34,7 +34,9 @@ class Run:
         items = [Param(key, str(value)) for key, value in params.items()]
         for item in items:
             if len(item.value) > PARAM_VALUE_LIMIT:
-                raise ValueError(f"parameter {item.key} is {len(item.value)} characters, MLflow keeps {PARAM_VALUE_LIMIT}")
+                raise ValueError(
+                    f"parameter {item.key} has {len(item.value)} characters; MLflow keeps {PARAM_VALUE_LIMIT}"
+                )
         for i in range(0, len(items), BATCH_LIMIT):
             self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])
 

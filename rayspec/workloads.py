@@ -1,4 +1,4 @@
-"""Prompts to measure with: named sets or any JSONL file, `name:count` or `path:count`.
+"""Prompts to measure with: named sets or any JSONL file, as `name:count`, `path:count` or `name:path:count`.
 
 One record per line, as its publisher wrote it: `turns` (MT-Bench, Spec-Bench, our own), `prompt` (HumanEval),
 `question` (GSM8K), `conversations` ([{role, content}]), or `text`. A `.gz` file is read as it is.
@@ -39,7 +39,7 @@ class Prompt:
 
 
 def load_workload(spec: str, seed: int = 0) -> list[Prompt]:
-    """The prompts of `name[:count]` or `path[:count]`, shuffled by `seed`. Raises ValueError, saying what to do.
+    """The prompts of a workload, shuffled by `seed`. Raises ValueError, saying what to do.
 
     The same seed gives the same order, so `:16` is the beginning of `:32`.
     """
@@ -56,6 +56,9 @@ def load_workload(spec: str, seed: int = 0) -> list[Prompt]:
 
 
 def _split(spec: str) -> tuple[str, int | None]:
+    known, _, rest = spec.partition(":")
+    if known in PUBLISHED and rest and not rest.isdigit():
+        spec = rest  # humaneval:/path/to/file:count
     name, colon, count = spec.rpartition(":")
     if not colon:
         return spec, None
@@ -69,7 +72,9 @@ def _split(spec: str) -> tuple[str, int | None]:
 def _file(name: str) -> Path:
     if name in SHIPPED:
         if not SHIPPED[name].is_file():
-            raise ValueError(f"workload {name!r}: the shipped file {SHIPPED[name]} is missing; install the package anew")
+            raise ValueError(
+                f"workload {name!r}: the shipped file {SHIPPED[name]} is missing; install the package anew"
+            )
         return SHIPPED[name]
     if name in PUBLISHED:
         return _published_file(name)
@@ -139,7 +144,9 @@ def _first_turn(record: dict[str, Any], file: Path, line: int) -> Any:
 
 
 def _first_user_message(messages: Any, file: Path, line: int) -> Any:
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
+    ):
         raise ValueError(f"{file}:{line}: conversations must be a list of {{role, content}}, got {messages!r}")
     asked = [m["content"] for m in messages if m["role"] == "user"]
     if not asked:

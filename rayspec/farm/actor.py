@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray starts
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPU keeps the node's setting
 
-import ray  # noqa: E402
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError  # noqa: E402
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from rayspec.farm.load import Load  # noqa: E402
-from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime  # noqa: E402
-from rayspec.provenance import machine  # noqa: E402
-from rayspec.records import RequestRecord  # noqa: E402
+from rayspec.farm.load import Load
+from rayspec.farm.processes import end_processes
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
+from rayspec.provenance import machine
+from rayspec.records import Measured
 
 STOP_TIMEOUT_S = 90.0
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a third of the memory
@@ -28,13 +32,21 @@ def cluster(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "rayspec"}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "rayspec"}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     if address or os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, **options)
     else:
         ray.init(
-            address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE_BYTES, **options
+            address="local",
+            include_dashboard=False,
+            object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
+            _system_config={"worker_niceness": 0},
+            **options,
         )
+    # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
+    signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield
     finally:
@@ -47,10 +59,13 @@ def cluster_gpus() -> float:
 
 
 class _RuntimeShell:
-    """What runs in the actor: a Runtime, and the pid and machine that the driver needs to know."""
+    """What runs in the actor: a Runtime, and what the driver needs to know about its process and machine."""
 
     def __init__(self, spec: EngineSpec, log_path: str) -> None:
         self.runtime = Runtime(spec, log_path)
+
+    def process(self) -> tuple[str, int]:
+        return socket.gethostname(), os.getpid()
 
     def start(self) -> dict[str, Any]:
         try:
@@ -58,7 +73,7 @@ class _RuntimeShell:
         except BaseException:
             self.runtime.stop()
             raise
-        return {"start_s": seconds, "machine": machine()}
+        return {"start_s": seconds, "machine": {**machine(), "engine.threads": str(self.runtime.num_threads)}}
 
     def swap(self, drafter: str) -> None:
         self.runtime.swap(drafter)
@@ -66,11 +81,11 @@ class _RuntimeShell:
     def warm_up(self, load: Load) -> None:
         self.runtime.warm_up(load)
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
+    def measure(self, load: Load) -> Measured:
         return self.runtime.measure(load)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows, k=k)
+    def head_latencies(self, drafters: dict[str, str], rows: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows)
 
     def stop(self) -> None:
         self.runtime.stop()
@@ -91,10 +106,12 @@ class RuntimeHandle:
         self.log_path = log_path
         self.block_timeout_s = block_timeout_s
         self.is_alive = True
-        # actors inherit no environment, and Ray would give the engine as many threads as reserved cores
-        env_vars = {"OMP_NUM_THREADS": str(os.cpu_count()), **engine_environment()}
-        actor_class = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
-        self._actor = actor_class.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))  # type: ignore[attr-defined]
+        # Threads that spin at OpenMP's barriers starve the other engine. The CPU platform gives SGLang the same
+        # setting, but torch is loaded in this actor before.
+        env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
+        actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
+        self._actor = actor.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))
+        self._process = self._actor.process.remote()  # answered as soon as the actor is up, before any start
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""
@@ -110,19 +127,35 @@ class RuntimeHandle:
     def warm_up(self, load: Load) -> None:
         self._get(self._actor.warm_up.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
+    def measure(self, load: Load) -> Measured:
         return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, k: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows, k)
+    def head_latencies(self, drafters: dict[str, str], rows: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:
-        """End the engine and its actor; never raises. The kernel ends the engine's children with the actor."""
+        """Shut the engine down, then end its actor; never raises."""
         if self.is_alive:
             with contextlib.suppress(EngineFailed):
                 self._get(self._actor.stop.remote(), STOP_TIMEOUT_S, "the time to stop")
-        self._kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor at once, and with it the processes that it started where they run on this machine.
+
+        The kernel ends an engine's children with their parent, but only those that have finished importing.
+        """
+        self.is_alive = False
+        children: list[psutil.Process] = []
+        ready, _ = ray.wait([self._process], timeout=0)
+        with contextlib.suppress(RayActorError, psutil.NoSuchProcess):
+            host, pid = ray.get(ready[0]) if ready else ("", 0)
+            if host == socket.gethostname():
+                children = psutil.Process(pid).children(recursive=True)
+        with contextlib.suppress(ValueError, RayActorError):
+            ray.kill(self._actor, no_restart=True)
+        end_processes(children)
 
     def _get(self, ref: ray.ObjectRef, timeout_s: float, setting: str) -> Any:
         try:
@@ -130,21 +163,16 @@ class RuntimeHandle:
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, EngineDied):
-                self._kill()
+                self.kill()
             raise cause if isinstance(cause, EngineFailed) else EngineFailed(str(error)) from None
         except GetTimeoutError:
-            self._kill()
+            self.kill()
             raise EngineDied(
                 f"the engine did not answer within {timeout_s:g} s ({setting}); it was ended. {self._log()}"
             ) from None
         except RayActorError as error:
-            self._kill()
+            self.kill()
             raise EngineDied(f"the engine's process died: {str(error).splitlines()[0]} {self._log()}") from None
-
-    def _kill(self) -> None:
-        self.is_alive = False
-        with contextlib.suppress(ValueError, RayActorError):
-            ray.kill(self._actor, no_restart=True)
 
     def _log(self) -> str:
         # readable where driver and engine share the home folder, as they do on one machine

@@ -1,9 +1,10 @@
-"""Closed-loop load on an engine: `concurrency` streams, each sending its next prompt when its last answer is complete."""
+"""Closed-loop load on an engine: `concurrency` streams, each sending its next prompt when its last is answered."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 from rayspec.records import RequestRecord
@@ -82,7 +83,7 @@ def _record(
         finish_reason=reason["type"],
         ttft_s=arrivals[0],
         e2e_s=arrivals[-1],
-        chunk_gaps_s=tuple(b - a for a, b in zip(arrivals, arrivals[1:], strict=False)),
+        chunk_gaps_s=tuple(b - a for a, b in pairwise(arrivals)),
         # absent without speculation, and where the prefill's token was the whole answer
         verify_steps=meta.get("spec_verify_ct", 0),
         accepted_drafts=meta.get("spec_num_correct_drafts", 0),

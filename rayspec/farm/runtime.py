@@ -3,24 +3,29 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Load, closed_loop
-from rayspec.records import RequestRecord
+from rayspec.farm.processes import end_processes, environment, redirected_output
+from rayspec.records import Measured, StepSeconds
+
+if TYPE_CHECKING:
+    from sglang_ext.adapter.engine import StepTimes
 
 LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
-
+FLUSH_TIMEOUT_S = 10.0
+ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed): .")
 T = TypeVar("T")
 
 
@@ -41,6 +46,7 @@ class EngineSpec:
     draft_steps: int = 4
     topk: int = 1
     num_draft_tokens: int | None = None
+    num_threads: int | None = None  # of the CPU; None: all cores that this machine gives the process
     overrides: dict[str, Any] = field(default_factory=dict)  # ServerArgs fields
 
 
@@ -57,13 +63,22 @@ class Runtime:
         self._engine: Any = None
         self._foreign_pids: set[int] = set()  # children of this process that are not the engine's
 
+    @property
+    def num_threads(self) -> int:
+        return self.spec.num_threads or len(os.sched_getaffinity(0))
+
     def start(self) -> float:
         """Start the engine; returns the seconds it took. Raises EngineFailed."""
         assert self._engine is None, "a runtime starts once"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._foreign_pids = {p.pid for p in psutil.Process().children(recursive=True)}
         begin = time.perf_counter()
-        with self._readable_failure("did not start"), redirected_output(self.log_path):
+        with (
+            self._readable_failure("did not start"),
+            redirected_output(self.log_path),
+            # Ray would leave the engine one thread per reserved core
+            environment({"OMP_NUM_THREADS": str(self.num_threads)}),
+        ):
             # imports of half a minute, and only here: whoever plans a sweep does not need them
             import sglang
 
@@ -88,24 +103,35 @@ class Runtime:
         from sglang_ext.adapter.engine import swap_drafter
 
         with self._readable_failure(f"did not take drafter {drafter}"):
-            swap_drafter(self._running_engine(), drafter)
+            engine = self._running_engine()
+            self._flush()
+            swap_drafter(engine, drafter)
 
     def warm_up(self, load: Load) -> None:
         """Answer a block without recording it."""
         with self._readable_failure("failed while warming up"):
             self._run(closed_loop(self._running_engine(), load))
 
-    def measure(self, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
-        """(wall seconds, records) of a block that finds an empty prefix cache. Raises EngineFailed."""
+    def measure(self, load: Load) -> Measured:
+        """Answer a block that finds an empty prefix cache. Raises EngineFailed."""
         with self._readable_failure("failed while measuring"):
             engine = self._running_engine()
-            if not engine.flush_cache().success:
-                raise EngineFailed("the prefix cache could not be flushed: requests are still running")
-            return self._run(closed_loop(engine, load))
+            self._flush()
+            before = self._step_times()
+            wall_s, requests = self._run(closed_loop(engine, load))
+            after = self._step_times()
+        steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
+        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
 
-    def head_latencies(self, drafters: dict[str, str], *, rows: int, k: int) -> dict[str, float]:
+    def _step_times(self) -> "StepTimes | None":
+        """The engine's clock over its life; None for the plain engine, and on an accelerator."""
+        from sglang_ext.adapter.engine import step_times
+
+        return step_times(self._engine) if self.spec.drafter else None
+
+    def head_latencies(self, drafters: dict[str, str], *, rows: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
-        return head_latencies(drafters, rows=rows, k=k, dtype=self._dtype(), num_threads=torch.get_num_threads())
+        return head_latencies(drafters, rows=rows, dtype=self._dtype(), num_threads=self.num_threads)
 
     def stop(self) -> None:
         """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""
@@ -122,6 +148,11 @@ class Runtime:
         if not self.log_path.is_file():
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def _logged_error(self) -> str:
+        """The last error that a process which died wrote into the log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if ERROR_LINE.match(line)), "an engine process died")
 
     def _dtype(self) -> torch.dtype:
         name = self.spec.overrides.get("dtype", "auto")
@@ -142,6 +173,12 @@ class Runtime:
         self._engine.loop.remove_signal_handler(signal.SIGQUIT)
         signal.signal(signal.SIGQUIT, _on_child_death)
 
+    def _flush(self) -> None:
+        """Empty the prefix cache; the scheduler lets go of a request a little after its last token has arrived."""
+        flushed = self._run(self._engine.tokenizer_manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S))
+        if not flushed.success:
+            raise EngineFailed(f"the prefix cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: {flushed.message}")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the engine's own loop, giving up as soon as an engine process dies."""
 
@@ -156,7 +193,10 @@ class Runtime:
             return task.result()
 
         _ChildDeath.is_expected = False
-        return self._engine.loop.run_until_complete(watched())
+        try:
+            return self._engine.loop.run_until_complete(watched())
+        finally:
+            _ChildDeath.is_expected = True
 
     @contextlib.contextmanager
     def _readable_failure(self, what: str) -> Iterator[None]:
@@ -168,11 +208,9 @@ class Runtime:
             raise
         except Exception as error:
             role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
-            cause = "; ".join(_messages(error))
+            cause = self._logged_error() if isinstance(error, _ChildDeath) else "; ".join(_messages(error))
             kind = EngineDied if _ChildDeath.happened else EngineFailed
-            raise kind(
-                f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}"
-            ) from error
+            raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
         finally:
             _ChildDeath.is_expected = False
 
@@ -197,30 +235,3 @@ def _on_child_death(signum: int, frame: object) -> None:
     _ChildDeath.happened = True
     if first and _ChildDeath.is_expected:
         raise _ChildDeath("an engine process died")
-
-
-def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> None:
-    """Kill those of the processes that are still alive, and wait for them."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=timeout_s)
-
-
-@contextlib.contextmanager
-def redirected_output(path: Path) -> Iterator[None]:
-    """Send this process's stdout and stderr, and those of children started meanwhile, to the end of a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    with open(path, "ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for original, fd in zip(saved, (1, 2), strict=True):
-            os.dup2(original, fd)
-            os.close(original)

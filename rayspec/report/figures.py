@@ -70,7 +70,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
         axis.margins(x=0.12)
         axis.set_yticks(range(len(heads)), heads)
         axis.set_title(streams(c))
-        axis.set_xlabel("speed-up over plain decoding (×, 95% CI)")
+        axis.set_xlabel("speed-up over plain decoding (x, 95% CI)")
     axes[0].set_ylim(len(heads) - 0.5, -0.5)
     legend_below(figure, steps_entries(steps))
     return figure
@@ -134,11 +134,11 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
             own, s = colour(heads.index(r.trial.head)), steps.index(r.trial.draft_steps)
             axis.plot(r.metrics["nu"], r.metrics["rho"], color=own, marker=marker(s), markersize=8, alpha=0.9)
         axis.set_title(f"{streams(c)} (above its line: faster than full)")
-        axis.set_xlabel("ν: head latency relative to full")
+        axis.set_xlabel("head latency relative to full (nu)")
         axis.set_xlim(0, None)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8, loc="lower right")
-    axes[0].set_ylabel("ρ: tau relative to full")
+    axes[0].set_ylabel("tau relative to full (rho)")
     legend_below(figure, [*head_entries(heads), *steps_entries(steps)])
     return figure
 

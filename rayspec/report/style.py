@@ -1,22 +1,23 @@
 """What the figures share: colours, panels, legends."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.artist import Artist  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("--", ":", "-.", (0, (5, 1)))
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -53,9 +54,7 @@ def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
 
 def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
     """Legend entries that tell heads by colour."""
-    return [
-        (Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head) for i, head in enumerate(heads)
-    ]
+    return [(Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head) for i, head in enumerate(heads)]
 
 
 def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:

@@ -23,11 +23,10 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(results: "Sequence[TrialResult]") -> str:
-    """The table, a verdict for each concurrency, what the columns mean, and the causes of failed trials."""
+    """The table, a verdict for each concurrency, what the columns mean, and the first line of each failure."""
     ordered = sorted(results, key=lambda r: (r.trial.concurrency, r.trial.draft_steps))
     parts = [render_table(HEADERS, [_row(r) for r in ordered])]
-    concurrencies = sorted({r.trial.concurrency for r in results})
-    parts.append("\n".join(verdict(c, [r for r in results if r.trial.concurrency == c]) for c in concurrencies))
+    parts.append("\n".join(verdicts(results).values()))
     notes = [
         "tau: tokens per verify step, 1 + accepted drafts / steps. head us: the head alone, one call.",
         "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, "
@@ -40,8 +39,14 @@ def summary(results: "Sequence[TrialResult]") -> str:
     elif any("output_mismatches" in r.metrics for r in results):
         notes.append("Every answer is token for token that of plain decoding.")
     parts.append("\n".join(notes))
-    failed = [f"{r.trial.name} FAILED: {r.error}" for r in ordered if r.error]
+    failed = [f"{r.trial.name} FAILED: {r.error.splitlines()[0]}" for r in ordered if r.error]
     return "\n\n".join([*parts, *failed])
+
+
+def verdicts(results: "Sequence[TrialResult]") -> dict[int, str]:
+    """A verdict for each concurrency."""
+    concurrencies = sorted({r.trial.concurrency for r in results})
+    return {c: verdict(c, [r for r in results if r.trial.concurrency == c]) for c in concurrencies}
 
 
 def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
@@ -51,12 +56,17 @@ def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
     if not drafted:
         return f"{start} no speed-up could be measured."
     best = max(drafted, key=lambda r: r.metrics["speedup_vs_plain"])
-    plain = best.speedup("plain")
+    plain, full = best.speedup("plain"), best.speedup("full")
     assert plain is not None, "filtered above"
-    text = f"{start} {best.trial.head} with {best.trial.draft_steps} draft steps is fastest, {_ratio(plain)} of plain"
-    text += {True: ": speculation pays", False: ": speculation does NOT pay", None: ": not decided"}[_beats_one(plain)]
-    full = best.speedup("full")
-    if best.trial.drafter is not None and full is not None and full.value != 1:
+    claim = {
+        True: "speculation pays",
+        False: "speculation does NOT pay, plain decoding is faster",
+        None: "not clearly different from plain decoding",
+    }[_beats_one(plain)]
+    text = (
+        f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {_ratio(plain)} of plain"
+    )
+    if not best.is_baseline and full is not None:
         claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[_beats_one(full)]
         text += f"; {claim} the full head with as many steps ({_ratio(full)})"
     return text + "."
@@ -73,7 +83,7 @@ def _row(result: "TrialResult") -> list[str]:
         f"{m['head_latency_us']:.0f}" if "head_latency_us" in m else "-",
         f"{m['output_tokens_per_s']:.1f}",
         _ratio(result.speedup("plain")),
-        _ratio(result.speedup("full")),
+        "baseline" if result.is_baseline else _ratio(result.speedup("full")),
     ]
 
 

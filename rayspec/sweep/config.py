@@ -19,12 +19,13 @@ class EngineConfig:
     context_length: int | None = None  # tokens of prompt plus answer
     max_total_tokens: int | None = None  # KV slots; small keeps the start fast and the memory low
     mem_fraction_static: float | None = None  # share of GPU memory per engine (two run side by side)
-    start_timeout_s: float = 600.0
+    num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
+    start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
     block_timeout_s: float = 1800.0  # for one block of one trial
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "max_total_tokens"):
+        for name in ("context_length", "max_total_tokens", "num_threads"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"engine.{name}", value, "at least 1")
         fraction = self.mem_fraction_static

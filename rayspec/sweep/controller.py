@@ -1,7 +1,7 @@
 """Runs a sweep: the only part that knows plan, engines, scores, tracking and report.
 
-A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load, its
-swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
+A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load,
+its swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
 """
 
 import logging
@@ -13,13 +13,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.farm.actor import cluster
+from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.records import BlockRecord
 from rayspec.report.table import summary
-from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.plan import Drafter, Phase, Round, Trial
 from rayspec.sweep.prepare import Prepared
@@ -90,14 +89,15 @@ class _Measurement:
                 self._phase(phase, progress)
 
     def _phase(self, phase: Phase, progress: tqdm) -> None:
-        progress.set_postfix_str(f"starting engines, {phase.draft_steps} draft steps")
+        progress.write(f"starting the engine with {phase.draft_steps} draft steps ...", file=sys.stderr)
         self._start_speculative(phase.draft_steps)
         if phase is self.prepared.plan.phases[0]:
             self._finish_plain()
             self._time_heads()
+        progress.unpause()  # starts count neither towards the rate nor towards the time left
         for round_ in phase.rounds:
             for trial in round_.trials:
-                progress.set_postfix_str(trial.name)
+                progress.set_postfix_str(trial.name, refresh=False)
                 if trial not in self.errors:
                     self._block(trial, round_, phase.draft_steps)
                 progress.update()
@@ -113,18 +113,12 @@ class _Measurement:
             return
         try:
             engine.warm_up(self.engines.load(prompts[:1], 1, self.config.warmup_tokens))
-            wall_s, requests = engine.measure(self.engines.load(prompts, trial.concurrency))
+            measured = engine.measure(self.engines.load(prompts, trial.concurrency))
         except EngineFailed as error:
             self._fail(trial, str(error))
             self._replace_dead(draft_steps)
             return
-        record = BlockRecord(
-            index=round_.index,
-            prompt_block=round_.prompt_block,
-            draft_steps=draft_steps,
-            wall_s=wall_s,
-            requests=requests,
-        )
+        record = BlockRecord(index=round_.index, prompt_block=round_.prompt_block, measured=measured)
         self.blocks[trial].append(record)
         self.publisher.block(trial, record)
 
@@ -135,6 +129,7 @@ class _Measurement:
                 continue
             try:
                 seconds = self.engines.start_speculative(drafter, draft_steps)
+                self._warm_up(self.engines.speculative)
             except EngineFailed as error:
                 self._fail_drafter(drafter, str(error), draft_steps)
                 continue
@@ -151,8 +146,15 @@ class _Measurement:
     def _finish_plain(self) -> None:
         try:
             self.publisher.engine_started("plain", self.engines.wait_for_plain())
+            self._warm_up(self.engines.plain)
         except EngineFailed as error:
             self._fail_drafter(None, str(error))
+
+    def _warm_up(self, engine: RuntimeHandle | None) -> None:
+        """A whole block at every concurrency, so that no trial pays for what a new engine does once."""
+        assert engine is not None, "called right after its start"
+        for concurrency in self.config.concurrency:
+            engine.warm_up(self.engines.load(self.prepared.prompts[: self.config.block_prompts], concurrency))
 
     def _time_heads(self) -> None:
         engine = self.engines.speculative
@@ -161,8 +163,7 @@ class _Measurement:
         healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
         try:
             for c in self.config.concurrency:
-                rows, k = c * self.config.topk, self.config.topk
-                self.head_latency_s[c] = engine.head_latencies(healthy, rows, k)
+                self.head_latency_s[c] = engine.head_latencies(healthy, c * self.config.topk)
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             self._replace_dead(self.config.draft_steps[0])

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rayspec.farm.load import Load
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter
+from rayspec.workloads import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,15 @@ class Engines:
             self.plain = self._handle(None, 0, "plain")
             self._plain_start = self.plain.begin_start()
             yield
-        finally:
-            for handle in (self.plain, self.speculative):
-                if handle is not None:
-                    handle.stop()
+            self._end(RuntimeHandle.stop)
+        except BaseException:
+            self._end(RuntimeHandle.kill)  # a shutdown would wait for the block that runs
+            raise
+
+    def _end(self, how: Callable[[RuntimeHandle], None]) -> None:
+        for handle in (self.plain, self.speculative):
+            if handle is not None:
+                how(handle)
 
     def wait_for_plain(self) -> float:
         """Seconds that the plain engine's start took."""
@@ -70,7 +76,7 @@ class Engines:
             self._loaded = drafter.label
         return handle
 
-    def load(self, prompts: tuple, concurrency: int, max_new_tokens: int | None = None) -> Load:
+    def load(self, prompts: tuple[Prompt, ...], concurrency: int, max_new_tokens: int | None = None) -> Load:
         """A block's load with the sweep's sampling settings."""
         c = self.config
         return Load(
@@ -89,6 +95,7 @@ class Engines:
             draft_steps=draft_steps,
             topk=c.topk,
             num_draft_tokens=c.num_draft_tokens,
+            num_threads=c.engine.num_threads,
             overrides={"random_seed": c.seed, **c.engine.overrides()},
         )
         num_gpus = c.ray.num_gpus

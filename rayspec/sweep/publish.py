@@ -9,6 +9,7 @@ from rayspec.config import flatten, to_yaml
 from rayspec.metrics import tau_by_category, trial_metrics
 from rayspec.records import BlockRecord
 from rayspec.report.figures import write_figures
+from rayspec.report.table import verdicts
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Plan, Trial
 from rayspec.sweep.results import TrialResult
@@ -72,6 +73,7 @@ class Publisher:
         failed = [r.trial.name for r in results if r.error]
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)})
         self.parent.log_text(summary + "\n", "summary.md")
+        self.parent.set_tags({f"verdict.c{c}": text for c, text in verdicts(results).items()})
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
@@ -91,9 +93,7 @@ def trial_params(trial: Trial) -> dict[str, object]:
 
 
 def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:
-    lines = [
-        {"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests
-    ]
+    lines = [{"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests]
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 

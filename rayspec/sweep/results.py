@@ -16,6 +16,7 @@ class TrialResult:
 
     trial: Trial
     metrics: Mapping[str, float] = field(default_factory=dict)
+    is_baseline: bool = False  # the full head that the others of its draft steps and concurrency are compared with
     error: str | None = None
 
     def speedup(self, baseline: str) -> Interval | None:
@@ -51,7 +52,8 @@ def score(
             if config.temperature == 0 and plain in metrics:
                 own["output_mismatches"] = float(output_mismatches(blocks[trial], blocks[plain]))
             own |= _head_tradeoff(config, trial, full, metrics, head_latency_s.get(trial.concurrency, {}))
-        results.append(TrialResult(trial=trial, metrics=own))
+        is_baseline = trial.head == config.baseline
+        results.append(TrialResult(trial=trial, metrics=own, is_baseline=is_baseline))
     return results
 
 
@@ -78,6 +80,8 @@ def _against(
         row = sums.setdefault(own.prompt_block, [0.0] * 4)
         for i, value in enumerate((own.output_tokens, own.wall_s, base.output_tokens, base.wall_s)):
             row[i] += value
+    if not sums:
+        return {}
     interval = throughput_ratio(*zip(*sums.values(), strict=True), seed=seed)
     key = f"speedup_vs_{name}"
     out = {key: interval.value}
@@ -104,8 +108,11 @@ def _head_tradeoff(
     base = metrics[full]
     if "tau" in metrics[trial] and "tau" in base:
         out["rho"] = metrics[trial]["tau"] / base["tau"]
-    if config.baseline in latency_s and "cycle_ms" in base:
-        kappa = head_kappa(latency_s[config.baseline], trial.draft_steps, base["cycle_ms"] / 1e3)
+    # the engine's own clock where it has one; else the head timed alone, which is called once a draft step
+    alone_ms = 1e3 * latency_s[config.baseline] * trial.draft_steps if config.baseline in latency_s else None
+    head_ms = base.get("step_head_ms", alone_ms)
+    if head_ms is not None and "cycle_ms" in base:
+        kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:
             out["kappa"] = kappa
     return out

@@ -58,7 +58,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> No
     path = Path(folder) / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # version 5 writes a name of its own, which it alone knows
-    settings.pop("backend", None)
+    for key in ("backend", "is_local", "local_files_only"):  # of the saving process, not of the tokenizer
+        settings.pop(key, None)
     path.write_text(json.dumps(settings, indent=2) + "\n")
 
 

@@ -5,6 +5,8 @@ activation.py  entry point of SGLang's platforms: ours, only where no accelerato
 platform.py    the CPU platform
 attention.py   attention of the CPU platform
 spec_ops.py    tree, verification and cache operations of the CPU platform
+fused_ops.py   norm and rotary embedding of the CPU platform
+packing.py     projections of the CPU platform
 internals.py   every SGLang internal that we touch, by name
 step_clock.py  where the time of a step goes (CPU platform)
 swap.py        live swap of the drafter in a running scheduler

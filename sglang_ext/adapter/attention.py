@@ -50,7 +50,7 @@ class Segment:
 def context_segment(table_RC: Tensor, row_B: Tensor, context_B: Tensor, queries: int, first: int = 0) -> Segment:
     """New tokens at the end of contexts of `context_B` tokens (themselves included), causal among each other."""
     longest = int(context_B.max())
-    slots_BS = table_RC[row_B.long(), :longest].long()
+    slots_BS = table_RC[row_B.long(), :longest].long().contiguous()
     if len(context_B) == 1 and queries == 1:
         return Segment(first, queries, slots_BS, None)
     last_BQ = context_B.long()[:, None] - queries + torch.arange(queries, device=context_B.device)
@@ -143,8 +143,9 @@ class CpuAttentionBackend(AttentionBackend):
         keys, values = self.kv_pool.get_key_buffer(layer.layer_id), self.kv_pool.get_value_buffer(layer.layer_id)
         for segment in self.segments:
             B, Q, G = len(segment.slots_BS), segment.queries, A // K
-            k_BKSD = keys[segment.slots_BS].to(q.dtype).transpose(1, 2)
-            v_BKSD = values[segment.slots_BS].to(q.dtype).transpose(1, 2)
+            slots = segment.slots_BS.view(-1)  # index_select costs a third of advanced indexing
+            k_BKSD = keys.index_select(0, slots).to(q.dtype).view(B, -1, K, D).transpose(1, 2)
+            v_BKSD = values.index_select(0, slots).to(q.dtype).view(B, -1, K, D).transpose(1, 2)
             span = slice(segment.first, segment.first + B * Q)
             # the query heads of one key head become rows, so that keys and values are read once
             q_rows = q_TAD[span].view(B, Q, K, G, D).permute(0, 2, 3, 1, 4).reshape(B, K, G * Q, D)
@@ -183,7 +184,7 @@ class CpuDraftDecodeBackend:
         for step, backend in enumerate(self.attn_backends):
             end = longest + step + 1
             visible = None if visible_RS is None else visible_RS[:, None, :end]
-            backend.segments = [Segment(0, 1, slots_RS[:, :end], visible)]
+            backend.segments = [Segment(0, 1, slots_RS[:, :end].contiguous(), visible)]
 
 
 def _check_supported(layer: "RadixAttention") -> None:

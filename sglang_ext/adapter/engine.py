@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import time
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 from sglang_ext.adapter import plugin
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.swap import STILL_RUNNING
+
+SWAP_PATIENCE_S = 5.0
 
 
 def engine_arguments(
@@ -106,7 +110,12 @@ def swap_drafter(engine: Any, path: str) -> None:
 
     Raises ValueError with the scheduler's message; the running drafter is then unchanged.
     """
-    try:
-        engine.collective_rpc("rayspec_swap_drafter", path=str(path))
-    except AssertionError as error:  # collective_rpc asserts success and carries the message
-        raise ValueError(f"could not swap the drafter to {path}: {error}") from error
+    deadline = time.monotonic() + SWAP_PATIENCE_S
+    while True:
+        try:
+            return engine.collective_rpc("rayspec_swap_drafter", path=str(path))
+        except AssertionError as error:  # collective_rpc asserts success and carries the message
+            # an answer reaches us a little before the scheduler has let go of its request
+            if STILL_RUNNING not in str(error) or time.monotonic() > deadline:
+                raise ValueError(f"could not swap the drafter to {path}: {error}") from error
+            time.sleep(0.01)

@@ -109,6 +109,15 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
     ),
 )
 
+# Wrapped on the CPU platform.
+CPU_WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
+        "sglang_ext.adapter.packing.compute_lm_head",
+    ),
+)
+
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take
 # every other None in the process for a stale copy of them).
 CPU_MISSING: tuple[Internal, ...] = (

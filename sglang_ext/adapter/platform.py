@@ -62,11 +62,20 @@ class CpuPlatform(SRTPlatform):
         return extend_slots
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Once in each worker, before the first request: fail unless everything that we replace is in place."""
+        """Once in each worker, before the first request: fail unless everything that we replace is in
+        place, then pack the projections."""
+        from sglang_ext.adapter.packing import pack_model
         from sglang_ext.adapter.plugin import check_cpu_hooks, install_missing_cpu_ops
 
         check_cpu_hooks()
         install_missing_cpu_ops()
+        pack_model(model)
+
+    def init_backend(self) -> None:
+        """Once in each worker, while SGLang's model runner is being imported."""
+        from sglang_ext.adapter.fused_ops import register_fused_ops
+
+        register_fused_ops()
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         return psutil.virtual_memory().total

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sglang_ext.adapter import SGLANG_VERSION
-from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, WRAPPED
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, WRAPPED
 
 MODEL_PACKAGE = "sglang_ext.adapter.models"
 
@@ -41,6 +41,8 @@ def register() -> None:
     if _is_cpu_platform(current_platform):
         for internal in CPU_REPLACEMENTS:
             HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.REPLACE)
+        for internal in CPU_WRAPPED:
+            HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.AROUND)
 
 
 def _is_cpu_platform(platform: Any) -> bool:
@@ -63,7 +65,7 @@ def check_cpu_hooks() -> None:
     """Raise RuntimeError unless SGLang applied every CPU replacement (it only logs those that fail)."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [i.target for i in CPU_REPLACEMENTS if i.target not in HookRegistry._patched]
+    missing = [i.target for i in CPU_REPLACEMENTS + CPU_WRAPPED if i.target not in HookRegistry._patched]
     if missing:
         raise RuntimeError(
             f"SGLang did not apply rayspec's CPU replacement of {', '.join(missing)}; its log above says why "

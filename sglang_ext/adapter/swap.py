@@ -10,6 +10,8 @@ from sglang_ext.drafters.checkpoint import WEIGHTS, read_info
 
 logger = logging.getLogger(__name__)
 
+STILL_RUNNING = "cannot swap the drafter while requests are running"
+
 
 def swap_drafter(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_swap_drafter`, called through `Engine.collective_rpc` on every rank.
@@ -27,7 +29,7 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     if getattr(scheduler.draft_worker.draft_worker, "cuda_graph_runner", None) is not None:
         raise RuntimeError("the draft loop is captured in CUDA graphs; start with --disable-cuda-graph to swap live")
     if not scheduler.flush_cache():
-        raise RuntimeError("cannot swap the drafter while requests are running; wait for them to finish")
+        raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
     with safe_open(Path(path) / WEIGHTS, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)

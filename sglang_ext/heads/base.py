@@ -12,6 +12,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,21 @@ class DraftHead(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
+        self._packed: dict[str, PackedLinear] = {}
 
     @classmethod
     @abstractmethod
     def from_target(cls, config: Any, target_head_VH: Tensor) -> Self:
         """A head initialised from the target's LM head [V, H] (any float dtype; computed in float32)."""
+
+    def project(self, x_TK: Tensor, weight: str) -> Tensor:
+        """x W^T with the parameter named `weight`, from its packed copy once `pack` has been called."""
+        packed = self._packed.get(weight)
+        return F.linear(x_TK, getattr(self, weight)) if packed is None else packed(x_TK)
+
+    def pack(self) -> None:
+        """Make packed copies of the projections for serving on a CPU; call it again after the weights changed."""
+        self._packed = {name: PackedLinear(p) for name, p in self.named_parameters() if can_pack(p)}
 
     @abstractmethod
     def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:

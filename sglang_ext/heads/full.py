@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sglang_ext.heads.base import DraftHead, HeadConfig, HeadCost, weight_bytes
 
@@ -29,7 +28,7 @@ class FullHead(DraftHead):
         return head
 
     def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        return F.linear(hidden_TH, self.weight)
+        return self.project(hidden_TH, "weight")
 
     def cost(self, rows: int) -> HeadCost:
         V, H, size = self.config.vocab_size, self.config.hidden_size, self.weight.element_size()

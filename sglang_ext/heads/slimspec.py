@@ -9,7 +9,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sglang_ext.heads.base import DraftHead, HeadConfig, HeadCost, weight_bytes
 
@@ -49,7 +48,7 @@ class SlimSpecHead(DraftHead):
         return head
 
     def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        return F.linear(F.linear(hidden_TH, self.down), self.up)
+        return self.project(self.project(hidden_TH, "down"), "up")
 
     def cost(self, rows: int) -> HeadCost:
         c, size = self.config, self.up.element_size()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rayspec.records import BlockRecord, RequestRecord
+from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, Trial
 from rayspec.sweep.results import TrialResult, score
@@ -25,7 +25,9 @@ def results() -> list[TrialResult]:
     return synthetic_results()
 
 
-def synthetic_request(prompt_id: str, histogram: tuple[int, ...], cycle_s: float, *, ttft_s: float = 0.01) -> RequestRecord:
+def synthetic_request(
+    prompt_id: str, histogram: tuple[int, ...], cycle_s: float, *, ttft_s: float = 0.01
+) -> RequestRecord:
     """A request whose every verify step takes `cycle_s`; histogram () is plain decoding of 32 tokens."""
     steps = sum(histogram)
     accepted = sum(j * n for j, n in enumerate(histogram))
@@ -47,8 +49,9 @@ def synthetic_request(prompt_id: str, histogram: tuple[int, ...], cycle_s: float
     )
 
 
-def synthetic_results(draft_steps: tuple[int, ...] = (2, 4), concurrency: tuple[int, ...] = (1, 4)) -> list[TrialResult]:
+def synthetic_results() -> list[TrialResult]:
     """A whole sweep's results: 8 blocks of 4 requests with geometric acceptance and noisy windows of time."""
+    draft_steps, concurrency = (2, 4), (1, 4)
     rng = np.random.default_rng(0)
     config = SweepConfig(drafters=list(HEADS), draft_steps=list(draft_steps), concurrency=list(concurrency))
     blocks: dict[Trial, list[BlockRecord]] = {}
@@ -62,11 +65,11 @@ def synthetic_results(draft_steps: tuple[int, ...] = (2, 4), concurrency: tuple[
                     trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, concurrency=c)
                     noise = window * float(np.exp(rng.normal(0, 0.03)))
                     cycle_s = 0.012 * noise if drafter is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
-                    requests = tuple(
-                        synthetic_request(f"{b}.{i}", _histogram(rng, 0.7 * kept, steps) if drafter else (), cycle_s) for i in range(4)
-                    )
+                    histograms = [_histogram(rng, 0.7 * kept, steps) if drafter else () for _ in range(4)]
+                    requests = tuple(synthetic_request(f"{b}.{i}", h, cycle_s) for i, h in enumerate(histograms))
                     wall_s = sum(r.e2e_s for r in requests) / c
-                    record = BlockRecord(index=index, prompt_block=b, draft_steps=steps, wall_s=wall_s, requests=requests)
+                    measured = Measured(wall_s=wall_s, requests=requests)
+                    record = BlockRecord(index=index, prompt_block=b, measured=measured)
                     blocks.setdefault(trial, []).append(record)
                 index += 1
     return score(config, blocks, {}, {c: {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency})

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lossless import (
 )
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.adapter.engine import step_times, swap_drafter
 
 STEPS = 4
 
@@ -60,6 +61,20 @@ def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:
     again = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
     assert accepted["full"] != accepted["slimspec"]
     assert again == accepted["full"]
+
+
+def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
+    before = step_times(engine)
+    start = time.perf_counter()
+    answers = generate(engine, prompts[:4])
+    wall_s = time.perf_counter() - start
+    after = step_times(engine)
+    assert before is not None, "no accelerator here, so the clock runs"
+    assert after is not None
+    spent = after - before
+    assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
+    assert 0 < spent.head_s < spent.draft_s
+    assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
 
 
 def break_tensor(path: Path) -> None:

@@ -7,14 +7,14 @@ from importlib.metadata import entry_points, version
 import pytest
 
 from sglang_ext.adapter import SGLANG_VERSION
-from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, WRAPPED, Internal
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, WRAPPED, Internal
 
 
 def test_pinned_version_is_installed() -> None:
     assert version("sglang") == SGLANG_VERSION
 
 
-@pytest.mark.parametrize("internal", CPU_REPLACEMENTS + WRAPPED, ids=lambda i: i.target.rsplit(".", 1)[1])
+@pytest.mark.parametrize("internal", CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED, ids=lambda i: i.target.rsplit(".", 1)[1])
 def test_signature_is_the_one_that_we_replace(internal: Internal) -> None:
     original = inspect.unwrap(pkgutil.resolve_name(internal.target))
     names = [n for n in inspect.signature(original).parameters if n != "self" or "self" in internal.parameters]

@@ -16,6 +16,8 @@ from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_target
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info
@@ -103,6 +105,9 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         head = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         self.lm_head.load_state_dict(head)
         super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(prefix))
+        if not has_accelerator():
+            self.lm_head.pack()
+            pack_model(self)
 
     @torch.no_grad()
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:

@@ -1,0 +1,1 @@
+"""Dense projections for a handful of rows on a CPU."""

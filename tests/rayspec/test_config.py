@@ -1,0 +1,117 @@
+"""Loading of typed configs, and every sweep config that ships."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rayspec.config import flatten, load_config, to_yaml
+from rayspec.sweep.config import SweepConfig
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "sweep").glob("*.yaml"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"inner.depth must be at least 1, got {self.depth}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str = "x"
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    file = tmp_path / "outer.yaml"
+    file.write_text("name: from_file\ninner:\n  depth: 3\n")
+    return file
+
+
+def test_later_layers_win(yaml_file: Path) -> None:
+    config = load_config(Outer, yaml_file, ["inner.depth=5", "sizes=[7]"])
+    assert config == Outer(name="from_file", sizes=[7], inner=Inner(depth=5))
+
+
+def test_without_file_the_defaults_hold() -> None:
+    assert load_config(Outer, None) == Outer()
+
+
+def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None:
+    yaml_file.write_text("inner:\n  dept: 3\n")
+    with pytest.raises(ValueError, match=rf"{yaml_file}: unknown key 'inner.dept'; known under inner: depth"):
+        load_config(Outer, yaml_file)
+    with pytest.raises(ValueError, match="the command line: unknown key 'nam'; known: name, sizes, inner"):
+        load_config(Outer, None, ["nam=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("inner.depth=0", "inner.depth must be at least 1, got 0"),
+        ("inner.depth=deep", "inner.depth: .*deep.*Integer"),
+        ("sizes=3", "sizes: "),
+        ("inner", "expected key=value"),
+        ("--config=x", "expected key=value"),
+        ("sizes=[1", "no valid YAML"),
+    ],
+)
+def test_bad_value_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config(Outer, None, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "no config file"), ("a: [", "no valid YAML"), ("- a", "got a list")]
+)
+def test_bad_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(Outer, file)
+
+
+def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
+    config = load_config(SweepConfig, None, ["draft_steps=[2,4]", "engine.extra.max_running_requests=8"])
+    (tmp_path / "resolved.yaml").write_text(to_yaml(config))
+    assert load_config(SweepConfig, tmp_path / "resolved.yaml") == config
+
+
+def test_flatten_gives_yaml_paths() -> None:
+    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1"}
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda f: f.stem)
+def test_every_sweep_config_loads(file: Path) -> None:
+    assert load_config(SweepConfig, file).drafters
+
+
+def test_sweep_configs_are_found() -> None:
+    assert "demo.yaml" in [f.name for f in CONFIGS]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["drafters=[full,full]"], "drafters must be without repetition"),
+        (["drafters=[a/full,b/full]"], "drafters must be of different names"),
+        (["drafters=[slimspec-r64]"], "baseline must be one of the drafters' names"),
+        (["draft_steps=[]"], "draft_steps must be a list of at least one entry"),
+        (["concurrency=[1,0]"], "concurrency must be at least 1 everywhere"),
+        (["topk=4"], "num_draft_tokens must be given for a tree"),
+        (["topk=4", "draft_steps=[2]", "num_draft_tokens=99"], r"num_draft_tokens must be in 2\.\.21"),
+        (["num_draft_tokens=3"], "num_draft_tokens must be unset for a chain"),
+        (["engine.mem_fraction_static=1.5"], "engine.mem_fraction_static must be between 0 and 1"),
+        (["engine.extra.model_path=x"], "engine.extra must be without model_path"),
+    ],
+)
+def test_sweep_config_refuses(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config(SweepConfig, None, overrides)

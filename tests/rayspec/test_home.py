@@ -1,0 +1,34 @@
+"""Where results go."""
+
+from pathlib import Path
+
+import pytest
+
+from rayspec.home import CHECKOUT, artifact_uri, home, prepared_home, tracking_uri
+
+
+def test_default_is_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYSPEC_HOME", raising=False)
+    assert home() == CHECKOUT / ".rayspec"
+
+
+def test_store_and_artifacts_follow_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "h"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert prepared_home().is_dir()
+    assert tracking_uri() == f"sqlite:///{tmp_path}/h/mlflow.db"
+    assert artifact_uri() == f"file://{tmp_path}/h/mlartifacts"
+
+
+def test_a_tracking_server_keeps_its_own_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert tracking_uri() == "http://mlflow:5000"
+    assert artifact_uri() is None
+
+
+def test_a_home_that_ray_deletes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1" / ".rayspec"
+    monkeypatch.setenv("RAYSPEC_HOME", str(folder))
+    with pytest.raises(ValueError, match=r"RAYSPEC_HOME is .*runtime-env-json"):
+        prepared_home()
+    assert not folder.exists()

@@ -1,0 +1,96 @@
+"""Metrics against numbers worked out by hand."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rayspec.metrics import (
+    break_even_rho,
+    head_kappa,
+    output_mismatches,
+    tau_by_category,
+    trial_metrics,
+)
+from rayspec.records import BlockRecord, Measured, RequestRecord, StepSeconds
+
+MakeRequest = Callable[..., RequestRecord]
+
+
+def block(*requests: RequestRecord, wall_s: float = 2.0, step_seconds: StepSeconds | None = None) -> BlockRecord:
+    measured = Measured(wall_s=wall_s, requests=requests, step_seconds=step_seconds)
+    return BlockRecord(index=0, prompt_block=0, measured=measured)
+
+
+def test_acceptance_by_hand(make_request: MakeRequest) -> None:
+    # 4 steps accepting 0, 1, 2, 2 of 2 drafts, and 1 step accepting 2: accepted 7 in 5 steps
+    m = trial_metrics([block(make_request("a", (1, 1, 2), 0.1), make_request("b", (0, 0, 1), 0.1))], 2)
+    assert (m["accepted_drafts"], m["verify_steps"]) == (7, 5)
+    assert m["tau"] == pytest.approx(1 + 7 / 5)
+    assert m["tau_request_mean"] == pytest.approx(((1 + 5 / 4) + (1 + 2 / 1)) / 2)
+    assert m["accept_pos_1"] == pytest.approx(4 / 5)
+    assert m["accept_pos_2"] == pytest.approx(3 / 5)
+    assert m["accept_cond_2"] == pytest.approx(3 / 4)
+    assert m["tau"] == pytest.approx(1 + m["accept_pos_1"] + m["accept_pos_2"])
+
+
+def test_emitted_tau_counts_only_what_left_the_server(make_request: MakeRequest) -> None:
+    from dataclasses import replace
+
+    whole = make_request("a", (0, 0, 2), 0.1)  # 1 + 2 * 3 tokens
+    cut = replace(whole, output_ids=whole.output_ids[:-1])
+    m = trial_metrics([block(cut)], 2)
+    assert (m["tau"], m["tau_emitted"]) == (3.0, 2.5)
+
+
+def test_latency_by_hand(make_request: MakeRequest) -> None:
+    m = trial_metrics([block(make_request("a", (2, 0, 1), 0.1, ttft_s=0.05))], 2)
+    assert m["output_tokens"] == 6  # prefill's, 3 steps, 2 drafts
+    assert m["output_tokens_per_s"] == pytest.approx(6 / 2.0)
+    assert m["ttft_ms_p50"] == pytest.approx(50)
+    assert m["tpot_ms_p50"] == pytest.approx(1e3 * 0.3 / 5)
+    assert m["itl_ms_p99"] == pytest.approx(100)
+    assert m["cycle_ms"] == pytest.approx(100)
+
+
+def test_plain_decoding_has_no_acceptance(make_request: MakeRequest) -> None:
+    m = trial_metrics([block(make_request("a", (), 0.01))], 0)
+    assert "tau" not in m
+    assert m["tpot_ms_p50"] == pytest.approx(10)
+
+
+def test_answers_of_the_prefill_alone_have_no_tau(make_request: MakeRequest) -> None:
+    from dataclasses import replace
+
+    one = replace(make_request("a", (), 0.01), output_ids=(1,), chunk_gaps_s=(), e2e_s=0.01)
+    m = trial_metrics([block(one)], 4)
+    assert m["verify_steps"] == 0
+    assert not {"tau", "tpot_ms_p50", "itl_ms_p50"} & set(m)
+
+
+def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
+    request = make_request("a", (1,), 0.1)
+    blocks = [
+        block(request, step_seconds=StepSeconds(steps=1, head_s=0.001, draft_s=0.002, verify_s=0.004)),
+        block(request, step_seconds=StepSeconds(steps=3, head_s=0.011, draft_s=0.022, verify_s=0.044)),
+    ]
+    m = trial_metrics(blocks, 4)
+    assert [m[f"step_{part}_ms"] for part in ("head", "draft", "verify")] == pytest.approx([3, 6, 12])
+
+
+def test_tau_by_category(make_request: MakeRequest) -> None:
+    assert tau_by_category([make_request("a", (1, 1), 0.1), make_request("b", (0, 2), 0.1)]) == {"python": 1.75}
+
+
+def test_mismatches_are_counted_per_request(make_request: MakeRequest) -> None:
+    plain = [block(make_request("a", (), 0.1), make_request("b", (), 0.1))]
+    same, short = make_request("a", (), 0.1), make_request("b", (1,), 0.1)
+    assert output_mismatches([block(same, short), block(same, short)], plain) == 2
+    assert output_mismatches([block(same)], plain) == 0
+
+
+def test_kappa_and_break_even() -> None:
+    kappa = head_kappa(head_s=0.002, cycle_s=0.010)
+    assert kappa == pytest.approx(0.25)
+    assert head_kappa(head_s=0.011, cycle_s=0.010) is None
+    assert break_even_rho(1.0, 0.25) == pytest.approx(1)  # no cheaper: nothing may be lost
+    assert break_even_rho(0.0, 0.25) == pytest.approx(0.8)  # free: the head's whole share may be
