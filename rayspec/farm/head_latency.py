@@ -13,27 +13,29 @@ ROUNDS = 7
 MIN_ROUND_S = 0.05
 
 
-def head_latencies(
-    drafters: Mapping[str, str], *, rows: int, k: int, dtype: torch.dtype, num_threads: int
-) -> dict[str, float]:
-    """Median seconds of `propose` on `rows` rows with `k` candidates, for each {name: checkpoint folder}.
+def head_latencies(drafters: Mapping[str, str], *, rows: int, dtype: torch.dtype, num_threads: int) -> dict[str, float]:
+    """Median seconds of `target_logits` on `rows` rows, for each {name: checkpoint folder}.
+
+    That is what SGLang's draft loop calls, on the same packed weights; its top-k comes after it and is not counted.
 
     The heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads = {name: load_drafter(path, dtype)[0].lm_head.to(device) for name, path in drafters.items()}
-    timers = {name: _timer(head, rows, k, dtype, device, num_threads) for name, head in heads.items()}
+    for head in heads.values():
+        head.pack()
+    timers = {name: _timer(head, rows, dtype, device, num_threads) for name, head in heads.items()}
     with torch.inference_mode():
         calls = {name: _calls_per_round(timer) for name, timer in timers.items()}
         rounds = [{name: timer.timeit(calls[name]).mean for name, timer in timers.items()} for _ in range(ROUNDS)]
     return {name: median(r[name] for r in rounds) for name in heads}
 
 
-def _timer(head: DraftHead, rows: int, k: int, dtype: torch.dtype, device: torch.device, num_threads: int) -> Timer:
+def _timer(head: DraftHead, rows: int, dtype: torch.dtype, device: torch.device, num_threads: int) -> Timer:
     generator = torch.Generator().manual_seed(0)
     hidden_TH = torch.randn(rows, head.config.hidden_size, generator=generator).to(device, dtype)
-    variables = {"head": head, "hidden_TH": hidden_TH, "k": k}
-    return Timer("head.propose(hidden_TH, 0, None, k)", globals=variables, num_threads=num_threads)
+    variables = {"head": head, "hidden_TH": hidden_TH}
+    return Timer("head.target_logits(hidden_TH)", globals=variables, num_threads=num_threads)
 
 
 def _calls_per_round(timer: Timer) -> int:

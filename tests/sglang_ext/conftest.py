@@ -64,10 +64,15 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TARGET)
 
 
+def prompt_texts(count: int) -> list[str]:
+    lines = (ASSETS / "prompts" / "heldout_python.jsonl").read_text().splitlines()
+    assert len(lines) >= count
+    return [json.loads(line)["turns"][0] for line in lines[:count]]
+
+
 @pytest.fixture(scope="session")
 def prompts(tokenizer: Any) -> list[Ids]:
-    lines = (ASSETS / "prompts" / "heldout_python.jsonl").read_text().splitlines()[:NUM_PROMPTS]
-    return [tokenizer.encode(json.loads(line)["turns"][0]) for line in lines]
+    return [tokenizer.encode(text) for text in prompt_texts(NUM_PROMPTS)]
 
 
 @pytest.fixture(scope="session")

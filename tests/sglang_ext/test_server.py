@@ -11,12 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DRAFTERS, NEW_TOKENS, TARGET, Ids, Oracle
+from conftest import DRAFTERS, NEW_TOKENS, TARGET, prompt_texts
 
 START_TIMEOUT_S = 300
 
@@ -27,12 +28,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+SPECULATIVE = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "4"]
+SHAPES = {
+    1: ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"],
+    4: ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12"],
+}
+
+
 @contextmanager
-def server_process(port: int, log: Path, drafter: Path) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port)]
-    command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(drafter)]
-    command += ["--speculative-num-steps", "4", "--speculative-eagle-topk", "4"]
-    command += ["--speculative-num-draft-tokens", "12"]
+def server_process(port: int, log: Path, *flags: str) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port), *flags]
     with log.open("w") as output:
         # a process group of its own, so that its scheduler and detokenizer end with it
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -65,21 +70,41 @@ def wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:
     raise TimeoutError(log.read_text()[-3000:])
 
 
-def test_stock_server_answers_what_plain_decoding_answers(
-    tmp_path: Path, prompts: list[Ids], oracle: Oracle, tokenizer: Any
-) -> None:
-    port, log = free_port(), tmp_path / "server.log"
-    with server_process(port, log, DRAFTERS["slimspec"]) as process:
+def texts(tmp_path: Path, prompts: list[str], *flags: str) -> list[tuple[str, str]]:
+    """(/generate, /v1/completions) of every prompt from a server of its own, eight requests at a time."""
+    port, log = free_port(), tmp_path / f"server{len(flags)}.log"
+
+    def answer(prompt: str) -> tuple[str, str]:
+        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        native = post(port, "/generate", {"text": prompt, "sampling_params": sampling})
+        body = {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": NEW_TOKENS}
+        return native["text"], post(port, "/v1/completions", body)["choices"][0]["text"]
+
+    with server_process(port, log, *flags) as process:
         wait_until_healthy(process, port, log)
-        for prompt, answer in list(zip(prompts, oracle.answers, strict=True))[:10]:
-            text = tokenizer.decode(answer, skip_special_tokens=True)
-            sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-            native = post(port, "/generate", {"input_ids": prompt, "sampling_params": sampling})
-            assert native["text"] == text
-            body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": NEW_TOKENS}
-            assert post(port, "/v1/completions", body)["choices"][0]["text"] == text
-        sampled = {"model": "x", "prompt": prompts[0], "temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(answer, prompts))
+        sampled = {"model": "demo", "prompt": prompts[0], "temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
         assert post(port, "/v1/completions", sampled)["usage"]["completion_tokens"] >= 1
+    return answers
+
+
+@pytest.fixture(scope="module")
+def many_prompts() -> list[str]:
+    return prompt_texts(200)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(tmp_path_factory: pytest.TempPathFactory, many_prompts: list[str]) -> list[tuple[str, str]]:
+    return texts(tmp_path_factory.mktemp("plain"), many_prompts)
+
+
+@pytest.mark.parametrize("topk", SHAPES)
+def test_stock_server_answers_what_it_answers_without_speculation(
+    topk: int, tmp_path: Path, many_prompts: list[str], plain_texts: list[tuple[str, str]]
+) -> None:
+    drafter = ["--speculative-draft-model-path", str(DRAFTERS["slimspec"])]
+    assert texts(tmp_path, many_prompts, *SPECULATIVE, *SHAPES[topk], *drafter) == plain_texts
 
 
 def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:
@@ -88,7 +113,8 @@ def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:
     config["rayspec"]["target"]["tokenizer_sha256"] = "0" * 64
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     log = tmp_path / "server.log"
-    with server_process(free_port(), log, tmp_path / "other") as process:
+    drafter = ["--speculative-draft-model-path", str(tmp_path / "other")]
+    with server_process(free_port(), log, *SPECULATIVE, *SHAPES[1], *drafter) as process:
         assert process.wait(timeout=START_TIMEOUT_S) != 0
     assert "was trained for target" in log.read_text()
     assert "train a drafter for this one: python jobs/train.py" in log.read_text()
