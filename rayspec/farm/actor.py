@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rayspec.farm.load import Load
-from rayspec.farm.processes import end_processes
+from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
 from rayspec.provenance import machine
 from rayspec.records import Measured
@@ -34,23 +35,33 @@ def cluster(address: str | None) -> Iterator[None]:
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "rayspec"}
     on_terminate = signal.getsignal(signal.SIGTERM)
-    if address or os.environ.get("RAY_ADDRESS"):
-        ray.init(address=address, **options)
-    else:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
-            _system_config={"worker_niceness": 0},
-            **options,
-        )
-    # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
-    signal.signal(signal.SIGTERM, on_terminate)
-    try:
+    with contextlib.ExitStack() as stack:
+        if address or os.environ.get("RAY_ADDRESS"):
+            ray.init(address=address, **options)
+        else:
+            stack.enter_context(environment(_private_token()))
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
+                _system_config={"worker_niceness": 0},
+                **options,
+            )
+        stack.callback(ray.shutdown)
+        # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
+        signal.signal(signal.SIGTERM, on_terminate)
         yield
-    finally:
-        ray.shutdown()
+
+
+def _private_token() -> dict[str, str]:
+    """A token for our local cluster alone, unless the user has chosen one.
+
+    Otherwise Ray leaves one in ~/.ray/auth_token, and then every `ray start` and `ray job submit` of the user asks for
+    it.
+    """
+    chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    return {} if any(name in os.environ for name in chosen) else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def cluster_gpus() -> float:
