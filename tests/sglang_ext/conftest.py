@@ -1,73 +1,16 @@
-"""Real engines on the shipped models. An engine start costs half a minute, so a module shares one."""
+"""The answers that speculative engines are held against, made once a session."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engines import NEW_TOKENS, NUM_PROMPTS, TARGET, Ids, Oracle, generate, output_ids, prompt_texts, running_engine
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import rayspec
-from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
-
-ASSETS = Path(rayspec.__file__).parent / "assets"
-TARGET = ASSETS / "target"
-DRAFTERS = {kind: ASSETS / "drafters" / name for kind, name in (("full", "full"), ("slimspec", "slimspec-r32"))}
-NUM_PROMPTS, NEW_TOKENS = 56, 32
-# two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
-ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
-
-Ids = list[int]
-
-
-@contextmanager
-def running_engine(drafter: Path | None, **options: Any) -> Iterator[Any]:
-    import sglang
-
-    assert_plugin_active()
-    engine = sglang.Engine(
-        **engine_arguments(str(TARGET), None if drafter is None else str(drafter), **(ENGINE | options))
-    )
-    try:
-        yield engine
-    finally:
-        engine.shutdown()
-
-
-def generate(engine: Any, prompts: list[Ids], new_tokens: int = NEW_TOKENS, **sampling: Any) -> list[dict[str, Any]]:
-    """All prompts at once (up to 8 run together), greedy unless said otherwise."""
-    return engine.generate(
-        input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": new_tokens, **sampling}
-    )
-
-
-def output_ids(answers: list[dict[str, Any]]) -> list[Ids]:
-    return [answer["output_ids"] for answer in answers]
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """Plain SGLang's greedy answers, and where they stop when a token of their middle is made a stop token."""
-
-    answers: list[Ids]
-    stop_tokens: Ids
-    stopped: list[Ids]
-    long_answer: Ids
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TARGET)
-
-
-def prompt_texts(count: int) -> list[str]:
-    lines = (ASSETS / "prompts" / "heldout_python.jsonl").read_text().splitlines()
-    assert len(lines) >= count
-    return [json.loads(line)["turns"][0] for line in lines[:count]]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from conftest import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
+from engines import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
 
 from sglang_ext.adapter.engine import swap_drafter
 

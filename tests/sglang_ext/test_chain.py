@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
 from lossless import (
     check_counts,
     check_greedy_identity,

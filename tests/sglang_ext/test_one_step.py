@@ -1,6 +1,6 @@
 """One draft step (gamma = 1): no draft decode pass exists, the one draft comes from the extend after verification."""
 
-from conftest import DRAFTERS, Ids, Oracle, running_engine
+from engines import DRAFTERS, Ids, Oracle, running_engine
 from lossless import check_counts, check_greedy_identity
 
 

@@ -1,6 +1,6 @@
 """Plain decoding on the CPU platform against Hugging Face: the base that every speculative test stands on."""
 
-from conftest import Ids, Oracle
+from engines import Ids, Oracle
 
 
 def test_plain_equals_hugging_face(oracle: Oracle, hf_answers: list[Ids]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DRAFTERS, NEW_TOKENS, TARGET, prompt_texts
+from engines import DRAFTERS, NEW_TOKENS, TARGET, prompt_texts
 
 START_TIMEOUT_S = 300
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import DRAFTERS, Ids, Oracle, generate, running_engine
+from engines import DRAFTERS, Ids, Oracle, generate, running_engine
 from lossless import check_counts, check_greedy_identity, check_sampling_path, check_stop_inside_of_a_block
 
 STEPS, TOPK, NODES = 4, 4, 12
