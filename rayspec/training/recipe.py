@@ -21,7 +21,7 @@ class Recipe:
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
     batch_size: int = 8  # sequences
     num_steps: int = 1000
-    optimizer: str = "muon"  # 0.5 nats better than AdamW after 60 steps on the demo target
+    optimizer: str = "muon"  # demo target, 60 steps: 5.39 nats, AdamW 5.99 (lr 1e-3) and 6.14 (3e-3)
     lr: float = 3e-3  # AdamW's
     muon_lr: float = 4e-2
     warmup_steps: int = 30
