@@ -1,6 +1,7 @@
 """The sweep as a job of a Ray cluster: `ray start --head`, then `ray job submit --working-dir . -- python ...`."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,6 +19,10 @@ TINY = ["drafters=[slimspec-r32]", "baseline=slimspec-r32", "draft_steps=[2]", "
 TINY += ["block_prompts=1", "max_new_tokens=8", "head_latency=false", "engine.max_total_tokens=4096"]
 
 
+# as README says: Ray's token authentication, named to the cluster and to whoever submits
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -33,7 +38,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # short, because Ray's socket paths are limited to 107 characters
     folder = f"/tmp/rs{os.getpid()}"
     command += [f"--temp-dir={folder}"]
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    environment = {**os.environ, **TOKEN, "PATH": f"{BIN}:{os.environ['PATH']}"}
     log = tmp_path_factory.mktemp("ray") / "head.log"
     with log.open("w") as output:
         head = subprocess.Popen(
@@ -63,7 +68,9 @@ def test_the_sweep_runs_as_a_ray_job(dashboard: str, tmp_path: Path) -> None:
     command = [str(BIN / "ray"), "job", "submit", "--address", dashboard, "--working-dir", "."]
     command += ["--runtime-env-json", f'{{"env_vars": {{"RAYSPEC_HOME": "{home}"}}}}']
     command += ["--", "python", "jobs/sweep.py", *TINY]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment | TOKEN, capture_output=True, text=True, timeout=900, check=False
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     client = MlflowClient(f"sqlite:///{home}/mlflow.db")
     experiment = client.get_experiment_by_name("rayspec-sweep")
