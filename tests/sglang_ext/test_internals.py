@@ -1,7 +1,10 @@
 """The pinned SGLang still has what the adapter replaces. If this fails, read sglang_ext/adapter/internals.py."""
 
 import inspect
+import json
 import pkgutil
+import subprocess
+import sys
 from importlib.metadata import entry_points, version
 
 import pytest
@@ -14,10 +17,24 @@ def test_pinned_version_is_installed() -> None:
     assert version("sglang") == SGLANG_VERSION
 
 
+UNTOUCHED = """
+import inspect, json, pkgutil, sys
+names = {t: list(inspect.signature(pkgutil.resolve_name(t)).parameters) for t in json.loads(sys.argv[1])}
+print(json.dumps(names))
+"""
+
+
+@pytest.fixture(scope="module")
+def untouched() -> dict[str, list[str]]:
+    """Parameters of SGLang's own objects, from a process in which no plugin was loaded."""
+    targets = [i.target for i in CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED]
+    command = [sys.executable, "-c", UNTOUCHED, json.dumps(targets)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("internal", CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED, ids=lambda i: i.target.rsplit(".", 1)[1])
-def test_signature_is_the_one_that_we_replace(internal: Internal) -> None:
-    original = inspect.unwrap(pkgutil.resolve_name(internal.target))
-    names = [n for n in inspect.signature(original).parameters if n != "self" or "self" in internal.parameters]
+def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: dict[str, list[str]]) -> None:
+    names = [n for n in untouched[internal.target] if n != "self" or "self" in internal.parameters]
     assert tuple(names) == internal.parameters
 
 
