@@ -151,7 +151,7 @@ def test_unknown_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sys.argv", ["train_target.py", "--config", str(ROOT / "configs/train/target.yaml"), "model.depth=3"]
     )
-    with pytest.raises(ValueError, match=r"model\.depth.*known keys here: .*num_layers"):
+    with pytest.raises(ValueError, match=r"model\.depth.*known under model: .*num_layers"):
         main()
 
 
