@@ -111,18 +111,6 @@ class CpuAttentionBackend(AttentionBackend):
             first += queries
         return segments
 
-    def forward_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: "RadixAttention",
-        forward_batch: "ForwardBatch",
-        save_kv_cache: bool = True,
-        **_: Any,
-    ) -> Tensor:
-        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-
     def forward_extend(
         self,
         q: Tensor,
@@ -154,6 +142,8 @@ class CpuAttentionBackend(AttentionBackend):
             )
             out_TAD[span] = out.view(B, K, G, Q, D).permute(0, 3, 1, 2, 4).reshape(B * Q, A, D)
         return out_TAD.view(-1, A * D)
+
+    forward_decode = forward_extend  # the layout tells the passes apart
 
     def support_triton(self) -> bool:
         return False
@@ -201,5 +191,5 @@ def _check_supported(layer: "RadixAttention") -> None:
     if found:
         raise ValueError(
             f"rayspec's CPU platform has no {found[0]}, which layer {layer.layer_id} of this model uses; serve the "
-            "model on a GPU, or set SGLANG_PLUGINS= (empty) to use SGLang without this platform"
+            "model on a GPU, or with a CPU build of SGLang (SGLANG_USE_CPU_ENGINE=1), where this platform steps aside"
         )
