@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import Batch, gather_rows, unroll
+from rayspec.training.ttt import Batch, roll_out
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 
 
@@ -93,20 +93,17 @@ def _rollout(
     drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor]:
     """(draft == answer token, bool [K, N]; sum over rows of sum_v min(p, q), [K])."""
-    taps, last_hidden = target.features(batch.ids_BT)
-    last_hidden_NG = last_hidden[batch.sequence_N, batch.position_N]
-    embed_NH = target.embed(batch.ids_BT[batch.sequence_N, batch.position_N])
-    hidden_KNH = gather_rows(unroll(drafter, target, batch.ids_BT, taps, num_steps), batch)
+    all_rows = roll_out(drafter, target, batch, num_steps)
     next_ids_N = batch.next_ids_N
-    match_KN = torch.zeros(hidden_KNH.shape[:2], dtype=torch.bool)
+    match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool)
     overlap_K = torch.zeros(num_steps)
-    for start in range(0, len(next_ids_N), chunk_rows):
-        rows = slice(start, start + chunk_rows)
-        p_nV = target.distribution(last_hidden_NG[rows], torch.float32)
-        for i in range(num_steps):
-            hidden_nH, embed_nH = hidden_KNH[i, rows], embed_NH[rows]
-            drafts = drafter.lm_head.propose(hidden_nH, i, embed_nH, k=1).token_ids_Tk.squeeze(1)
+    for rows, chunk in all_rows.chunks(chunk_rows):
+        p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
+        for i, hidden_nH in enumerate(chunk.hidden_KNH):
+            routed = chunk.route(drafter.lm_head, i)
+            drafts = drafter.lm_head.propose(hidden_nH, i, 1, routed).token_ids_Tk.squeeze(1)
             match_KN[i, rows] = drafts == next_ids_N[rows]
-            q_nS, ids_S = drafter.lm_head.distribution(hidden_nH, i, embed_nH)
-            overlap_K[i] += torch.minimum(p_nV if ids_S is None else p_nV[:, ids_S], q_nS).sum()
+            q_nS, ids = drafter.lm_head.distribution(hidden_nH, i, routed)
+            p_nS = p_nV if ids is None else p_nV[:, ids] if ids.dim() == 1 else p_nV.gather(1, ids)
+            overlap_K[i] += torch.minimum(p_nS, q_nS).sum()
     return match_KN, overlap_K

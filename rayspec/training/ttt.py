@@ -10,8 +10,9 @@ head's part is done chunk by chunk, forward and backward, without ever holding l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +55,15 @@ def check_prompt_lengths(answers: AnswerSet, num_steps: int) -> None:
         )
 
 
-def unroll(drafter: Eagle3Drafter, target: FrozenTarget, ids_BT: Tensor, taps: Tensor, num_steps: int) -> list[Tensor]:
-    """Hidden states for the head, [B, T - 1, H] of each step: slot t of step i predicts x_{t+2+i}.
+class Unrolled(NamedTuple):
+    """Of each rollout step: the hidden state for the head, and the feature that entered the layer, [B, T - 1, H]."""
+
+    hiddens: list[Tensor]
+    features: list[Tensor]
+
+
+def unroll(drafter: Eagle3Drafter, target: FrozenTarget, ids_BT: Tensor, taps: Tensor, num_steps: int) -> Unrolled:
+    """Slot t of step i predicts x_{t+2+i}.
 
     Embeddings past the end are those of token 0; no row reads such a slot.
     """
@@ -64,71 +72,71 @@ def unroll(drafter: Eagle3Drafter, target: FrozenTarget, ids_BT: Tensor, taps: T
     feature = drafter.fuse(taps[:, :-1].to(drafter.fc.weight.dtype))
     positions_1T = torch.arange(T - 1, device=ids_BT.device)[None]
     cache: list[tuple[Tensor, Tensor]] = []
-    hiddens = []
+    unrolled = Unrolled([], [])
     for i in range(num_steps):
+        unrolled.features.append(feature)
         embed = target.embed(shifted[:, i : i + T - 1]).to(feature.dtype)
         hidden, feature = drafter.step(embed, feature, (positions_1T + i).expand(B, -1), cache)
-        hiddens.append(hidden)
-    return hiddens
+        unrolled.hiddens.append(hidden)
+    return unrolled
 
 
-def gather_rows(hiddens: list[Tensor], batch: Batch) -> Tensor:
-    """[K, N, H]: each row's hidden state at every step."""
-    return torch.stack([h[batch.sequence_N, batch.position_N - 1 - i] for i, h in enumerate(hiddens)])
+class Rows(NamedTuple):
+    """What the head sees of each row, at every step: the input token's embedding is the same at all of them."""
+
+    hidden_KNH: Tensor
+    feature_KNH: Tensor | None  # without gradient; None for a head that does not route
+    embed_NH: Tensor
+    last_hidden_NG: Tensor  # the target's, of the position before the predicted token
+
+    def chunks(self, size: int) -> Iterator[tuple[slice, Rows]]:
+        for start in range(0, len(self.embed_NH), size):
+            rows = slice(start, start + size)
+            feature = None if self.feature_KNH is None else self.feature_KNH[:, rows]
+            yield rows, Rows(self.hidden_KNH[:, rows], feature, self.embed_NH[rows], self.last_hidden_NG[rows])
+
+    def route(self, head: DraftHead, step: int) -> Tensor | None:
+        return None if self.feature_KNH is None else head.route(self.embed_NH, self.feature_KNH[step], step)
 
 
-class SoftCrossEntropy(torch.autograd.Function):
-    """-sum_v P(v) log q(v) of each row, float32 [T]; the gradient q - P is made in the forward pass, in place."""
+def roll_out(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
+    """The rows of a batch over its own rollout of `num_steps` steps."""
+    taps, last_hidden = target.features(batch.ids_BT)
+    unrolled = unroll(drafter, target, batch.ids_BT, taps, num_steps)
 
-    @staticmethod
-    def forward(ctx: Any, logits_TS: Tensor, p_TS: Tensor) -> Tensor:
-        q_TS = logits_TS.softmax(dim=-1)
-        # the largest q is exp(z_max - logsumexp), which saves a pass over the row
-        log_norm_T = logits_TS.amax(dim=-1).float() - q_TS.amax(dim=-1).float().log()
-        loss_T = log_norm_T - (p_TS * logits_TS).sum(dim=-1, dtype=torch.float32)
-        ctx.save_for_backward(q_TS.sub_(p_TS))
-        return loss_T
+    def gather(states: list[Tensor]) -> Tensor:
+        return torch.stack([h[batch.sequence_N, batch.position_N - 1 - i] for i, h in enumerate(states)])
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # called once: the buffer is reused
-        (grad_TS,) = ctx.saved_tensors
-        return grad_TS.mul_(grads[0][:, None].to(grad_TS.dtype)), None
+    return Rows(
+        gather(unrolled.hiddens),
+        gather([f.detach() for f in unrolled.features]) if drafter.lm_head.routes else None,
+        target.embed(batch.ids_BT[batch.sequence_N, batch.position_N]),
+        last_hidden[batch.sequence_N, batch.position_N],
+    )
 
 
 def backward_head(
-    head: DraftHead,
-    hidden_KNH: Tensor,
-    last_hidden_NG: Tensor,
-    embed_NH: Tensor,
-    target: FrozenTarget,
-    *,
-    decay: float,
-    chunk_rows: int,
+    head: DraftHead, all_rows: Rows, target: FrozenTarget, *, decay: float, chunk_rows: int
 ) -> tuple[Tensor, Tensor]:
     """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], mean loss of each step [K]).
 
-    Loss = sum_i decay^i * (sum over counted rows of CE(P, q_i)) / N.
+    Loss = sum_i decay^i * (sum over counted rows of the head's loss at step i) / N.
     """
-    K, N, _ = hidden_KNH.shape
-    grad_KNH = torch.empty_like(hidden_KNH)
+    K, N, _ = all_rows.hidden_KNH.shape
+    grad_KNH = torch.zeros_like(all_rows.hidden_KNH)
     loss_K = torch.zeros(K)
-    for start in range(0, N, chunk_rows):
-        rows = slice(start, start + chunk_rows)
-        hidden_KnH = hidden_KNH[:, rows].detach().requires_grad_()
-        total = hidden_KNH.new_zeros((), dtype=torch.float32)
-        p_nS: Tensor | None = None
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else all_rows.hidden_KNH.dtype
+    for rows, chunk in all_rows.chunks(chunk_rows):
+        hidden_KnH = chunk.hidden_KNH.detach().requires_grad_(all_rows.hidden_KNH.requires_grad)
+        p_nV = target.distribution(chunk.last_hidden_NG, dtype)
+        total = hidden_KnH.new_zeros((), dtype=torch.float32)
         for i, hidden_nH in enumerate(hidden_KnH.unbind()):
-            logits_nS = head.logits(hidden_nH, i, embed_NH[rows])
-            if p_nS is None:
-                p_nV = target.distribution(last_hidden_NG[rows], logits_nS.dtype)
-                p_nS, counts_n = head.training_targets(p_nV)
-            loss_n: Tensor = SoftCrossEntropy.apply(logits_nS, p_nS)
-            step_loss = (loss_n * counts_n).sum() / N
+            step_loss = head.loss(hidden_nH, i, chunk.route(head, i), p_nV).sum() / N
             loss_K[i] += step_loss.detach()
             total = total + decay**i * step_loss
         total.backward()
-        assert hidden_KnH.grad is not None, "the head ignores its hidden state"
-        grad_KNH[:, rows] = hidden_KnH.grad
+        if hidden_KnH.grad is not None:
+            grad_KNH[:, rows] = hidden_KnH.grad
     return grad_KNH, loss_K
 
 
@@ -142,12 +150,8 @@ def backward_batch(
     chunk_rows: int,
 ) -> Tensor:
     """One batch: gradients accumulate in the drafter; returns the mean loss of each step [K]."""
-    taps, last_hidden = target.features(batch.ids_BT)
-    last_hidden_NG = last_hidden[batch.sequence_N, batch.position_N]
-    embed_NH = target.embed(batch.ids_BT[batch.sequence_N, batch.position_N])
-    hidden_KNH = gather_rows(unroll(drafter, target, batch.ids_BT, taps, num_steps), batch)
-    grad_KNH, loss_K = backward_head(
-        drafter.lm_head, hidden_KNH, last_hidden_NG, embed_NH, target, decay=decay, chunk_rows=chunk_rows
-    )
-    hidden_KNH.backward(grad_KNH)
+    rows = roll_out(drafter, target, batch, num_steps)
+    grad_KNH, loss_K = backward_head(drafter.lm_head, rows, target, decay=decay, chunk_rows=chunk_rows)
+    if rows.hidden_KNH.requires_grad:  # not where the body is frozen
+        rows.hidden_KNH.backward(grad_KNH)
     return loss_K

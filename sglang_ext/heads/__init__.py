@@ -6,13 +6,28 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_ext.heads.base import DraftHead, HeadConfig, HeadCost, Proposal
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Proposal
 
-__all__ = ["HEADS", "DraftHead", "HeadConfig", "HeadCost", "Proposal", "build_head", "head_class", "head_from_target"]
+__all__ = [
+    "HEADS",
+    "Candidates",
+    "DraftHead",
+    "HeadConfig",
+    "HeadCost",
+    "Proposal",
+    "build_head",
+    "head_class",
+    "head_from_target",
+]
 
 HEADS: dict[str, str] = {
     "full": "sglang_ext.heads.full:FullHead",
     "slimspec": "sglang_ext.heads.slimspec:SlimSpecHead",
+    "truncated": "sglang_ext.heads.truncated:TruncatedHead",
+    "specvocab": "sglang_ext.heads.specvocab:SpecVocabHead",
+    "dynaspec": "sglang_ext.heads.dynaspec:DynaSpecHead",
+    "coral": "sglang_ext.heads.coral:CoralHead",
+    "rdk": "sglang_ext.heads.rdk:RdkHead",
 }
 
 
@@ -40,8 +55,10 @@ def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) ->
     return cls(config)
 
 
-def head_from_target(spec: Mapping[str, Any], target_head_VH: Tensor) -> DraftHead:
-    """A head initialised from the target's LM head [V, H]. Raises ValueError."""
+def head_from_target(
+    spec: Mapping[str, Any], target_head_VH: Tensor, artifacts: Mapping[str, Tensor] | None = None
+) -> DraftHead:
+    """A head initialised from an LM head [V, H] and from what calibration made for it. Raises ValueError."""
     vocab_size, hidden_size = target_head_VH.shape
     cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
-    return cls.from_target(config, target_head_VH)
+    return cls.from_target(config, target_head_VH, artifacts or {})

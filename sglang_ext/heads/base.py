@@ -6,7 +6,7 @@ A head is a plain torch module without any SGLang import: the trainer and the SG
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
+from sglang_ext.heads.losses import soft_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,26 @@ class HeadConfig:
         return {k: v for k, v in asdict(self).items() if k not in ("hidden_size", "vocab_size")}
 
 
+class Candidates(NamedTuple):
+    """The tokens that a head scores. A column that holds no token (padding) has the logit `NO_TOKEN`, so q = 0."""
+
+    logits_TS: Tensor  # in the dtype of the hidden state
+    ids: Tensor | None  # int64 target ids: [S] for all rows (distinct), [T, S] for each row, None where column v is v
+
+
+NO_TOKEN = -1e30  # finite, since SGLang's checks take infinities for faults; exp(NO_TOKEN - any logit) is 0
+
+
 class Proposal(NamedTuple):
     """The k best candidates of each row: log q(token) = scores - log_norm."""
 
     scores_Tk: Tensor  # float32 logits, best first
     token_ids_Tk: Tensor  # int64 target-token ids
     log_norm_T: Tensor  # float32 log-sum-exp over the head's support
+
+    @property
+    def probabilities_Tk(self) -> Tensor:
+        return (self.scores_Tk - self.log_norm_T[:, None]).exp()
 
 
 class HeadCost(NamedTuple):
@@ -66,46 +81,71 @@ class HeadCost(NamedTuple):
 
 
 class DraftHead(nn.Module):
-    """Base of all heads. A kind implements `logits` and `from_target`, and overrides what its support changes.
+    """Base of all heads. A kind implements `candidates` and `from_target`, and overrides what its support changes.
 
     `step` is the position in the draft (0 = the token after the verified one); it is a Python int, so that a
-    captured graph has it baked in. `token_embed_TH` is the embedding of each row's input token, for heads that
-    route on it; the others ignore it.
+    captured graph has it baked in.
+
+    A head that chooses its candidates before the drafter's layer has run implements `route` on what is known by then:
+    the embedding of each row's input token and the feature that enters the layer. Whoever drafts calls `route` first
+    and hands the result back as `routed`.
     """
 
     kind: ClassVar[str]
     Config: ClassVar[type[HeadConfig]] = HeadConfig
+    projections: ClassVar[tuple[str, ...]] = ()  # the parameters that `project` multiplies by when serving
+    routes: ClassVar[bool] = False
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        self._packed: dict[str, PackedLinear] = {}
+        self._packed: dict[tuple[str, int | None], PackedLinear] = {}
 
     @classmethod
     @abstractmethod
-    def from_target(cls, config: Any, target_head_VH: Tensor) -> Self:
-        """A head initialised from the target's LM head [V, H] (any float dtype; computed in float32)."""
+    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """A head initialised from an LM head [V, H] (any float dtype; computed in float32): the target's, or the
+        trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
+        head's tensors; none for most kinds."""
 
-    def project(self, x_TK: Tensor, weight: str) -> Tensor:
-        """x W^T with the parameter named `weight`, from its packed copy once `pack` has been called."""
-        packed = self._packed.get(weight)
-        return F.linear(x_TK, getattr(self, weight)) if packed is None else packed(x_TK)
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """NaN until loaded or initialised: forgetting it is loud."""
+        return nn.Parameter(torch.full(shape, float("nan")))
+
+    def project(self, x_TK: Tensor, weight: str, rows: int | None = None) -> Tensor:
+        """x W^T with the first `rows` rows (None: all) of the parameter named `weight`, from a packed copy where
+        `pack` has made one."""
+        packed = self._packed.get((weight, rows))
+        if packed is not None:
+            return packed(x_TK)
+        return F.linear(x_TK, getattr(self, weight)[:rows])
 
     def pack(self) -> None:
         """Make packed copies of the projections for serving on a CPU; call it again after the weights changed."""
-        self._packed = {name: PackedLinear(p) for name, p in self.named_parameters() if can_pack(p)}
+        self._packed = {}
+        for name in self.projections:
+            self.pack_rows(name, None)
 
-    @abstractmethod
-    def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        """Logits [T, S] over the support, in the dtype of `hidden_TH`."""
+    def pack_rows(self, weight: str, rows: int | None) -> None:
+        matrix = getattr(self, weight)[:rows]
+        if can_pack(matrix):
+            self._packed[weight, rows] = PackedLinear(matrix)
 
-    def support_ids(self, step: int = 0) -> Tensor | None:
-        """Target ids int64 [S] of the columns of `logits`, or None where column v is token v."""
+    def check(self, stop_ids: Iterable[int] = ()) -> None:
+        """Raise ValueError where the loaded tensors contradict each other or leave a stop token out of reach."""
+
+    def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
+        """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
         return None
 
-    def propose(self, hidden_TH: Tensor, step: int, token_embed_TH: Tensor | None, k: int) -> Proposal:
-        """The k best candidates of each row, normalised over the support. Equal logits: the lower id at k = 1."""
-        logits_TS = self.logits(hidden_TH, step, token_embed_TH).float()
+    @abstractmethod
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        """Score the tokens of the head's support."""
+
+    def propose(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None = None) -> Proposal:
+        """The k best candidates of each row, normalised over the support. Equal logits: the first column at k = 1."""
+        logits_TS, ids = self.candidates(hidden_TH, step, routed)
+        logits_TS = logits_TS.float()
         if not 1 <= k <= logits_TS.shape[-1]:
             raise ValueError(f"k must be in 1..{logits_TS.shape[-1]} (the head's support), got {k}")
         if k == 1:  # argmax has a tie rule (first), topk has none
@@ -113,24 +153,26 @@ class DraftHead(nn.Module):
             scores_Tk = logits_TS.gather(-1, columns_Tk)
         else:
             scores_Tk, columns_Tk = logits_TS.topk(k, dim=-1)
-        ids_S = self.support_ids(step)
-        token_ids_Tk = columns_Tk if ids_S is None else ids_S[columns_Tk]
-        return Proposal(scores_Tk, token_ids_Tk, logits_TS.logsumexp(dim=-1))
+        return Proposal(scores_Tk, token_ids(columns_Tk, ids), logits_TS.logsumexp(dim=-1))
 
     def distribution(
-        self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None
+        self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(q float32 [T, S], ids int64 [S] or None): the law that the drafter samples from, rows sum to 1."""
-        return self.logits(hidden_TH, step, token_embed_TH).float().softmax(dim=-1), self.support_ids(step)
+        """(q float32 [T, S], ids as in `Candidates`): the law that the drafter samples from, rows sum to 1."""
+        logits_TS, ids = self.candidates(hidden_TH, step, routed)
+        return logits_TS.float().softmax(dim=-1), ids
 
-    def target_logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        """Float32 logits [T, V] in target ids, the most negative finite value off the support."""
-        logits_TS = self.logits(hidden_TH, step, token_embed_TH).float()
-        ids_S = self.support_ids(step)
-        if ids_S is None:
+    def target_logits(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """Float32 logits [T, V] in target ids, `NO_TOKEN` off the support."""
+        logits_TS, ids = self.candidates(hidden_TH, step, routed)
+        logits_TS = logits_TS.float()
+        if ids is None:
             return logits_TS
-        out_TV = logits_TS.new_full((logits_TS.shape[0], self.config.vocab_size), torch.finfo(torch.float32).min)
-        return out_TV.index_copy_(1, ids_S, logits_TS)
+        out_TV = logits_TS.new_full((len(logits_TS), self.config.vocab_size), NO_TOKEN)
+        if ids.dim() == 1:
+            return out_TV.index_copy_(1, ids, logits_TS)
+        # a padding column may name any token: the largest wins, so that it never hides one
+        return out_TV.scatter_reduce_(1, ids, logits_TS, "amax")
 
     def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
         """What the head is trained towards: (P [T, S] rows summing to 1, mask bool [T] of rows that count).
@@ -138,6 +180,12 @@ class DraftHead(nn.Module):
         The full support has nothing to renormalise and keeps every row.
         """
         return p_TV, torch.ones(p_TV.shape[0], dtype=torch.bool, device=p_TV.device)
+
+    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+        """Training loss of each row, float32 [T], 0 where the row does not count: CE(P, q) with `training_targets`."""
+        logits_TS = self.candidates(hidden_TH, step, routed).logits_TS
+        targets_TS, counts_T = self.training_targets(p_TV)
+        return soft_cross_entropy(logits_TS, targets_TS) * counts_T
 
     @abstractmethod
     def cost(self, rows: int) -> HeadCost:
@@ -147,3 +195,10 @@ class DraftHead(nn.Module):
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of all parameters and buffers."""
     return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def token_ids(columns_Tk: Tensor, ids: Tensor | None) -> Tensor:
+    """Target ids of columns, with `ids` as in `Candidates`."""
+    if ids is None:
+        return columns_Tk
+    return ids[columns_Tk] if ids.dim() == 1 else ids.gather(1, columns_Tk)

@@ -4,13 +4,14 @@ logits = up (down hidden), down [r, H], up [V, r], no bias and nothing non-linea
 (this is no LoRA), nothing is truncated, so no token is out of reach. T = rows, H = hidden, V = vocabulary, r = rank.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sglang_ext.heads.base import DraftHead, HeadConfig, HeadCost, weight_bytes
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, weight_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +29,26 @@ class SlimSpecConfig(HeadConfig):
 
 class SlimSpecHead(DraftHead):
     kind = "slimspec"
+    projections = ("down", "up")
     Config = SlimSpecConfig
     config: SlimSpecConfig
 
     def __init__(self, config: SlimSpecConfig) -> None:
         super().__init__(config)
-        # NaN until loaded or initialised: forgetting it is loud
-        self.down = nn.Parameter(torch.full((config.rank, config.hidden_size), float("nan")))
-        self.up = nn.Parameter(torch.full((config.vocab_size, config.rank), float("nan")))
+        self.down = self.new_parameter(config.rank, config.hidden_size)
+        self.up = self.new_parameter(config.vocab_size, config.rank)
 
     @classmethod
-    def from_target(cls, config: SlimSpecConfig, target_head_VH: Tensor) -> Self:
-        """Best rank-r approximation of the target head: W = U S V^T, up = U_r S_r^(1/2), down = S_r^(1/2) V_r^T."""
+    def from_target(cls, config: SlimSpecConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """The best approximation of its rank."""
         head = cls(config)
-        u_VK, s_K, vt_KH = torch.linalg.svd(target_head_VH.float(), full_matrices=False)
-        root_r = s_K[: config.rank].sqrt()
-        head.up.data.copy_(u_VK[:, : config.rank] * root_r)
-        head.down.data.copy_(root_r[:, None] * vt_KH[: config.rank])
+        down_rH, up_Vr = low_rank(target_head_VH, config.rank)
+        head.down.data.copy_(down_rH)
+        head.up.data.copy_(up_Vr)
         return head
 
-    def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        return self.project(self.project(hidden_TH, "down"), "up")
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        return Candidates(self.project(self.project(hidden_TH, "down"), "up"), None)
 
     def cost(self, rows: int) -> HeadCost:
         c, size = self.config, self.up.element_size()
@@ -56,3 +56,10 @@ class SlimSpecHead(DraftHead):
             bytes=weight_bytes(self) + rows * (c.hidden_size + 2 * c.rank + c.vocab_size) * size,
             flops=2 * rows * c.rank * (c.hidden_size + c.vocab_size),
         )
+
+
+def low_rank(weight_VH: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Best rank-r approximation W ~ up down: W = U S V^T, down = S_r^(1/2) V_r^T [r, H], up = U_r S_r^(1/2) [V, r]."""
+    u_VK, s_K, vt_KH = torch.linalg.svd(weight_VH.float(), full_matrices=False)
+    root_r = s_K[:rank].sqrt()
+    return root_r[:, None] * vt_KH[:rank], u_VK[:, :rank] * root_r

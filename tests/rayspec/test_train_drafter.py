@@ -15,11 +15,12 @@ from rayspec.training.drafter import batch_indices, new_drafter, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.ttt import Batch, SoftCrossEntropy, backward_batch, gather_rows, unroll
+from rayspec.training.ttt import Batch, backward_batch, roll_out, unroll
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import Candidates, head_from_target
 from sglang_ext.heads.full import FullHead
+from sglang_ext.heads.losses import soft_cross_entropy
 
 FULL = NamedHead(name="full", draft_head={"kind": "full"})
 SLIM = NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8})
@@ -100,7 +101,7 @@ def test_training_time_test_is_literal_drafting(tiny_target: FrozenTarget, slot:
     drafter = random_drafter(tiny_target)
     ids_BT = torch.randint(1, 257, (2, 18), generator=torch.Generator().manual_seed(2))
     taps, _ = tiny_target.features(ids_BT)
-    hiddens = unroll(drafter, tiny_target, ids_BT, taps, num_steps=4)
+    hiddens = unroll(drafter, tiny_target, ids_BT, taps, num_steps=4).hiddens
     for b in range(2):
         literal = literal_draft(drafter, tiny_target, ids_BT[b], taps[b], slot, 4)
         for i in range(4):
@@ -143,9 +144,9 @@ def naive_loss(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_s
     mask_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.bool)
     mask_BT[batch.sequence_N, batch.position_N] = True
     total = torch.zeros(())
-    for i, hidden in enumerate(unroll(drafter, target, batch.ids_BT, taps, num_steps)):
+    for i, hidden in enumerate(unroll(drafter, target, batch.ids_BT, taps, num_steps).hiddens):
         T = batch.ids_BT.shape[1] - 1 - i
-        log_q = drafter.lm_head.logits(hidden[:, :T].flatten(0, 1), i).log_softmax(-1)
+        log_q = drafter.lm_head.candidates(hidden[:, :T].flatten(0, 1), i).logits_TS.log_softmax(-1)
         ce = -(p_BTV[:, 1 + i :].flatten(0, 1) * log_q).sum(-1)
         mask = mask_BT[:, 1 + i :].flatten()
         total = total + decay**i * ce[mask].sum() / mask.sum()
@@ -174,11 +175,8 @@ class HalfHead(FullHead):
 
     kind = "half"
 
-    def logits(self, hidden_TH: Tensor, step: int = 0, token_embed_TH: Tensor | None = None) -> Tensor:
-        return F.linear(hidden_TH, self.weight[::2])
-
-    def support_ids(self, step: int = 0) -> Tensor:
-        return torch.arange(0, self.config.vocab_size, 2)
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        return Candidates(F.linear(hidden_TH, self.weight[::2]), torch.arange(0, self.config.vocab_size, 2))
 
     def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
         p_TS = p_TV[:, ::2]
@@ -188,15 +186,13 @@ class HalfHead(FullHead):
 def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
     drafter = random_drafter(tiny_target)
     config = drafter.lm_head.config
-    drafter.lm_head = HalfHead.from_target(config, tiny_target.head_VG)
+    drafter.lm_head = HalfHead.from_target(config, tiny_target.head_VG, {})
     batch = Batch.of(answers, torch.tensor([0, 1]))
     loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10)
-    taps, last_hidden = tiny_target.features(batch.ids_BT)
-    p = tiny_target.distribution(last_hidden[batch.sequence_N, batch.position_N], torch.float32)
-    p_S, counts = drafter.lm_head.training_targets(p)
-    hidden = gather_rows(unroll(drafter, tiny_target, batch.ids_BT, taps, 2), batch)
+    rows = roll_out(drafter, tiny_target, batch, 2)
+    p_S, counts = drafter.lm_head.training_targets(tiny_target.distribution(rows.last_hidden_NG, torch.float32))
     for i in range(2):
-        ce = -(p_S * drafter.lm_head.logits(hidden[i]).log_softmax(-1)).sum(-1)
+        ce = -(p_S * drafter.lm_head.candidates(rows.hidden_KNH[i]).logits_TS.log_softmax(-1)).sum(-1)
         torch.testing.assert_close(loss_K[i], ((ce * counts).sum() / len(counts)).detach())
     grad = drafter.lm_head.weight.grad
     assert grad is not None
@@ -211,7 +207,7 @@ def test_soft_cross_entropy_gradient() -> None:
     p = torch.randn(5, 11, dtype=torch.float64, generator=generator).softmax(-1)
     weight = torch.rand(5, generator=generator)
     # the function accumulates its loss in float32, the gradient stays in the dtype of the logits
-    (SoftCrossEntropy.apply(logits, p) * weight).sum().backward()
+    (soft_cross_entropy(logits, p) * weight).sum().backward()
     reference = logits.detach().clone().requires_grad_()
     (F.cross_entropy(reference, p, reduction="none") * weight).sum().backward()
     torch.testing.assert_close(logits.grad, reference.grad)
@@ -322,7 +318,7 @@ def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers:
             extended, right = ids_T.clone(), 0
             for i in range(3):
                 hidden = literal_draft(drafter, tiny_target, extended, taps[0], first - 2, i + 1)[i]
-                draft = int(drafter.lm_head.logits(hidden[None]).argmax())
+                draft = int(drafter.lm_head.target_logits(hidden[None]).argmax())
                 if draft != int(ids_T[first + i]):
                     break
                 right += 1

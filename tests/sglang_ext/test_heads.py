@@ -30,12 +30,12 @@ def test_distribution_sums_to_one_and_propose_agrees(spec: dict, target_head_VH:
     head = head_from_target(spec, target_head_VH).double()
     q, ids = head.distribution(hidden_TH)
     torch.testing.assert_close(q.sum(dim=-1), torch.ones(T))
-    proposal = head.propose(hidden_TH, 0, None, 4)
+    proposal = head.propose(hidden_TH, 0, 4)
     assert ids is None
     top = q.topk(4)
     torch.testing.assert_close((proposal.scores_Tk - proposal.log_norm_T[:, None]).exp(), top.values)
     assert torch.equal(proposal.token_ids_Tk, top.indices)
-    assert torch.equal(head.propose(hidden_TH, 0, None, 1).token_ids_Tk, proposal.token_ids_Tk[:, :1])
+    assert torch.equal(head.propose(hidden_TH, 0, 1).token_ids_Tk, proposal.token_ids_Tk[:, :1])
     assert torch.equal(head.target_logits(hidden_TH).argmax(-1), proposal.token_ids_Tk[:, 0])
 
 
@@ -57,7 +57,7 @@ def test_options_round_trip(spec: dict) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_gradients_reach_every_parameter(spec: dict, target_head_VH: Tensor, hidden_TH: Tensor) -> None:
     head = head_from_target(spec, target_head_VH).double()
-    head.logits(hidden_TH).square().sum().backward()
+    head.candidates(hidden_TH).logits_TS.square().sum().backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) > 0, name
@@ -65,13 +65,14 @@ def test_gradients_reach_every_parameter(spec: dict, target_head_VH: Tensor, hid
 
 def test_full_head_is_the_target_head(target_head_VH: Tensor, hidden_TH: Tensor) -> None:
     head = head_from_target({"kind": "full"}, target_head_VH).double()
-    torch.testing.assert_close(head.logits(hidden_TH), hidden_TH @ target_head_VH.T.float().double())
+    torch.testing.assert_close(head.candidates(hidden_TH).logits_TS, hidden_TH @ target_head_VH.T.float().double())
 
 
 def test_slim_head_of_full_rank_is_the_full_head(target_head_VH: Tensor, hidden_TH: Tensor) -> None:
     slim = head_from_target({"kind": "slimspec", "rank": H}, target_head_VH).double()
     full = head_from_target({"kind": "full"}, target_head_VH).double()
-    torch.testing.assert_close(slim.logits(hidden_TH), full.logits(hidden_TH), rtol=1e-4, atol=1e-4)  # float32 SVD
+    got, expected = slim.candidates(hidden_TH).logits_TS, full.candidates(hidden_TH).logits_TS
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)  # float32 SVD
 
 
 @pytest.mark.parametrize("rank", [1, 5, H - 1])
@@ -116,10 +117,10 @@ def test_bad_specs_say_what_is_allowed(spec: dict, message: str) -> None:
 
 def test_unloaded_weights_are_loud() -> None:
     head = build_head({"kind": "full"}, hidden_size=H, vocab_size=V)
-    assert head.logits(torch.ones(1, H)).isnan().all()
+    assert head.candidates(torch.ones(1, H)).logits_TS.isnan().all()
 
 
 def test_k_outside_of_the_support() -> None:
     head = build_head({"kind": "full"}, hidden_size=H, vocab_size=V)
     with pytest.raises(ValueError, match=r"k must be in 1\.\.53"):
-        head.propose(torch.ones(1, H), 0, None, V + 1)
+        head.propose(torch.ones(1, H), 0, V + 1)

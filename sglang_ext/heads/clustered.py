@@ -1,0 +1,141 @@
+"""Heads that score whole clusters of the vocabulary: what DynaSpec and CORAL share.
+
+`cluster_of` [V] maps every token to a cluster. Cluster 0 is pinned: its tokens (all stop tokens are among them) are
+scored for every row. A router scores the clusters 1..M, and each row's best ones are scored too.
+T = rows, H = hidden, V = vocabulary, M = routed clusters, m = chosen clusters, C = tokens of the largest one,
+P = pinned tokens.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rayspec_kernels.gather_dot.reference import gather_dot_reference
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusteredConfig(HeadConfig):
+    """`union`: the rows of a call share the union of their clusters (one dense product), instead of each row scoring
+    its own (less arithmetic, more reads)."""
+
+    clusters: int
+    union: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.clusters <= self.vocab_size:
+            raise ValueError(f"draft_head.clusters must be in 1..{self.vocab_size}, got {self.clusters}")
+
+    def budget(self, step: int) -> int:
+        """How many routed clusters a row scores at this draft step."""
+        raise NotImplementedError
+
+
+class ClusteredHead(DraftHead):
+    """`weight` [V, H]: the full head. Subclasses hold the router's parameters and implement `cluster_scores`."""
+
+    config: Any
+    cluster_of: Tensor
+
+    def __init__(self, config: ClusteredConfig) -> None:
+        super().__init__(config)
+        self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
+        self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
+        self._pinned_P = torch.empty(0, dtype=torch.int64)
+        self._members_MC = torch.empty(0, dtype=torch.int64)  # token ids of each routed cluster, padded with -1
+        self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
+
+    @classmethod
+    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
+        if "cluster_of" not in artifacts:
+            raise ValueError(
+                f"a head of kind '{cls.kind}' needs a cluster map; make one with python jobs/calibrate.py and name its "
+                "output as the head's artifacts"
+            )
+        found = artifacts["cluster_of"]
+        if tuple(found.shape) != (config.vocab_size,):
+            raise ValueError(f"the cluster map must have one entry a token ({config.vocab_size}), got {len(found)}")
+        head = cls(config)
+        head.weight.data.copy_(target_head_VH)
+        head.cluster_of.copy_(found)
+        head.index_clusters()
+        head.init_router()
+        return head
+
+    @abstractmethod
+    def init_router(self) -> None:
+        """Initialise the router's parameters (in place)."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._pinned_P, self._members_MC = fn(self._pinned_P), fn(self._members_MC)
+        return self
+
+    def index_clusters(self) -> None:
+        """Lay out the members of each cluster; again whenever `cluster_of` changed. Raises ValueError."""
+        M = self.config.clusters
+        cluster_of, order_V = self.cluster_of.sort(stable=True)  # ids ascend within a cluster
+        counts = torch.bincount(cluster_of.clamp(min=0), minlength=M + 1)
+        if int(cluster_of[0]) < 0 or len(counts) != M + 1 or bool((counts[1:] == 0).any()):
+            raise ValueError(
+                f"the cluster map is no partition of the vocabulary into {M} clusters and the pinned one: every token "
+                f"needs a cluster in 0..{M} and every routed cluster a token; calibrate it again"
+            )
+        pinned, routed = int(counts[0]), counts[1:]
+        self._pinned_P = order_V[:pinned].contiguous()
+        place_C = torch.arange(int(routed.max()), device=order_V.device)
+        first_M = pinned + routed.cumsum(0) - routed
+        index_MC = (first_M[:, None] + place_C).clamp(max=len(order_V) - 1)
+        self._members_MC = torch.where(place_C < routed[:, None], order_V[index_MC], -1)
+
+    def check(self, stop_ids: Iterable[int] = ()) -> None:
+        loose = [token for token in stop_ids if int(self.cluster_of[token]) != 0]
+        if loose:
+            raise ValueError(
+                f"the stop tokens {loose} are not in the pinned cluster 0, so a router could make them unreachable; "
+                "calibrate the clusters again with the tokenizer and generation config of this target"
+            )
+
+    @abstractmethod
+    def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
+        """Router logits [T, M]."""
+
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        budget = min(self.config.budget(step), self.config.clusters)
+        if budget == self.config.clusters:
+            return Candidates(self.project(hidden_TH, "weight"), None)
+        chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
+        if self.config.union or len(hidden_TH) == 1:
+            return self._score_union(hidden_TH, chosen_Tm)
+        members_Tn = self._members_MC[chosen_Tm].flatten(1)
+        ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
+        logits_Tn = gather_dot_reference(hidden_TH, self.weight, ids_Tn.clamp(min=0))
+        return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
+
+    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+        """The union of all rows' clusters; its shape depends on the number of rows alone."""
+        M, most = self.config.clusters, min(self.config.clusters, chosen_Tm.numel())
+        is_chosen_M = torch.zeros(M, dtype=hidden_TH.dtype, device=hidden_TH.device)
+        is_chosen_M.index_fill_(0, chosen_Tm.flatten(), 1.0)
+        kept, union_u = is_chosen_M.topk(most)
+        members_uC = torch.where(kept[:, None] > 0, self._members_MC[union_u], -1)
+        ids_n = torch.cat([self._pinned_P, members_uC.flatten()])
+        logits_Tn = hidden_TH @ self.weight.index_select(0, ids_n.clamp(min=0)).T
+        # ids of padding repeat token 0, which one dimension of ids does not allow
+        ids_Tn = ids_n.clamp(min=0).expand(len(hidden_TH), -1)
+        return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
+
+    def cost(self, rows: int) -> HeadCost:
+        """At draft step 0, each row scoring clusters of mean size on its own."""
+        c, size = self.config, self.weight.element_size()
+        pinned = len(self._pinned_P)
+        scored = pinned + min(c.budget(0), c.clusters) * (c.vocab_size - pinned) / c.clusters
+        router = sum(p.numel() for name, p in self.named_parameters() if name != "weight")
+        read = int(rows * scored * c.hidden_size)
+        return HeadCost(bytes=(router + read + int(rows * scored)) * size, flops=2 * (rows * router + read))

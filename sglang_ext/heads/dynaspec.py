@@ -1,0 +1,91 @@
+"""DynaSpec: a router looks at what enters the drafter's layer and picks the clusters of tokens to score.
+
+s = W2 relu(W1 [norm(E(x)); norm(f)] + b1) + b2 with x the step's input token and f the feature that enters the layer
+(the target's at step 0, the drafter's own later), so that the router can run beside the layer.
+T = rows, H = hidden, R = router width, M = routed clusters, V = vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
+
+RULES = ("fixed", "rounded", "floor")
+LABEL_TOKENS = 10  # the full drafter's best tokens, whose clusters the router is to find (METHODS 7.3, L)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynaSpecConfig(ClusteredConfig):
+    """`first` clusters at draft step 0 and `later` at step 1; from step 2 on, `rule` says how many: "fixed" (`later`),
+    "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never
+    fewer than one."""
+
+    first: int
+    later: int
+    rule: str = "rounded"
+    router_width: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("first", "later"):
+            if not 1 <= getattr(self, name) <= self.clusters:
+                raise ValueError(
+                    f"draft_head.{name} must be in 1..{self.clusters} (clusters), got {getattr(self, name)}"
+                )
+        if self.rule not in RULES:
+            raise ValueError(f"draft_head.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.router_width < 1:
+            raise ValueError(f"draft_head.router_width must be at least 1, got {self.router_width}")
+
+    def budget(self, step: int) -> int:
+        if step == 0:
+            return self.first
+        if step == 1 or self.rule == "fixed":
+            return self.later
+        decayed = (self.later + step) // (2 * step) if self.rule == "rounded" else self.later // (2 * step)
+        return max(1, decayed)
+
+
+class DynaSpecHead(ClusteredHead):
+    kind = "dynaspec"
+    projections = ("router_in", "router_out")
+    routes = True
+    Config = DynaSpecConfig
+
+    def __init__(self, config: DynaSpecConfig) -> None:
+        super().__init__(config)
+        self.router_in = self.new_parameter(config.router_width, 2 * config.hidden_size)
+        self.router_in_bias = self.new_parameter(config.router_width)
+        self.router_out = self.new_parameter(config.clusters, config.router_width)
+        self.router_out_bias = self.new_parameter(config.clusters)
+
+    def init_router(self) -> None:
+        for weight in (self.router_in, self.router_out):
+            nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=torch.Generator().manual_seed(0))
+        nn.init.zeros_(self.router_in_bias)
+        nn.init.zeros_(self.router_out_bias)
+
+    def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor:
+        """Scores of the clusters [T, M]. Both inputs are brought to unit size: their scales differ a hundredfold."""
+        H = self.config.hidden_size
+        x_T2H = torch.cat([F.rms_norm(token_embed_TH, (H,)), F.rms_norm(feature_TH, (H,))], dim=-1)
+        hidden_TR = F.relu(self.project(x_T2H.to(self.router_in.dtype), "router_in") + self.router_in_bias)
+        return self.project(hidden_TR, "router_out") + self.router_out_bias
+
+    def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
+        assert routed is not None, "whoever drafts calls `route` first"
+        return routed
+
+    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+        """Multi-label binary cross-entropy of the router, summed over clusters: a cluster is wanted if it holds one of
+        the full head's best tokens. Nothing else is trained."""
+        scores_TM = self.cluster_scores(hidden_TH, routed).float()
+        with torch.no_grad():
+            best_TL = self.project(hidden_TH, "weight").topk(LABEL_TOKENS, dim=-1).indices
+            wanted_TM1 = scores_TM.new_zeros(len(scores_TM), self.config.clusters + 1)
+            wanted_TM1.scatter_(1, self.cluster_of[best_TL], 1.0)
+        labels_TM = wanted_TM1[:, 1:]  # cluster 0 is scored anyway
+        return F.binary_cross_entropy_with_logits(scores_TM, labels_TM, reduction="none").sum(dim=-1)

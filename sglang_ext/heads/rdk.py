@@ -1,0 +1,118 @@
+"""RDK: gives mass back to the tokens that a reduced head cannot propose, along a fixed affinity between tokens.
+
+q'' = q M with q the base head's law and M [V, V] row-stochastic: a token keeps `self_weight` and hands the rest to its
+nearest neighbours (cosine of output-embedding rows, softmax weights); the exact affinity was not published.
+T = rows, V = vocabulary, H = hidden, J = neighbours.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+
+AFFINITY_TEMPERATURE = 0.1
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdkConfig(HeadConfig):
+    """`base`: the `draft_head` entry of the head whose law is redistributed."""
+
+    base: dict[str, Any]
+    neighbours: int = 8
+    self_weight: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base.get("kind") == "rdk":
+            raise ValueError("draft_head.base cannot be another rdk head")
+        if not 1 <= self.neighbours < self.vocab_size:
+            raise ValueError(f"draft_head.neighbours must be in 1..{self.vocab_size - 1}, got {self.neighbours}")
+        if not 0.0 < self.self_weight <= 1.0:
+            raise ValueError(f"draft_head.self_weight must be in (0, 1], got {self.self_weight}")
+
+
+class RdkHead(DraftHead):
+    """`neighbour_ids` [V, J] and `neighbour_weights` [V, J], whose rows sum to 1."""
+
+    kind = "rdk"
+    Config = RdkConfig
+    config: RdkConfig
+    neighbour_ids: Tensor
+    neighbour_weights: Tensor
+
+    def __init__(self, config: RdkConfig) -> None:
+        from sglang_ext.heads import build_head
+
+        super().__init__(config)
+        self.base = build_head(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
+        self.register_buffer("neighbour_ids", torch.full((config.vocab_size, config.neighbours), -1))
+        self.register_buffer("neighbour_weights", torch.full((config.vocab_size, config.neighbours), float("nan")))
+
+    @classmethod
+    def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        from sglang_ext.heads import head_from_target
+
+        head = cls(config)
+        head.base = head_from_target(config.base, target_head_VH, artifacts)
+        ids_VJ, weights_VJ = nearest_tokens(target_head_VH, config.neighbours)
+        head.neighbour_ids.copy_(ids_VJ)
+        head.neighbour_weights.copy_(weights_VJ)
+        return head
+
+    def pack(self) -> None:
+        self.base.pack()
+
+    def check(self, stop_ids: Iterable[int] = ()) -> None:
+        V = self.config.vocab_size
+        if not bool(((self.neighbour_ids >= 0) & (self.neighbour_ids < V)).all()):
+            raise ValueError(f"neighbour_ids must be in 0..{V - 1}; make the head again")
+        sums_V = self.neighbour_weights.float().sum(dim=1)
+        # the weights are stored in bfloat16, whose rounding `candidates` undoes
+        if bool((self.neighbour_weights < 0).any()) or not torch.allclose(sums_V, torch.ones_like(sums_V), atol=0.02):
+            raise ValueError("neighbour_weights must be non-negative rows that sum to 1; make the head again")
+        self.base.check(stop_ids)
+
+    def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
+        return self.base.route(token_embed_TH, feature_TH, step)
+
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        q_TS, ids = self.base.distribution(hidden_TH, step, routed)
+        if ids is None:
+            ids = torch.arange(self.config.vocab_size, device=q_TS.device)
+        ids_TS = ids.expand_as(q_TS)
+        weights_VJ = self.neighbour_weights.float()
+        weights_VJ = weights_VJ / weights_VJ.sum(dim=1, keepdim=True)
+        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_VJ[ids_TS]
+        q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
+        q_TV.scatter_add_(1, ids_TS, self.config.self_weight * q_TS)
+        q_TV.scatter_add_(1, self.neighbour_ids[ids_TS].flatten(1), given_TSJ.flatten(1))
+        return Candidates(torch.where(q_TV > 0, q_TV.log(), NO_TOKEN).to(hidden_TH.dtype), None)
+
+    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+        return self.base.loss(hidden_TH, step, routed, p_TV)
+
+    def cost(self, rows: int) -> HeadCost:
+        c, base = self.config, self.base.cost(rows)
+        moved = rows * c.vocab_size * (1 + 2 * c.neighbours) * 4
+        return HeadCost(bytes=base.bytes + moved, flops=base.flops + 4 * rows * c.vocab_size * c.neighbours)
+
+
+def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(ids [V, J], weights [V, J]) of each token's nearest other tokens by the cosine of their rows."""
+    unit_VH = F.normalize(weight_VH.float(), dim=1)
+    ids, weights = [], []
+    for start in range(0, len(unit_VH), _CHUNK):
+        cosine_nV = unit_VH[start : start + _CHUNK] @ unit_VH.T
+        rows_n = torch.arange(len(cosine_nV))
+        cosine_nV[rows_n, rows_n + start] = -2.0  # itself
+        best = cosine_nV.topk(count, dim=1)
+        ids.append(best.indices)
+        weights.append((best.values / AFFINITY_TEMPERATURE).softmax(dim=1))
+    return torch.cat(ids), torch.cat(weights)

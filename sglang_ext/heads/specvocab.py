@@ -1,0 +1,79 @@
+"""SpecVocab: a low-rank router shortlists n tokens per row, whose rows of the full head are scored exactly.
+
+s = up (down h), I = the n best of s, logits = weight[I] h. SlimSpec of the same rank is this router used as the head.
+T = rows, H = hidden, V = vocabulary, r = rank of the router, n = size of the shortlist.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from rayspec_kernels.gather_dot.reference import gather_dot_reference
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.slimspec import low_rank
+
+ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecVocabConfig(HeadConfig):
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, limit in (("rank", min(self.hidden_size, self.vocab_size)), ("size", self.vocab_size)):
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"draft_head.{name} must be in 1..{limit}, got {getattr(self, name)}")
+
+
+class SpecVocabHead(DraftHead):
+    """`down` [r, H] and `up` [V, r] are the router, `weight` [V, H] the full head that rescores."""
+
+    kind = "specvocab"
+    projections = ("down", "up")
+    Config = SpecVocabConfig
+    config: SpecVocabConfig
+
+    def __init__(self, config: SpecVocabConfig) -> None:
+        super().__init__(config)
+        self.down = self.new_parameter(config.rank, config.hidden_size)
+        self.up = self.new_parameter(config.vocab_size, config.rank)
+        self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
+
+    @classmethod
+    def from_target(cls, config: SpecVocabConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """The router starts as the best approximation of its rank."""
+        head = cls(config)
+        down_rH, up_Vr = low_rank(target_head_VH, config.rank)
+        head.down.data.copy_(down_rH)
+        head.up.data.copy_(up_Vr)
+        head.weight.data.copy_(target_head_VH)
+        return head
+
+    def router_logits(self, hidden_TH: Tensor) -> Tensor:
+        return self.project(self.project(hidden_TH, "down"), "up")
+
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        if self.config.size == self.config.vocab_size:
+            return Candidates(self.project(hidden_TH, "weight"), None)
+        ids_Tn = self.router_logits(hidden_TH).topk(self.config.size, dim=-1, sorted=False).indices
+        # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
+        ids_Tn = ids_Tn.sort(dim=-1).values
+        return Candidates(gather_dot_reference(hidden_TH, self.weight, ids_Tn), ids_Tn)
+
+    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+        """The full head's cross-entropy (the shortlist is not trained through) plus a share of the router's own."""
+        router_T = soft_cross_entropy(self.router_logits(hidden_TH), p_TV)
+        if not (hidden_TH.requires_grad or self.weight.requires_grad):  # the router alone is trained
+            return router_T
+        return soft_cross_entropy(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
+
+    def cost(self, rows: int) -> HeadCost:
+        c, size = self.config, self.weight.element_size()
+        router, read = c.rank * (c.hidden_size + c.vocab_size), rows * c.size * c.hidden_size
+        moved = router + read + rows * (c.hidden_size + 2 * c.rank + c.vocab_size + c.size)
+        return HeadCost(bytes=moved * size + rows * c.size * 8, flops=2 * (rows * router + read))

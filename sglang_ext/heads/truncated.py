@@ -1,0 +1,113 @@
+"""A head over a fixed part of the vocabulary: FR-Spec, VocabTrim, BCL, and EAGLE-3's own reduced head.
+
+The kinds of the literature differ in how the ids were chosen (rayspec.calibration) and in whether the rows were
+trained with the truncation (VocabTrim-T, BCL) or taken from a trained full head; the head is the same.
+T = rows, H = hidden, V = vocabulary, S = kept tokens.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.losses import soft_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedConfig(HeadConfig):
+    """`step_sizes` (PA-FR): how many of the ids, most frequent first, are scored at draft step 0, 1, ...; the last
+    entry holds for all later steps. None: all of them at every step, sorted by id."""
+
+    size: int
+    step_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.size <= self.vocab_size:
+            raise ValueError(f"draft_head.size must be in 1..{self.vocab_size} (the vocabulary), got {self.size}")
+        if self.step_sizes is not None:
+            object.__setattr__(self, "step_sizes", tuple(self.step_sizes))  # a list in JSON and YAML
+            if not self.step_sizes or not all(1 <= n <= self.size for n in self.step_sizes):
+                raise ValueError(
+                    f"draft_head.step_sizes must be a list of sizes in 1..{self.size} (size), "
+                    f"got {list(self.step_sizes)}"
+                )
+
+    def size_at(self, step: int) -> int:
+        return self.size if self.step_sizes is None else self.step_sizes[min(step, len(self.step_sizes) - 1)]
+
+
+class TruncatedHead(DraftHead):
+    """`weight` [S, H] holds the rows of the target ids `ids` [S]."""
+
+    kind = "truncated"
+    projections = ("weight",)
+    Config = TruncatedConfig
+    config: TruncatedConfig
+    ids: Tensor
+
+    def __init__(self, config: TruncatedConfig) -> None:
+        super().__init__(config)
+        self.weight = self.new_parameter(config.size, config.hidden_size)
+        self.register_buffer("ids", torch.full((config.size,), -1))
+
+    @classmethod
+    def from_target(cls, config: TruncatedConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["ids"]`: at least `size` target ids, the most useful first."""
+        if "ids" not in artifacts or len(artifacts["ids"]) < config.size:
+            found = len(artifacts.get("ids", ()))
+            raise ValueError(
+                f"a truncated head of size {config.size} needs as many ids, got {found}; choose them with "
+                "python jobs/calibrate.py and name its output as draft_head's artifacts"
+            )
+        head = cls(config)
+        ids_S = artifacts["ids"][: config.size].long()
+        head.ids.copy_(ids_S.sort().values if config.step_sizes is None else ids_S)
+        head.check()
+        head.weight.data.copy_(target_head_VH[head.ids])
+        return head
+
+    def check(self, stop_ids: Iterable[int] = ()) -> None:
+        V = self.config.vocab_size
+        if len(self.ids.unique()) != len(self.ids) or not bool(((self.ids >= 0) & (self.ids < V)).all()):
+            raise ValueError(f"the ids of a truncated head must be distinct and in 0..{V - 1}; calibrate it again")
+        smallest = min(self.config.step_sizes or (self.config.size,))
+        missing = sorted(set(stop_ids) - set(self.ids[:smallest].tolist()))
+        if missing:
+            raise ValueError(
+                f"the truncated head of {smallest} ids lacks the stop tokens {missing}, so its drafts could never end; "
+                "calibrate it again with the tokenizer and generation config of this target"
+            )
+
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        size = self.config.size_at(step)
+        if size == self.config.size:
+            return Candidates(self.project(hidden_TH, "weight"), self.ids)
+        return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
+
+    def pack(self) -> None:
+        super().pack()
+        for size in set(self.config.step_sizes or ()):
+            self.pack_rows("weight", size)
+
+    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's law over the kept tokens, renormalised; rows whose likeliest token is not kept do not count
+        (EAGLE-3's scheme)."""
+        p_TS = p_TV[:, self.ids]
+        kept_V = torch.zeros(p_TV.shape[1], dtype=torch.bool, device=p_TV.device).index_fill_(0, self.ids, True)
+        return p_TS / p_TS.sum(dim=-1, keepdim=True), kept_V[p_TV.argmax(dim=-1)]
+
+    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+        # on all of its ids at every step: a prefix of them is only a cheaper look at the same rows
+        targets_TS, counts_T = self.training_targets(p_TV)
+        return soft_cross_entropy(self.project(hidden_TH, "weight"), targets_TS) * counts_T
+
+    def cost(self, rows: int) -> HeadCost:
+        c, size = self.config, self.weight.element_size()
+        return HeadCost(
+            bytes=(c.size * c.hidden_size + rows * (c.hidden_size + c.size)) * size + c.size * self.ids.element_size(),
+            flops=2 * rows * c.hidden_size * c.size,
+        )
