@@ -8,14 +8,13 @@ trial always comes first and a change of the machine's speed meets them all.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
-from sglang_ext.drafters.checkpoint import WEIGHTS, check_tensors, read_info
+from sglang_ext.drafters.checkpoint import check_files, read_info
 
 PLAIN = "plain"
 
@@ -86,12 +85,7 @@ def inspect_drafter(name: str) -> Drafter:
     path, label = drafter_path(name), drafter_label(name)
     try:
         info = read_info(path)
-        file = Path(path) / WEIGHTS
-        if not file.is_file():
-            raise ValueError(f"no drafter weights at {file}")
-        with safe_open(file, framework="pt") as handle:
-            shapes = {key.replace("layers.0.", "midlayer."): handle.get_slice(key).get_shape() for key in handle.keys()}  # noqa: SIM118
-        check_tensors(shapes, info)
+        check_files(info)
     except (ValueError, SafetensorError) as error:
         return Drafter(label=label, path=path, head={}, problem=f"{type(error).__name__}: {error}")
     return Drafter(label=label, path=path, head=dict(info.head))

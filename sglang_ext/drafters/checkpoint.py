@@ -1,31 +1,51 @@
 """The drafter checkpoint: an HF-style folder of config.json and model.safetensors, strict in both directions.
 
 Two forms are read: our own (`architectures: [RaySpecEagle3]`, any head kind) and stock EAGLE-3
-(`LlamaForCausalLMEagle3`, which is the head kind `full`). Writing goes to a temporary folder that is renamed.
+(`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
+tensors with another one, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to
+a temporary folder that is renamed.
 """
 
+from __future__ import annotations
+
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, from_stock, stock_config, stock_shapes, to_stock
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import build_head
 
 ARCHITECTURE = "RaySpecEagle3"
-STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTensors:
+    """`rayspec.shares`: the tensors that lie in another drafter's folder, and the fingerprint of its weights."""
+
+    drafter: str  # path relative to the folder that shares
+    sha256: str
+    tensors: tuple[str, ...]
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
+        if set(entry) != set(cls.__dataclass_fields__):
+            raise ValueError(f"{path}: rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}")
+        return cls(**{**entry, "tensors": tuple(entry["tensors"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +56,7 @@ class CheckpointInfo:
     body: Eagle3Config
     head: Mapping[str, Any]
     target: TargetInfo | None
+    shares: SharedTensors | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,17 +98,14 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
         )
     body = _body(config, target.hidden_size, target.tap_layers, path)
-    provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target")}
-    return CheckpointInfo(path=path, body=body, head=dict(config["draft_head"]), target=target, provenance=provenance)
+    shares = None if "shares" not in ours else SharedTensors.from_dict(ours["shares"], path)
+    provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
+    return CheckpointInfo(
+        path=path, body=body, head=dict(config["draft_head"]), target=target, shares=shares, provenance=provenance
+    )
 
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    draft_vocab = config.get("draft_vocab_size") or config["vocab_size"]
-    if draft_vocab != config["vocab_size"]:
-        raise ValueError(
-            f"{path}: draft_vocab_size {draft_vocab} is smaller than vocab_size {config['vocab_size']}: a truncated "
-            f"head, which this release serves through SGLang's own {STOCK_ARCHITECTURE} but cannot read itself"
-        )
     taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if not taps:
         raise ValueError(
@@ -96,7 +114,9 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         )
     hidden = config.get("target_hidden_size", config["hidden_size"])
     body = _body(config, hidden, tuple(i + 1 for i in taps), path)
-    return CheckpointInfo(path=path, body=body, head={"kind": "full"}, target=None)
+    draft_vocab = config.get("draft_vocab_size") or body.vocab_size
+    head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
+    return CheckpointInfo(path=path, body=body, head=head, target=None)
 
 
 def _body(config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Eagle3Config:
@@ -164,10 +184,6 @@ def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> N
     """Raise ValueError unless names and shapes are exactly those that the drafter and its head need."""
     with torch.device("meta"):
         expected = {name: tuple(t.shape) for name, t in empty_drafter(info).state_dict().items()}
-    if info.is_stock:  # stock extras that say nothing new: the caller drops them
-        V, H = info.body.vocab_size, info.body.hidden_size
-        extras: dict[str, tuple[int, ...]] = {"d2t": (V,), "t2d": (V,), "embed_tokens.weight": (V, H)}
-        expected |= {name: shape for name, shape in extras.items() if name in found}
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in found]
     problems += [f"unknown {name} {list(shape)}" for name, shape in found.items() if name not in expected]
     problems += [
@@ -182,29 +198,83 @@ def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> N
         )
 
 
-def check_stock_maps(tensors: Mapping[str, Tensor], path: str) -> None:
-    """Raise ValueError if a full-vocabulary stock checkpoint carries a map that is not the identity."""
-    if "d2t" in tensors and bool(tensors["d2t"].any()):
-        raise ValueError(f"{path}: d2t must be all zeros where draft_vocab_size equals vocab_size")
-    if "t2d" in tensors and not bool(tensors["t2d"].all()):
-        raise ValueError(f"{path}: t2d must be all true where draft_vocab_size equals vocab_size")
+def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
+    """All tensors of a drafter under our names, the shared ones included, checked against its config.json.
+
+    Raises ValueError for anything missing, unknown or misshapen, and for a shared drafter that has changed.
+    """
+    tensors = {name.replace("layers.0.", "midlayer."): t for name, t in load_file(_weights_file(info)).items()}
+    if info.is_stock:
+        tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
+    tensors |= shared_tensors(info, own=tensors)
+    check_tensors({name: t.shape for name, t in tensors.items()}, info)
+    return tensors
+
+
+def check_files(info: CheckpointInfo) -> None:
+    """Raise ValueError unless names and shapes of the stored tensors are the right ones; weights are not read."""
+    with safe_open(_weights_file(info), framework="pt") as handle:
+        shapes = {name.replace("layers.0.", "midlayer."): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
+    if info.is_stock:
+        shapes = stock_shapes(shapes, info.body.vocab_size)
+    if info.shares is not None:
+        with safe_open(_shared_file(info, info.shares), framework="pt") as handle:
+            present = set(handle.keys())
+            shapes |= {n: handle.get_slice(n).get_shape() for n in info.shares.tensors if n in present}
+    check_tensors(shapes, info)
+
+
+def _weights_file(info: CheckpointInfo) -> Path:
+    file = Path(info.path) / WEIGHTS
+    if not file.is_file():
+        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
+    return file
+
+
+def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
+    file = Path(info.path) / shares.drafter / WEIGHTS
+    if not file.is_file():
+        raise ValueError(
+            f"drafter {info.path} shares tensors with {shares.drafter}, but there is no {file}; keep the folders "
+            "side by side as they were written"
+        )
+    return file
+
+
+def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors that a drafter shares with another one. Raises ValueError."""
+    shares = info.shares
+    if shares is None:
+        return {}
+    file = _shared_file(info, shares)
+    if weights_sha256(file) != shares.sha256:
+        raise ValueError(
+            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+            "drafter again with python jobs/train.py"
+        )
+    twice = set(own) & set(shares.tensors)
+    with safe_open(file, framework="pt") as handle:
+        missing = set(shares.tensors) - set(handle.keys())
+        if twice or missing:
+            raise ValueError(
+                f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or which "
+                f"{shares.drafter} does not have; make the drafter again"
+            )
+        return {name: handle.get_tensor(name) for name in shares.tensors}
+
+
+def weights_sha256(file: str | Path) -> str:
+    with Path(file).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Drafter, CheckpointInfo]:
     """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen."""
     info = read_info(path)
-    file = Path(path) / WEIGHTS
-    if not file.is_file():
-        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
-    with safe_open(file, framework="pt") as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
-    tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
-    check_tensors({name: t.shape for name, t in tensors.items()}, info)
-    if info.is_stock:
-        check_stock_maps(tensors, info.path)
-        tensors = {n: t for n, t in tensors.items() if n not in ("d2t", "t2d", "embed_tokens.weight")}
+    tensors = read_tensors(info)
     drafter = empty_drafter(info)
     drafter.load_state_dict(tensors)
+    drafter.lm_head.check()
     return drafter.to(dtype), info
 
 
@@ -214,11 +284,18 @@ def save_drafter(
     target: TargetInfo,
     provenance: Mapping[str, Any] | None = None,
     extras: Mapping[str, bytes | str] | None = None,
+    share_with: str | Path | None = None,
+    stock: bool = False,
 ) -> None:
     """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete.
 
-    `extras`: further files by name, such as a training report. Raises ValueError for weights that are not finite and
-    for an extra that would overwrite the checkpoint's own files.
+    Args:
+        extras: further files by name, such as a training report.
+        share_with: another drafter's folder; tensors that are equal there are named instead of stored.
+        stock: write the form that SGLang serves without rayspec; only for heads that it can express.
+
+    Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
+    for a head that the stock form cannot express.
     """
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
@@ -234,8 +311,15 @@ def save_drafter(
         bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
+        config = config_json(drafter, target, provenance or {})
+        if stock:
+            config, tensors = stock_config(config, path), to_stock(tensors, vocab_size=drafter.config.vocab_size)
+        elif share_with is not None:
+            shares = _shared_with(tensors, path, Path(share_with))
+            config["rayspec"]["shares"] = asdict(shares)
+            tensors = {name: t for name, t in tensors.items() if name not in shares.tensors}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps(config_json(drafter, target, provenance or {}), indent=2) + "\n"
+        text = json.dumps(config, indent=2) + "\n"
         (temporary / "config.json").write_text(text)
         for name, content in (extras or {}).items():
             (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -246,3 +330,10 @@ def save_drafter(
         os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> SharedTensors:
+    theirs = load_file(other / WEIGHTS)
+    equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
+    relative = os.path.relpath(other.resolve(), path.resolve())
+    return SharedTensors(drafter=relative, sha256=weights_sha256(other / WEIGHTS), tensors=equal)

@@ -1,6 +1,7 @@
 """The checkpoint format: what is written is read back, and everything that does not fit stops with a way out."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import head_from_target
@@ -144,12 +145,89 @@ def test_stock_checkpoint_is_kind_full(tmp_path: Path) -> None:
 def test_stock_checkpoint_with_a_map_is_no_full_head(tmp_path: Path) -> None:
     make(tmp_path / "d", {"kind": "full"})
     edit_config(tmp_path / "d", as_stock)
-    edit_tensors(tmp_path / "d", lambda t: t.update(d2t=torch.ones(V, dtype=torch.long)))
+    swapped = torch.tensor([1, -1] + [0] * (V - 2))
+    edit_tensors(tmp_path / "d", lambda t: t.update(d2t=swapped))
     with pytest.raises(ValueError, match="d2t must be all zeros"):
         load_drafter(tmp_path / "d")
-    edit_config(tmp_path / "d", lambda c: c.update(draft_vocab_size=V // 2))
-    with pytest.raises(ValueError, match="draft_vocab_size 48 is smaller than vocab_size 96: a truncated head"):
-        load_drafter(tmp_path / "d")
+
+
+def keep_half(drafter: Eagle3Drafter) -> dict[str, torch.Tensor]:
+    """A truncated head over the odd ids, made from the drafter's full one."""
+    ids = torch.arange(1, V, 2)
+    drafter.lm_head = head_from_target({"kind": "truncated", "size": V // 2}, drafter.lm_head.weight, {"ids": ids})
+    return {"ids": ids, "weight": drafter.lm_head.weight}
+
+
+def test_truncated_head_goes_through_the_stock_form(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    kept = keep_half(drafter)
+    save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    stored = load_file(tmp_path / "stock" / WEIGHTS)
+    assert torch.equal(stored["d2t"] + torch.arange(V // 2), kept["ids"])
+    assert torch.equal(stored["t2d"].nonzero().squeeze(1), kept["ids"])
+    assert "lm_head.ids" not in stored
+    config = json.loads((tmp_path / "stock" / "config.json").read_text())
+    assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], V // 2)
+    loaded, info = load_drafter(tmp_path / "stock")
+    check_files(info)
+    assert info.head == {"kind": "truncated", "size": V // 2}
+    assert torch.equal(loaded.lm_head.ids, kept["ids"])
+    torch.testing.assert_close(loaded.lm_head.weight, kept["weight"].bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.update(d2t=t["d2t"] * 0), "t2d must be true exactly"),
+        (lambda t: t.update(d2t=t["d2t"] + V), "must name distinct ids in 0..95"),
+        (lambda t: t.pop("d2t"), "no d2t says of which tokens"),
+        (lambda t: t.update(d2t=t["d2t"][:-1].clone()), "they must agree"),
+    ],
+)
+def test_stock_maps_that_lie(tmp_path: Path, edit: Any, message: str) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    edit_tensors(tmp_path / "stock", edit)
+    with pytest.raises(ValueError, match=message):
+        load_drafter(tmp_path / "stock")
+
+
+def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "own", {"kind": "slimspec", "rank": 4})
+    with pytest.raises(ValueError, match="a stock EAGLE-3 checkpoint can hold a full head"):
+        save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    assert not (tmp_path / "stock").exists()
+
+
+def test_a_body_is_stored_once(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full")
+    stored = load_file(tmp_path / "half" / WEIGHTS)
+    assert set(stored) == {"lm_head.ids", "lm_head.weight"}
+    loaded, info = load_drafter(tmp_path / "half")
+    check_files(info)
+    assert info.shares is not None
+    assert info.shares.drafter == "../full"
+    for name, tensor in drafter.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name].float(), tensor.bfloat16().float(), msg=name)
+
+
+def test_shared_tensors_that_changed_or_went(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full")
+    edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    with pytest.raises(ValueError, match="whose weights have changed since"):
+        load_drafter(tmp_path / "half")
+    edit_tensors(tmp_path / "half", lambda t: t.update({"fc.weight": drafter.fc.weight.data.bfloat16()}))
+    make(tmp_path / "full", {"kind": "full"})
+    with pytest.raises(ValueError, match="which the drafter has itself"):
+        load_drafter(tmp_path / "half")
+    shutil.rmtree(tmp_path / "full")
+    with pytest.raises(ValueError, match=r"keep the folders\s+side by side"):
+        load_drafter(tmp_path / "half")
 
 
 @pytest.mark.parametrize(
