@@ -95,8 +95,8 @@ class _RuntimeShell:
     def measure(self, load: Load) -> Measured:
         return self.runtime.measure(load)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
 
     def stop(self) -> None:
         self.runtime.stop()
@@ -141,8 +141,8 @@ class RuntimeHandle:
     def measure(self, load: Load) -> Measured:
         return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:

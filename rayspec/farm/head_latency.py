@@ -13,10 +13,13 @@ ROUNDS = 7
 MIN_ROUND_S = 0.05
 
 
-def head_latencies(drafters: Mapping[str, str], *, rows: int, dtype: torch.dtype, num_threads: int) -> dict[str, float]:
-    """Median seconds of `target_logits` on `rows` rows, for each {name: checkpoint folder}.
+def head_latencies(
+    drafters: Mapping[str, str], *, rows: int, draft_steps: int, dtype: torch.dtype, num_threads: int
+) -> dict[str, float]:
+    """Median seconds of one best token for `rows` rows, for each {name: checkpoint folder}.
 
-    That is what SGLang's draft loop calls, on the same packed weights; its top-k comes after it and is not counted.
+    That is what a chain's draft loop asks of the head, routing included, on the same packed weights; the mean over the
+    draft positions 0..draft_steps-1, at which a position-aware head does not cost the same.
 
     The heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them.
     """
@@ -24,18 +27,26 @@ def head_latencies(drafters: Mapping[str, str], *, rows: int, dtype: torch.dtype
     heads = {name: load_drafter(path, dtype)[0].lm_head.to(device) for name, path in drafters.items()}
     for head in heads.values():
         head.pack()
-    timers = {name: _timer(head, rows, dtype, device, num_threads) for name, head in heads.items()}
+    timers = {name: _timer(head, rows, draft_steps, dtype, device, num_threads) for name, head in heads.items()}
     with torch.inference_mode():
         calls = {name: _calls_per_round(timer) for name, timer in timers.items()}
         rounds = [{name: timer.timeit(calls[name]).mean for name, timer in timers.items()} for _ in range(ROUNDS)]
-    return {name: median(r[name] for r in rounds) for name in heads}
+    return {name: median(r[name] for r in rounds) / draft_steps for name in heads}
 
 
-def _timer(head: DraftHead, rows: int, dtype: torch.dtype, device: torch.device, num_threads: int) -> Timer:
+STATEMENT = """
+for step in range(draft_steps):
+    head.propose(hidden_TH, step, 1, head.route(hidden_TH, hidden_TH, step))
+"""
+
+
+def _timer(
+    head: DraftHead, rows: int, draft_steps: int, dtype: torch.dtype, device: torch.device, threads: int
+) -> Timer:
     generator = torch.Generator().manual_seed(0)
     hidden_TH = torch.randn(rows, head.config.hidden_size, generator=generator).to(device, dtype)
-    variables = {"head": head, "hidden_TH": hidden_TH}
-    return Timer("head.target_logits(hidden_TH)", globals=variables, num_threads=num_threads)
+    variables = {"head": head, "hidden_TH": hidden_TH, "draft_steps": draft_steps}
+    return Timer(STATEMENT, globals=variables, num_threads=threads)
 
 
 def _calls_per_round(timer: Timer) -> int:

@@ -129,9 +129,11 @@ class Runtime:
 
         return step_times(self._engine) if self.spec.drafter else None
 
-    def head_latencies(self, drafters: dict[str, str], *, rows: int) -> dict[str, float]:
+    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
-        return head_latencies(drafters, rows=rows, dtype=self._dtype(), num_threads=self.num_threads)
+        return head_latencies(
+            drafters, rows=rows, draft_steps=draft_steps, dtype=self._dtype(), num_threads=self.num_threads
+        )
 
     def stop(self) -> None:
         """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""

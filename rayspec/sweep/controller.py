@@ -163,7 +163,9 @@ class _Measurement:
         healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
         try:
             for c in self.config.concurrency:
-                self.head_latency_s[c] = engine.head_latencies(healthy, c * self.config.topk)
+                self.head_latency_s[c] = engine.head_latencies(
+                    healthy, c * self.config.topk, max(self.config.draft_steps)
+                )
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             self._replace_dead(self.config.draft_steps[0])

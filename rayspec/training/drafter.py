@@ -7,9 +7,9 @@ is the loop that calls them. Nothing here knows one kind of head from another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,67 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe, init_body
 from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
-from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter, weights_sha256
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target
 
 
-def new_drafter(target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet) -> Eagle3Drafter:
-    """A drafter at step 0: the head made from the target's, the body from the seed. Raises ValueError."""
+@dataclass(frozen=True)
+class Origin:
+    """What a head is made of besides the target: calibration artifacts, and the drafter whose body it takes over."""
+
+    artifacts: Mapping[str, Tensor] = field(default_factory=dict)
+    base: Path | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOTHING = Origin()
+
+
+def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> Origin:
+    """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
+    base = config.base_folder(head)
+    provenance: dict[str, Any] = {}
+    artifacts: Mapping[str, Tensor] = {}
+    if base is not None:
+        provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
+    if head.artifacts is not None:
+        artifacts, provenance["calibration"] = load_artifacts(head.artifacts, target.info(config.target_name))
+    return Origin(artifacts, base, provenance)
+
+
+def new_drafter(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
+) -> Eagle3Drafter:
+    """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
+    parameters are then frozen. Raises ValueError."""
+    if origin.base is not None:
+        return _drafter_on_base(target, head, origin)
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     taps, _ = target.features(probe.ids_BT)
     deepest = taps[probe.sequence_N, probe.position_N, -target.model.config.hidden_size :]
     tap_rms = deepest.float().pow(2).mean().sqrt().item()
-    lm_head = head_from_target(head.draft_head, target.head_VG.float())
+    lm_head = head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
     drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
     init_body(drafter, target.final_norm_G.float(), tap_rms, recipe.seed)
+    return drafter
+
+
+def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Eagle3Drafter:
+    assert origin.base is not None, "the caller looked"
+    drafter, info = load_drafter(origin.base)
+    if info.target is not None:
+        info.target.check_served_with(target.info(), str(origin.base))
+    if info.head["kind"] != "full":
+        raise ValueError(
+            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
+            "whose rows the new head takes over"
+        )
+    lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
+    drafter.requires_grad_(False)
+    drafter.lm_head = lm_head
+    for name, parameter in lm_head.named_parameters():
+        parameter.requires_grad_(name not in lm_head.taken_over)
     return drafter
 
 
@@ -76,7 +123,7 @@ def train_step(
         loss_K = backward_batch(
             drafter, target, batch, num_steps=recipe.ttt_steps, decay=recipe.ttt_decay, chunk_rows=recipe.chunk_rows
         )
-    norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), recipe.clip_norm)
+    norm = torch.nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], recipe.clip_norm)
     if not bool(norm.isfinite()):
         raise FloatingPointError(
             f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr, or set bfloat16=false"
@@ -104,10 +151,16 @@ def train_drafter(
     recipe = config.recipe
     check_prompt_lengths(answers, recipe.ttt_steps)
     check_prompt_lengths(held_out, config.evaluation.draft_steps)
-    drafter = new_drafter(target, head, recipe, answers)
+    origin = origin_of(config, head, target)
+    drafter = new_drafter(target, head, recipe, answers, origin)
+    num_steps = recipe.num_steps if any(p.requires_grad for p in drafter.parameters()) else 0
     optimizers = recipe.make_optimizers(drafter)
     folder = config.work_folder / "unfinished" / head.name
-    fingerprint = {**provenance_of(config, target.sha256, answers), "draft_head": dict(head.draft_head)}
+    fingerprint = {
+        **provenance_of(config, target.sha256, answers),
+        **origin.provenance,
+        "draft_head": dict(head.draft_head),
+    }
     progress = load_state(folder, fingerprint, drafter, optimizers) or Progress(fingerprint=fingerprint)
 
     def evaluate(limit: int | None) -> Acceptance:
@@ -123,16 +176,16 @@ def train_drafter(
             )
 
     with DrafterLog(config, head, progress) as log:
-        bar = tqdm(total=recipe.num_steps, initial=progress.step, desc=head.name, unit="step")
+        bar = tqdm(total=num_steps, initial=progress.step, desc=head.name, unit="step")
         tokens, since = 0, time.monotonic()
-        while progress.step < recipe.num_steps:
+        while progress.step < num_steps:
             started = time.monotonic()
             step = progress.step
             batch = Batch.of(answers, batch_indices(len(answers), recipe, step))
             loss_K, figures = train_step(drafter, target, batch, recipe, optimizers, step)
             progress.step = step + 1
             tokens += len(batch.position_N)
-            if progress.step % config.log_every == 0 or progress.step == recipe.num_steps:
+            if progress.step % config.log_every == 0 or progress.step == num_steps:
                 elapsed, since = time.monotonic() - since, time.monotonic()
                 figures |= {"loss": loss_K.sum().item(), "answer_tokens_per_s": tokens / elapsed}
                 figures |= {f"loss_step_{i}": loss for i, loss in enumerate(loss_K.tolist())}
@@ -141,18 +194,18 @@ def train_drafter(
                 bar.set_postfix(loss=f"{loss_K[0].item():.3f}", refresh=False)
             progress.seconds += time.monotonic() - started
             bar.update()
-            if progress.step % config.evaluation.every == 0 and progress.step < recipe.num_steps:
+            if progress.step % config.evaluation.every == 0 and progress.step < num_steps:
                 acceptance = evaluate(config.evaluation.sequences)
                 log.evaluated(acceptance)
                 bar.write(f"{head.name} step {progress.step}: {summary(acceptance)}")
                 since = time.monotonic()
-            if progress.step % config.checkpoint_every == 0 and progress.step < recipe.num_steps:
+            if progress.step % config.checkpoint_every == 0 and progress.step < num_steps:
                 save_state(folder, progress, drafter, optimizers)
             on_step(progress.step)
         bar.close()
         acceptance = evaluate(None)
         log.evaluated(acceptance)
-        export(config, head, drafter, target, answers, held_out, progress, acceptance)
+        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance)
     return acceptance
 
 
@@ -167,6 +220,7 @@ def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: Answe
 def export(
     config: DrafterTrainConfig,
     head: NamedHead,
+    origin: Origin,
     drafter: Eagle3Drafter,
     target: FrozenTarget,
     answers: AnswerSet,
@@ -176,7 +230,7 @@ def export(
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
     folder = Path(config.output_dir) / head.name
-    provenance = {**provenance_of(config, target.sha256, answers), "commit": git_state()[0]}
+    provenance = {**provenance_of(config, target.sha256, answers), **origin.provenance, "commit": git_state()[0]}
     report = {
         "name": head.name,
         "draft_head": dict(head.draft_head),
@@ -186,7 +240,14 @@ def export(
         "evaluations": progress.evaluations,
         "history": progress.history,
     }
-    save_drafter(folder, drafter, target.info(config.target_name), provenance, extras=report_files(report))
+    save_drafter(
+        folder,
+        drafter,
+        target.info(config.target_name),
+        provenance,
+        extras=report_files(report),
+        share_with=origin.base,
+    )
     return folder
 
 

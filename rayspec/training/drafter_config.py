@@ -15,10 +15,18 @@ from rayspec.training.sources import CorpusConfig
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHead:
-    """One drafter to train. `draft_head` goes to the head registry as it is: {kind: ..., options}."""
+    """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}.
+
+    `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
+    are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
+    shares the base's tensors on disk. None trains body and head from nothing.
+    `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
+    """
 
     name: str
     draft_head: dict[str, Any]
+    base: str | None = None
+    artifacts: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name or Path(self.name).name != self.name:
@@ -71,6 +79,18 @@ class DrafterTrainConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+
+    def base_folder(self, head: NamedHead) -> Path | None:
+        """Raises ValueError if the base is neither a drafter of this run nor a folder."""
+        if head.base is None:
+            return None
+        for folder in (Path(self.output_dir) / head.base, Path(head.base).expanduser()):
+            if (folder / "config.json").is_file():
+                return folder
+        raise ValueError(
+            f"heads[{head.name}].base is {head.base!r}: no drafter under {self.output_dir} and no folder of that name; "
+            "train it first, in a run of its own or earlier in the list"
+        )
 
     @property
     def target_folder(self) -> str:

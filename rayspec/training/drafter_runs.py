@@ -15,6 +15,7 @@ from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import cut_prompt_ids
+from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
 from sglang_ext.heads import head_config
 
 SETS = ("answers", "held_out")
@@ -55,8 +56,10 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
         torch.set_num_threads(config.num_threads)
     target = FrozenTarget.load(config.target_folder, torch.bfloat16 if config.recipe.bfloat16 else torch.float32)
     V, H = target.head_VG.shape
-    for head in config.heads:  # a wrong option of the last head should not wait for the first to be trained
+    for i, head in enumerate(config.heads):  # a mistake in the last head should not wait for the first to be trained
         head_config(head.draft_head, hidden_size=H, vocab_size=V)
+        if head.base not in [earlier.name for earlier in config.heads[:i]]:
+            config.base_folder(head)
     results: dict[str, Acceptance | None] = {}
     todo = []
     for head in config.heads:
@@ -91,6 +94,9 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
         "recipe": (ours.get("recipe"), asdict(config.recipe)),
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }
+    base = config.base_folder(head)
+    if base is not None:
+        compared["base.sha256"] = ((ours.get("base") or {}).get("sha256"), weights_sha256(base / WEIGHTS))
     if not missing_shards(config.work_folder / "answers", config.answers):
         answers = read_answers(config.work_folder / "answers")
         compared["trained_on.sha256 (the answers)"] = (trained_on.get("sha256"), answers.sha256)

@@ -60,10 +60,13 @@ class Recipe:
         return self.final_lr_share + (1 - self.final_lr_share) * cosine
 
     def make_optimizers(self, drafter: Eagle3Drafter) -> list[torch.optim.Optimizer]:
-        body = [p for name, p in drafter.named_parameters() if p.ndim == 2 and not name.startswith("lm_head.")]
-        use_muon = self.optimizer == "muon"
+        trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
+        if not trained:
+            return []
+        body = [p for name, p in trained.items() if p.ndim == 2 and not name.startswith("lm_head.")]
+        use_muon = self.optimizer == "muon" and bool(body)
         muon_ids = {id(p) for p in body} if use_muon else set()
-        rest = [p for p in drafter.parameters() if id(p) not in muon_ids]
+        rest = [p for p in trained.values() if id(p) not in muon_ids]
         adamw = torch.optim.AdamW(
             rest, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay, fused=True
         )

@@ -171,4 +171,44 @@ WRAPPED: tuple[Internal, ...] = (
         ("self", "empty_cache"),
         "called by sglang_ext.adapter.swap.swap_drafter",
     ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        ("self", "forward_batch"),
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
+        ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds", "kv_loc_plan"),
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker._draft_extend_for_prefill",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
+        ("self", "batch", "batch_result", "kv_loc_plan"),
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker._draft_extend_for_decode",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_utils.select_top_k_tokens",
+        ("i", "topk_p", "topk_index", "hidden_states", "scores", "topk"),
+        "called by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_utils.sample_draft_proposal",
+        ("next_token_logits", "temperatures", "top_ks", "sampling_seed", "positions", "draft_step"),
+        "called by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils.organize_draft_results",
+        ("score_list", "token_list", "parents_list", "num_draft_token"),
+        "called by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils.per_step_draft_out_cache_loc",
+        ("out_cache_loc", "batch_size", "topk", "num_steps"),
+        "called by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.models.llama_eagle3.LlamaDecoderLayer.forward",
+        ("self", "positions", "embeds", "hidden_states", "forward_batch", "residual"),
+        "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._keep_layer_input",
+    ),
 )

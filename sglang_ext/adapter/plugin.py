@@ -52,10 +52,13 @@ def _is_cpu_platform(platform: Any) -> bool:
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls: give it the calls of `engine.py`."""
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.speculative import eagle_worker_v2
 
+    from sglang_ext.adapter.draft_worker import HeadDraftWorker
     from sglang_ext.adapter.step_clock import write_step_clock
     from sglang_ext.adapter.swap import swap_drafter
 
+    eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
     Scheduler.rayspec_swap_drafter = swap_drafter
     Scheduler.rayspec_write_step_clock = write_step_clock
     return original(algorithm, server_args)

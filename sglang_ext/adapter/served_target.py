@@ -1,5 +1,6 @@
 """What the running server serves, in the terms in which a drafter names its target."""
 
+from contextlib import suppress
 from functools import lru_cache
 
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
@@ -38,3 +39,23 @@ def served_target(tap_layers: tuple[int, ...]) -> TargetInfo:
         tokenizer_sha256=fingerprint,
         tap_layers=tap_layers,
     )
+
+
+@lru_cache(maxsize=8)
+def _stop_ids(model: str, tokenizer: str, revision: str | None, trusted: bool) -> frozenset[int]:
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    found = [AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trusted).eos_token_id]
+    found.append(AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trusted).eos_token_id)
+    with suppress(OSError):  # not every model has one
+        found.append(GenerationConfig.from_pretrained(model, revision=revision).eos_token_id)
+    ids = [i for entry in found for i in (entry if isinstance(entry, list) else [entry])]
+    return frozenset(i for i in ids if i is not None)
+
+
+def served_stop_ids() -> frozenset[int]:
+    """The tokens that end an answer of the served target: of its tokenizer, its config and its generation config."""
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    return _stop_ids(args.model_path, args.tokenizer_path or args.model_path, args.revision, args.trust_remote_code)

@@ -1,12 +1,9 @@
 """Live swap: replace drafter and head in a running scheduler, without a restart."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
-from sglang_ext.drafters.checkpoint import WEIGHTS, read_info
+from sglang_ext.drafters.checkpoint import read_info, read_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +28,5 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
-    with safe_open(Path(path) / WEIGHTS, framework="pt") as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
-    runner.model.swap(info, tensors)
+    runner.model.swap(info, read_tensors(info))
     logger.info("drafter swapped to %s (head %s)", path, dict(info.head))

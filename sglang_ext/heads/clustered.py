@@ -39,6 +39,7 @@ class ClusteredConfig(HeadConfig):
 class ClusteredHead(DraftHead):
     """`weight` [V, H]: the full head. Subclasses hold the router's parameters and implement `cluster_scores`."""
 
+    taken_over = ("weight",)
     config: Any
     cluster_of: Tensor
 

@@ -51,6 +51,7 @@ class RdkHead(DraftHead):
 
         super().__init__(config)
         self.base = build_head(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        self.taken_over = tuple(f"base.{name}" for name in self.base.taken_over)  # type: ignore[misc]
         self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
         self.register_buffer("neighbour_ids", torch.full((config.vocab_size, config.neighbours), -1))
         self.register_buffer("neighbour_weights", torch.full((config.vocab_size, config.neighbours), float("nan")))

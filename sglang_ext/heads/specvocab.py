@@ -35,6 +35,7 @@ class SpecVocabHead(DraftHead):
 
     kind = "specvocab"
     projections = ("down", "up")
+    taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
 

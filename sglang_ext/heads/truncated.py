@@ -45,6 +45,7 @@ class TruncatedHead(DraftHead):
 
     kind = "truncated"
     projections = ("weight",)
+    taken_over = ("weight",)
     Config = TruncatedConfig
     config: TruncatedConfig
     ids: Tensor

@@ -6,7 +6,8 @@ reduced draft vocabulary exist from SGLang's point of view.
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,20 +19,37 @@ from transformers import PretrainedConfig
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
-from sglang_ext.adapter.served_target import served_target
+from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
-from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info
-from sglang_ext.heads import DraftHead, build_head
+from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info, shared_tensors
+from sglang_ext.heads import DraftHead, Proposal, build_head
 
 logger = logging.getLogger(__name__)
 
+HEAD_PREFIX = "lm_head."
+
+
+@dataclass
+class Question:
+    """What the draft loop wants of the head: its k best tokens at a draft position, or all logits (k None)."""
+
+    step: int
+    k: int | None
+    answer: Proposal | None = None
+
 
 class HeadLogits(LogitsProcessor):
-    """Asks the draft head for logits, and only for the rows that the draft loop reads."""
+    """Puts the question of the draft loop to the head, and only for the rows that the loop reads.
+
+    Without a question (SGLang captures its extends in graphs) the head gives logits of the whole vocabulary at draft
+    position 0, which is the position that an extend produces.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
-        self._read_rows: Tensor | None = None
+        self.question: Question | None = None
+        self.layer_input: tuple[Tensor, Tensor] | None = None  # (token embeddings, features) of the pass
+        self._batch: Any = None
 
     def forward(
         self,
@@ -42,7 +60,7 @@ class HeadLogits(LogitsProcessor):
         aux_hidden_states: Any = None,
         hidden_states_before_norm: Tensor | None = None,
     ) -> LogitsProcessorOutput:
-        self._read_rows = _rows_read_after_verify(logits_metadata)
+        self._batch = logits_metadata
         return super().forward(
             input_ids, hidden_states, lm_head, logits_metadata, aux_hidden_states, hidden_states_before_norm
         )
@@ -55,31 +73,56 @@ class HeadLogits(LogitsProcessor):
         embedding_bias: Tensor | None = None,
         use_logits_buffer: bool = True,
     ) -> Tensor:
-        if self._read_rows is None:
-            with CLOCK.head():
-                return lm_head.target_logits(hidden_states)
-        rows = self._read_rows
+        question = self.question or Question(step=0, k=None)
+        rows = _rows_read_after_verify(self._batch)
+        hidden_TH = hidden_states if rows is None else hidden_states[rows]
         with CLOCK.head():
-            logits = lm_head.target_logits(hidden_states[rows])
+            routed = self._route(lm_head, question.step)
+            if question.k is not None:
+                question.answer = lm_head.propose(hidden_TH, question.step, question.k, routed)
+            else:
+                logits = lm_head.target_logits(hidden_TH, question.step, routed)
+        if question.k is not None:  # SGLang's top-k of these is thrown away
+            return hidden_states.new_zeros((len(hidden_states), question.k))
+        if rows is None:
+            return logits
         # the worker indexes by the row numbers of the whole block; the rows between are never read
         block = logits.new_empty((len(hidden_states), logits.shape[1]))
         block[rows] = logits
         return block
 
+    def _route(self, head: DraftHead, step: int) -> Tensor | None:
+        if not head.routes:
+            return None
+        assert self.layer_input is not None, "the layer ran before the head"
+        embed, feature = self.layer_input
+        rows = _layer_rows_of_the_head(self._batch)
+        return head.route(embed, feature, step) if rows is None else head.route(embed[rows], feature[rows], step)
 
-def _rows_read_after_verify(logits_metadata: Any) -> Tensor | None:
+
+def _rows_read_after_verify(batch: Any) -> Tensor | None:
     """The one row a request that is read of an eager draft-extend after verification, or None for all rows.
 
     SGLang's graph path selects these rows before the head (`select_index`); its eager path computes the head on all
     num_draft_tokens rows and selects afterwards, which would overstate the head's cost several times over.
     """
-    if not isinstance(logits_metadata, ForwardBatch) or not logits_metadata.forward_mode.is_draft_extend_v2():
+    if not isinstance(batch, ForwardBatch) or not batch.forward_mode.is_draft_extend_v2():
         return None
-    spec = logits_metadata.spec_info
+    spec = batch.spec_info
     if spec.select_index is not None or spec.num_accept_tokens is None:
         return None
     accepted_B = spec.num_accept_tokens.long()
     return torch.arange(len(accepted_B), device=accepted_B.device) * spec.num_tokens_per_req + accepted_B - 1
+
+
+def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
+    """Which rows of the layer's input belong to the rows of the head, or None where they are the same."""
+    rows = _rows_read_after_verify(batch)
+    if rows is not None or not batch.forward_mode.is_extend():
+        return rows
+    if batch.forward_mode.is_draft_extend_v2():
+        return batch.spec_info.select_index
+    return batch.extend_seq_lens.long().cumsum(0) - 1  # a prefill: the last of each request
 
 
 class RaySpecEagle3(LlamaForCausalLMEagle3):
@@ -96,15 +139,22 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         self.config = config
         self.lm_head = _head_of(self.info)
         self.logits_processor = HeadLogits(config)
+        self.model.layers[0].register_forward_pre_hook(self._keep_layer_input)
+
+    def _keep_layer_input(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        _, embeddings, features, *_ = arguments
+        self.logits_processor.layer_input = (embeddings, features)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
+        tensors |= shared_tensors(self.info, own=tensors)
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
-        prefix = "lm_head."
-        head = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        self.lm_head.load_state_dict(head)
-        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(prefix))
+        _load_head(self.lm_head, tensors)
+        self._load_body(tensors)
+
+    def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(HEAD_PREFIX))
         if not has_accelerator():
             self.lm_head.pack()
             pack_model(self)
@@ -120,9 +170,10 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
             raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
         reference = next(self.lm_head.parameters())
-        self.lm_head = _head_of(info).to(reference.device, reference.dtype)
-        self.info = info
-        self.load_weights(tensors.items())
+        head = _head_of(info).to(reference.device, reference.dtype)
+        _load_head(head, tensors)
+        self.lm_head, self.info = head, info
+        self._load_body(tensors)
 
 
 def check_target(info: CheckpointInfo) -> None:
@@ -131,9 +182,15 @@ def check_target(info: CheckpointInfo) -> None:
     info.target.check_served_with(served_target(info.body.tap_layers), info.path)
 
 
-def _head_of(info: CheckpointInfo) -> nn.Module:
+def _head_of(info: CheckpointInfo) -> DraftHead:
     head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
     return head.to(torch.get_default_dtype())
+
+
+def _load_head(head: DraftHead, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where the tensors contradict each other or leave a stop token of the target out of reach."""
+    head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
+    head.check(served_stop_ids())
 
 
 EntryClass = [RaySpecEagle3]
