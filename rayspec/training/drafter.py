@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rayspec.calibration import load_artifacts
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
 from rayspec.training.answers import AnswerSet

@@ -94,9 +94,7 @@ class DraftHead(nn.Module):
     kind: ClassVar[str]
     Config: ClassVar[type[HeadConfig]] = HeadConfig
     projections: ClassVar[tuple[str, ...]] = ()  # the parameters that `project` multiplies by when serving
-    taken_over: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that `from_target` copies and a frozen body keeps as they are
+    taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
     routes: ClassVar[bool] = False
 
     def __init__(self, config: HeadConfig) -> None:
