@@ -112,6 +112,11 @@ def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
     return {name: 1 + accepted / steps for name, (accepted, steps) in sorted(counts.items()) if steps}
 
 
+def category_key(category: str) -> str:
+    """The metric of a category's tau; MLflow allows few characters in a metric's name."""
+    return "tau_category/" + "".join(c if c.isalnum() or c in "_-. /" else "_" for c in category)
+
+
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:
     """Requests whose output tokens differ from those that plain decoding gave to the same prompt."""
     expected = {r.prompt_id: r.output_ids for b in plain for r in b.requests}
@@ -124,6 +129,11 @@ def head_kappa(head_s: float, cycle_s: float) -> float | None:
     None where the head takes longer than the whole cycle: then the two were not measured under the same conditions.
     """
     return head_s / (cycle_s - head_s) if head_s < cycle_s else None
+
+
+def predicted_speedup(rho: float, nu: float, kappa: float) -> float:
+    """Speed-up over the full head that keeping `rho` of its tau at `nu` of its latency should give, all else equal."""
+    return rho * (1 + kappa) / (1 + nu * kappa)
 
 
 def break_even_rho(nu: T, kappa: float) -> T:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from rayspec.metrics import break_even_rho
+from rayspec.metrics import break_even_rho, category_key
 from rayspec.report.style import (
     DASHES,
+    PALETTE,
     STYLE,
     colour,
     head_entries,
@@ -32,6 +33,7 @@ def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
         figures = {
             "speedup": speedup_figure([r for r in drafted if r.speedup("plain")]),
             "acceptance": acceptance_figure([r for r in drafted if "tau" in r.metrics]),
+            "tau_by_category": category_figure([r for r in drafted if _categories(r)]),
             "head_tradeoff": tradeoff_figure([r for r in drafted if {"nu", "rho"} <= set(r.metrics)]),
         }
         files: list[Path] = []
@@ -113,6 +115,37 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     return figure
 
 
+def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """tau of each prompt category relative to the full head's: a reduced vocabulary loses most on its long tail.
+
+    From the lowest concurrency and the longest draft; nothing to show for a workload of one category.
+    """
+    lowest = min((r.trial.concurrency for r in results), default=0)
+    longest = max((r.trial.draft_steps for r in results), default=0)
+    results = [r for r in results if (r.trial.concurrency, r.trial.draft_steps) == (lowest, longest)]
+    full = next((r for r in results if r.is_baseline), None)
+    if full is None or len(_categories(full)) < 2:
+        return None
+    names = sorted(_categories(full))
+    heads = [r.trial.head for r in results]
+    figure, (axis,) = panels(1, width=7.5, height=1.5 + 0.28 * len(heads))
+    for i, name in enumerate(names):
+        shares = [_categories(r).get(name, np.nan) / _categories(full)[name] for r in results]
+        axis.plot(shares, range(len(heads)), color=colour(i), marker=marker(i), linestyle="none", label=name)
+    axis.axvline(1, color="black", linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(heads)), heads)
+    axis.set_ylim(len(heads) - 0.5, -0.5)
+    axis.set_xlabel("tau relative to the full head on the same category")
+    axis.set_title(f"{streams(lowest)}, {longest} draft steps")
+    legend_below(figure, list(zip(*axis.get_legend_handles_labels(), strict=True)))
+    return figure
+
+
+def _categories(result: "TrialResult") -> dict[str, float]:
+    prefix = category_key("")
+    return {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+
+
 def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """tau kept against head latency, both relative to the full head; above its curve a head is faster than full.
 
@@ -133,6 +166,9 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
         for r in here:
             own, s = colour(heads.index(r.trial.head)), steps.index(r.trial.draft_steps)
             axis.plot(r.metrics["nu"], r.metrics["rho"], color=own, marker=marker(s), markersize=8, alpha=0.9)
+            if len(heads) > len(PALETTE):  # colours repeat
+                point = (r.metrics["nu"], r.metrics["rho"])
+                axis.annotate(r.trial.head, point, (5, 4), textcoords="offset points", fontsize=7)
         axis.set_title(f"{streams(c)} (above its line: faster than full)")
         axis.set_xlabel("head latency relative to full (nu)")
         axis.set_xlim(0, None)

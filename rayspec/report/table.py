@@ -8,7 +8,8 @@ from rayspec.statistics import Interval
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-HEADERS = ["head", "steps", "concurrency", "tau", "head us", "tokens/s", "vs plain [95% CI]", "vs full [95% CI]"]
+HEADERS = ["head", "steps", "concurrency", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
+HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -28,7 +29,9 @@ def summary(results: "Sequence[TrialResult]") -> str:
     parts = [render_table(HEADERS, [_row(r) for r in ordered])]
     parts.append("\n".join(verdicts(results).values()))
     notes = [
-        "tau: tokens per verify step, 1 + accepted drafts / steps. head us: the head alone, one call.",
+        "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. head us: the "
+        "head alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the "
+        "rest of it. predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.",
         "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, "
         "not corrected for choosing the best of several.",
     ]
@@ -76,14 +79,22 @@ def _row(result: "TrialResult") -> list[str]:
     t, m = result.trial, result.metrics
     cells = [t.head, str(t.draft_steps or "-"), str(t.concurrency)]
     if result.error:
-        return [*cells, "FAILED", "-", "-", "-", "-"]
+        return [*cells, "FAILED", *["-"] * (len(HEADERS) - len(cells) - 1)]
+
+    def cell(metric: str, form: str = ".2f") -> str:
+        return format(m[metric], form) if metric in m else "-"
+
     return [
         *cells,
-        f"{m['tau']:.2f}" if "tau" in m else "-",
-        f"{m['head_latency_us']:.0f}" if "head_latency_us" in m else "-",
-        f"{m['output_tokens_per_s']:.1f}",
+        cell("tau"),
+        cell("rho", ".3f"),
+        cell("head_latency_us", ".0f"),
+        cell("nu"),
+        cell("kappa"),
+        cell("output_tokens_per_s", ".1f"),
         _ratio(result.speedup("plain")),
         "baseline" if result.is_baseline else _ratio(result.speedup("full")),
+        "-" if result.is_baseline else cell("speedup_vs_full_predicted"),
     ]
 
 

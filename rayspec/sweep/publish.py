@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rayspec.config import flatten, to_yaml
-from rayspec.metrics import tau_by_category, trial_metrics
+from rayspec.metrics import trial_metrics
 from rayspec.records import BlockRecord
 from rayspec.report.figures import write_figures
 from rayspec.report.table import verdicts
@@ -66,8 +66,6 @@ class Publisher:
             run.log_text(_requests_jsonl(blocks.get(result.trial, ())), "requests.jsonl")
             if result.error is None:
                 run.log_metrics(result.metrics)
-                requests = [r for b in blocks[result.trial] for r in b.requests]
-                run.log_metrics({f"tau_category/{_key(k)}": v for k, v in tau_by_category(requests).items()})
                 run.set_tags(machine)
                 run.finish()
         failed = [r.trial.name for r in results if r.error]
@@ -95,8 +93,3 @@ def trial_params(trial: Trial) -> dict[str, object]:
 def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:
     lines = [{"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests]
     return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def _key(category: str) -> str:
-    """A category as MLflow allows it in a metric's name."""
-    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in category)

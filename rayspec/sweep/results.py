@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rayspec.metrics import head_kappa, output_mismatches, trial_metrics
+from rayspec.metrics import (
+    category_key,
+    head_kappa,
+    output_mismatches,
+    predicted_speedup,
+    tau_by_category,
+    trial_metrics,
+)
 from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, throughput_ratio
 from rayspec.sweep.config import SweepConfig
@@ -45,6 +52,8 @@ def score(
             continue
         own = dict(metrics[trial])
         if trial.drafter is not None:
+            requests = [r for b in blocks[trial] for r in b.requests]
+            own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
             plain = Trial(drafter=None, draft_steps=0, concurrency=trial.concurrency)
             full = _baseline(config, trial, trials)
             own |= _against("plain", trial, plain, blocks, errors, config.seed)
@@ -97,7 +106,8 @@ def _head_tradeoff(
     metrics: Mapping[Trial, Mapping[str, float]],
     latency_s: Mapping[str, float],
 ) -> dict[str, float]:
-    """head_latency_us, and against the baseline head: nu (latency), rho (tau), kappa (its share of the cycle)."""
+    """head_latency_us, and against the baseline head: nu (latency), rho (tau), kappa (its share of the cycle), and
+    the speed-up that these three predict."""
     out: dict[str, float] = {}
     if trial.head in latency_s:
         out["head_latency_us"] = 1e6 * latency_s[trial.head]
@@ -115,4 +125,6 @@ def _head_tradeoff(
         kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:
             out["kappa"] = kappa
+            if {"rho", "nu"} <= set(out):
+                out["speedup_vs_full_predicted"] = predicted_speedup(out["rho"], out["nu"], kappa)
     return out
