@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sglang_ext.heads import build_head, head_config, head_from_target
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
 
 AFFINITY_TEMPERATURE = 0.1
@@ -31,6 +32,11 @@ class RdkConfig(HeadConfig):
         super().__post_init__()
         if self.base.get("kind") == "rdk":
             raise ValueError("draft_head.base cannot be another rdk head")
+        try:
+            cls, config = head_config(self.base, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"draft_head.base: {error}") from error
+        object.__setattr__(self, "base", {"kind": cls.kind, **config.options()})
         if not 1 <= self.neighbours < self.vocab_size:
             raise ValueError(f"draft_head.neighbours must be in 1..{self.vocab_size - 1}, got {self.neighbours}")
         if not 0.0 < self.self_weight <= 1.0:
@@ -47,8 +53,6 @@ class RdkHead(DraftHead):
     neighbour_weights: Tensor
 
     def __init__(self, config: RdkConfig) -> None:
-        from sglang_ext.heads import build_head
-
         super().__init__(config)
         self.base = build_head(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
         self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
@@ -57,8 +61,6 @@ class RdkHead(DraftHead):
 
     @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        from sglang_ext.heads import head_from_target
-
         head = cls(config)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
         ids_VJ, weights_VJ = nearest_tokens(target_head_VH, config.neighbours)
