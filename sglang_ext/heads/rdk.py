@@ -95,7 +95,8 @@ class RdkHead(DraftHead):
         q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
         q_TV.scatter_add_(1, ids_TS, self.config.self_weight * q_TS)
         q_TV.scatter_add_(1, self.neighbour_ids[ids_TS].flatten(1), given_TSJ.flatten(1))
-        return Candidates(torch.where(q_TV > 0, q_TV.log(), NO_TOKEN).to(hidden_TH.dtype), None)
+        # a NaN (a base that was not loaded) stays one
+        return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         return self.base.loss(hidden_TH, step, routed, p_TV)
