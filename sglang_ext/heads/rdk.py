@@ -88,13 +88,13 @@ class RdkHead(DraftHead):
         q_TS, ids = self.base.distribution(hidden_TH, step, routed)
         if ids is None:
             ids = torch.arange(self.config.vocab_size, device=q_TS.device)
-        ids_TS = ids.expand_as(q_TS)
-        weights_VJ = self.neighbour_weights.float()
-        weights_VJ = weights_VJ / weights_VJ.sum(dim=1, keepdim=True)
-        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_VJ[ids_TS]
+        # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
+        weights_SJ = self.neighbour_weights[ids].float()
+        weights_SJ = weights_SJ / weights_SJ.sum(dim=-1, keepdim=True)
+        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_SJ
         q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
-        q_TV.scatter_add_(1, ids_TS, self.config.self_weight * q_TS)
-        q_TV.scatter_add_(1, self.neighbour_ids[ids_TS].flatten(1), given_TSJ.flatten(1))
+        q_TV.scatter_add_(1, ids.expand_as(q_TS), self.config.self_weight * q_TS)
+        q_TV.scatter_add_(1, self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), given_TSJ.flatten(1))
         # a NaN (a base that was not loaded) stays one
         return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 
@@ -102,9 +102,9 @@ class RdkHead(DraftHead):
         return self.base.loss(hidden_TH, step, routed, p_TV)
 
     def cost(self, rows: int) -> HeadCost:
-        c, base = self.config, self.base.cost(rows)
-        moved = rows * c.vocab_size * (1 + 2 * c.neighbours) * 4
-        return HeadCost(bytes=base.bytes + moved, flops=base.flops + 4 * rows * c.vocab_size * c.neighbours)
+        """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
+        base = self.base.cost(rows)
+        return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)
 
 
 def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:
