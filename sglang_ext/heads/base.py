@@ -77,7 +77,8 @@ class Candidates(NamedTuple):
     ids: Tensor | None  # int64 target ids: [S] for all rows (distinct), [T, S] for each row, None where column v is v
 
 
-NO_TOKEN = -1e30  # finite, since SGLang's checks take infinities for faults; exp(NO_TOKEN - any logit) is 0
+# finite, since SGLang's checks take infinities for faults; within float16; exp(NO_TOKEN - any logit) is 0 in float32
+NO_TOKEN = -6e4
 
 
 class Proposal(NamedTuple):
