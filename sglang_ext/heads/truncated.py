@@ -84,13 +84,11 @@ class TruncatedHead(DraftHead):
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
-        if size == self.config.size:
-            return Candidates(self.project(hidden_TH, "weight"), self.ids)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
 
     def pack(self) -> None:
-        super().pack()
-        for size in set(self.config.step_sizes or ()):
+        self._packed = {}
+        for size in set(self.config.step_sizes or (self.config.size,)):
             self.pack_rows("weight", size)
 
     def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
