@@ -96,7 +96,9 @@ class TruncatedHead(DraftHead):
         (EAGLE-3's scheme)."""
         p_TS = p_TV[:, self.ids]
         kept_V = torch.zeros(p_TV.shape[1], dtype=torch.bool, device=p_TV.device).index_fill_(0, self.ids, True)
-        return p_TS / p_TS.sum(dim=-1, keepdim=True), kept_V[p_TV.argmax(dim=-1)]
+        # a target without any mass on the kept tokens does not count, but 0/0 would
+        norm_T1 = p_TS.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(p_TS.dtype).tiny)
+        return p_TS / norm_T1, kept_V[p_TV.argmax(dim=-1)]
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         # on all of its ids at every step: a prefix of them is only a cheaper look at the same rows
