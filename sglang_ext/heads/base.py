@@ -209,12 +209,13 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def cost(self, rows: int) -> HeadCost:
-        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows."""
+        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers."""
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+def dense_cost(rows: int, weight_NK: Tensor) -> HeadCost:
+    """Of x W^T: the weight once, inputs and outputs of each row."""
+    N, K = weight_NK.shape
+    return HeadCost(bytes=(N * K + rows * (N + K)) * weight_NK.element_size(), flops=2 * rows * N * K)
 
 
 def token_ids(columns_Tk: Tensor, ids: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +132,13 @@ class ClusteredHead(DraftHead):
         return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
 
     def cost(self, rows: int) -> HeadCost:
-        """At draft step 0, each row scoring clusters of mean size on its own."""
+        """Of rows that score clusters of mean size, each its own."""
         c, size = self.config, self.weight.element_size()
+        if c.budget(0) >= c.clusters:
+            return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
-        scored = pinned + min(c.budget(0), c.clusters) * (c.vocab_size - pinned) / c.clusters
+        scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
         router = sum(p.numel() for name, p in self.named_parameters() if name != "weight")
-        read = int(rows * scored * c.hidden_size)
-        return HeadCost(bytes=(router + read + int(rows * scored)) * size, flops=2 * (rows * router + read))
+        read = rows * scored * c.hidden_size
+        moved = router + read + rows * (c.hidden_size + c.clusters + scored)
+        return HeadCost(bytes=moved * size + rows * scored * 8, flops=2 * (rows * router + read))

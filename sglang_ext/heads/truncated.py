@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 
 
@@ -106,8 +106,5 @@ class TruncatedHead(DraftHead):
         return soft_cross_entropy(self.project(hidden_TH, "weight"), targets_TS) * counts_T
 
     def cost(self, rows: int) -> HeadCost:
-        c, size = self.config, self.weight.element_size()
-        return HeadCost(
-            bytes=(c.size * c.hidden_size + rows * (c.hidden_size + c.size)) * size + c.size * self.ids.element_size(),
-            flops=2 * rows * c.hidden_size * c.size,
-        )
+        scored = dense_cost(rows, self.weight[: self.config.size_at(0)])
+        return scored._replace(bytes=scored.bytes + self.config.size_at(0) * self.ids.element_size())
