@@ -5,7 +5,7 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
@@ -100,7 +100,7 @@ class HeadCost(NamedTuple):
     flops: int
 
 
-class DraftHead(nn.Module):
+class DraftHead(nn.Module, ABC):
     """Base of all heads. A kind implements `candidates` and `from_target`, and overrides what its support changes.
 
     `step` is the position in the draft (0 = the token after the verified one); it is a Python int, so that a
