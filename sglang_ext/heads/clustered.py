@@ -41,13 +41,15 @@ class ClusteredHead(DraftHead):
 
     config: Any
     cluster_of: Tensor
+    _pinned_P: Tensor
+    _members_MC: Tensor  # token ids of each routed cluster, ascending, padded with -1
 
     def __init__(self, config: ClusteredConfig) -> None:
         super().__init__(config)
         self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
         self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
-        self._pinned_P = torch.empty(0, dtype=torch.int64)
-        self._members_MC = torch.empty(0, dtype=torch.int64)  # token ids of each routed cluster, padded with -1
+        for name in ("_pinned_P", "_members_MC"):  # laid out by index_clusters
+            self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
@@ -71,11 +73,6 @@ class ClusteredHead(DraftHead):
     @abstractmethod
     def init_router(self) -> None:
         """Initialise the router's parameters (in place)."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self._pinned_P, self._members_MC = fn(self._pinned_P), fn(self._members_MC)
-        return self
 
     def index_clusters(self) -> None:
         """Lay out the members of each cluster; again whenever `cluster_of` changed. Raises ValueError."""
