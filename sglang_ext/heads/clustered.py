@@ -32,7 +32,7 @@ class ClusteredConfig(HeadConfig):
             raise ValueError(f"draft_head.clusters must be in 1..{self.vocab_size}, got {self.clusters}")
 
     def budget(self, step: int) -> int:
-        """How many routed clusters a row scores at this draft step."""
+        """How many routed clusters a row scores at this draft step, 1..clusters."""
         raise NotImplementedError
 
 
@@ -62,7 +62,10 @@ class ClusteredHead(DraftHead):
             )
         found = artifacts["cluster_of"]
         if tuple(found.shape) != (config.vocab_size,):
-            raise ValueError(f"the cluster map must have one entry a token ({config.vocab_size}), got {len(found)}")
+            raise ValueError(
+                f"the cluster map must have one entry a token, [{config.vocab_size}], got {list(found.shape)}; "
+                "calibrate it with this target's tokenizer"
+            )
         head = cls(config)
         head.weight.data.copy_(target_head_VH)
         head.cluster_of.copy_(found)
@@ -92,7 +95,7 @@ class ClusteredHead(DraftHead):
         self._members_MC = torch.where(place_C < routed[:, None], order_V[index_MC], -1)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
-        loose = [token for token in stop_ids if int(self.cluster_of[token]) != 0]
+        loose = sorted(set(stop_ids) - set(self._pinned_P.tolist()))
         if loose:
             raise ValueError(
                 f"the stop tokens {loose} are not in the pinned cluster 0, so a router could make them unreachable; "
@@ -104,7 +107,7 @@ class ClusteredHead(DraftHead):
         """Router logits [T, M]."""
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        budget = min(self.config.budget(step), self.config.clusters)
+        budget = self.config.budget(step)
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
@@ -131,7 +134,7 @@ class ClusteredHead(DraftHead):
     def cost(self, rows: int) -> HeadCost:
         """Of rows that score clusters of mean size, each its own."""
         c, size = self.config, self.weight.element_size()
-        if c.budget(0) >= c.clusters:
+        if c.budget(0) == c.clusters:
             return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
         scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
