@@ -111,17 +111,24 @@ class ClusteredHead(DraftHead):
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        if self.config.union or len(hidden_TH) == 1:
-            return self._score_union(hidden_TH, chosen_Tm)
+        T, (M, C) = len(hidden_TH), self._members_MC.shape
+        most = min(M, T * budget) if self.config.union else budget  # clusters a row scores; shapes depend on T alone
+        if len(self._pinned_P) + most * C >= self.config.vocab_size:
+            return self._score_all(hidden_TH, chosen_Tm)
+        if self.config.union:
+            return self._score_union(hidden_TH, chosen_Tm, most)
+        return self._score_rows(hidden_TH, chosen_Tm)
+
+    def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+        """Each row its own clusters."""
         members_Tn = self._members_MC[chosen_Tm].flatten(1)
         ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = gather_dot_reference(hidden_TH, self.weight, ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
-    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
-        """The union of all rows' clusters; its shape depends on the number of rows alone."""
-        M, most = self.config.clusters, min(self.config.clusters, chosen_Tm.numel())
-        is_chosen_M = torch.zeros(M, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, most: int) -> Candidates:
+        """The union of all rows' clusters, of which there are at most `most`."""
+        is_chosen_M = torch.zeros(self.config.clusters, dtype=hidden_TH.dtype, device=hidden_TH.device)
         is_chosen_M.index_fill_(0, chosen_Tm.flatten(), 1.0)
         kept, union_u = is_chosen_M.topk(most)
         members_uC = torch.where(kept[:, None] > 0, self._members_MC[union_u], -1)
@@ -130,6 +137,16 @@ class ClusteredHead(DraftHead):
         # ids of padding repeat token 0, which one dimension of ids does not allow
         ids_Tn = ids_n.clamp(min=0).expand(len(hidden_TH), -1)
         return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
+
+    def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+        """The whole vocabulary, masked: less work where clusters padded to the largest would be as wide."""
+        is_scored_TM1 = torch.zeros(len(hidden_TH), self.config.clusters + 1, dtype=torch.bool, device=hidden_TH.device)
+        is_scored_TM1[:, 0] = True
+        is_scored_TM1.scatter_(1, chosen_Tm + 1, True)
+        if self.config.union:
+            is_scored_TM1 = is_scored_TM1.any(dim=0, keepdim=True)
+        logits_TV = self.project(hidden_TH, "weight")
+        return Candidates(logits_TV.masked_fill(~is_scored_TM1[:, self.cluster_of], NO_TOKEN), None)
 
     def cost(self, rows: int) -> HeadCost:
         """Of rows that score clusters of mean size, each its own."""
