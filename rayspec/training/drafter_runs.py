@@ -89,8 +89,10 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())
     ours = found.get("rayspec", {})
     trained_on = ours.get("trained_on", {})
+    cls, options = head_config(head.draft_head, hidden_size=found["hidden_size"], vocab_size=found["vocab_size"])
     compared = {
-        "draft_head": (found.get("draft_head"), dict(head.draft_head)),
+        # with the options that were left at their defaults: the checkpoint spells them out
+        "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
         "recipe": (ours.get("recipe"), asdict(config.recipe)),
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }

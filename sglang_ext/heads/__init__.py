@@ -33,7 +33,7 @@ HEADS: dict[str, str] = {
 
 def head_class(kind: str) -> type[DraftHead]:
     """The class of a head kind; its module is imported only now. Raises ValueError for an unknown kind."""
-    if kind not in HEADS:
+    if not isinstance(kind, str) or kind not in HEADS:
         raise ValueError(f"unknown draft_head.kind {kind!r}; known: {', '.join(HEADS)}")
     module, name = HEADS[kind].split(":")
     return getattr(import_module(module), name)

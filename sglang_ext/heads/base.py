@@ -5,10 +5,11 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import MISSING, asdict, dataclass, fields
+from types import UnionType
+from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +35,39 @@ class HeadConfig:
     def from_dict(cls, kind: str, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
         """Build from the `draft_head` entry of a checkpoint or a training config (without its `kind`).
 
-        Raises ValueError for an option that this kind does not have or that it needs and was not given.
+        Raises ValueError for an option that this kind does not have, that it needs and was not given, or that has the
+        wrong type or size.
         """
         own = {f.name: f for f in fields(cls) if f.name not in ("hidden_size", "vocab_size")}
         unknown = sorted(set(options) - set(own))
         if unknown:
             known = ", ".join(own) or "none"
             raise ValueError(f"draft_head of kind '{kind}' has no option {unknown[0]!r}; its options: {known}")
-        try:
-            return cls(hidden_size=hidden_size, vocab_size=vocab_size, **options)
-        except TypeError as error:
-            raise ValueError(f"draft_head of kind '{kind}' needs the options {', '.join(own)}: {error}") from error
+        required = [name for name, f in own.items() if f.default is MISSING and f.default_factory is MISSING]
+        missing = [name for name in required if name not in options]
+        if missing:
+            raise ValueError(f"draft_head of kind '{kind}' needs the options {', '.join(missing)}, got {dict(options)}")
+        for name, value in options.items():
+            if not _is_a(value, own[name].type):
+                wanted = getattr(own[name].type, "__name__", own[name].type)
+                raise ValueError(f"draft_head.{name} must be of type {wanted}, got {value!r}")
+        return cls(hidden_size=hidden_size, vocab_size=vocab_size, **options)
 
     def options(self) -> dict[str, Any]:
-        """The entries that `draft_head` stores beside `kind`; inverse of `from_dict`."""
-        return {k: v for k, v in asdict(self).items() if k not in ("hidden_size", "vocab_size")}
+        """The entries that `draft_head` stores beside `kind`, as JSON has them; inverse of `from_dict`."""
+        own = {k: v for k, v in asdict(self).items() if k not in ("hidden_size", "vocab_size")}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a value out of JSON or YAML has the type of a config's field."""
+    if isinstance(kind, UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_is_a(entry, get_args(kind)[0]) for entry in value)
+    if isinstance(value, bool):  # which is an int in Python
+        return kind is bool
+    return isinstance(value, int | float if kind is float else get_origin(kind) or kind)
 
 
 class Candidates(NamedTuple):
@@ -58,7 +77,8 @@ class Candidates(NamedTuple):
     ids: Tensor | None  # int64 target ids: [S] for all rows (distinct), [T, S] for each row, None where column v is v
 
 
-NO_TOKEN = -1e30  # finite, since SGLang's checks take infinities for faults; exp(NO_TOKEN - any logit) is 0
+# finite, since SGLang's checks take infinities for faults; within float16; exp(NO_TOKEN - any logit) is 0 in float32
+NO_TOKEN = -6e4
 
 
 class Proposal(NamedTuple):
@@ -80,7 +100,7 @@ class HeadCost(NamedTuple):
     flops: int
 
 
-class DraftHead(nn.Module):
+class DraftHead(nn.Module, ABC):
     """Base of all heads. A kind implements `candidates` and `from_target`, and overrides what its support changes.
 
     `step` is the position in the draft (0 = the token after the verified one); it is a Python int, so that a
@@ -190,12 +210,13 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def cost(self, rows: int) -> HeadCost:
-        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows."""
+        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers."""
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+def dense_cost(rows: int, weight_NK: Tensor) -> HeadCost:
+    """Of x W^T: the weight once, inputs and outputs of each row."""
+    N, K = weight_NK.shape
+    return HeadCost(bytes=(N * K + rows * (N + K)) * weight_NK.element_size(), flops=2 * rows * N * K)
 
 
 def token_ids(columns_Tk: Tensor, ids: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ClusteredConfig(HeadConfig):
             raise ValueError(f"draft_head.clusters must be in 1..{self.vocab_size}, got {self.clusters}")
 
     def budget(self, step: int) -> int:
-        """How many routed clusters a row scores at this draft step."""
+        """How many routed clusters a row scores at this draft step, 1..clusters."""
         raise NotImplementedError
 
 
@@ -42,13 +42,15 @@ class ClusteredHead(DraftHead):
     taken_over = ("weight",)
     config: Any
     cluster_of: Tensor
+    _pinned_P: Tensor
+    _members_MC: Tensor  # token ids of each routed cluster, ascending, padded with -1
 
     def __init__(self, config: ClusteredConfig) -> None:
         super().__init__(config)
         self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
         self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
-        self._pinned_P = torch.empty(0, dtype=torch.int64)
-        self._members_MC = torch.empty(0, dtype=torch.int64)  # token ids of each routed cluster, padded with -1
+        for name in ("_pinned_P", "_members_MC"):  # laid out by index_clusters
+            self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
@@ -61,7 +63,10 @@ class ClusteredHead(DraftHead):
             )
         found = artifacts["cluster_of"]
         if tuple(found.shape) != (config.vocab_size,):
-            raise ValueError(f"the cluster map must have one entry a token ({config.vocab_size}), got {len(found)}")
+            raise ValueError(
+                f"the cluster map must have one entry a token, [{config.vocab_size}], got {list(found.shape)}; "
+                "calibrate it with this target's tokenizer"
+            )
         head = cls(config)
         head.weight.data.copy_(target_head_VH)
         head.cluster_of.copy_(found)
@@ -72,11 +77,6 @@ class ClusteredHead(DraftHead):
     @abstractmethod
     def init_router(self) -> None:
         """Initialise the router's parameters (in place)."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self._pinned_P, self._members_MC = fn(self._pinned_P), fn(self._members_MC)
-        return self
 
     def index_clusters(self) -> None:
         """Lay out the members of each cluster; again whenever `cluster_of` changed. Raises ValueError."""
@@ -96,7 +96,7 @@ class ClusteredHead(DraftHead):
         self._members_MC = torch.where(place_C < routed[:, None], order_V[index_MC], -1)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
-        loose = [token for token in stop_ids if int(self.cluster_of[token]) != 0]
+        loose = sorted(set(stop_ids) - set(self._pinned_P.tolist()))
         if loose:
             raise ValueError(
                 f"the stop tokens {loose} are not in the pinned cluster 0, so a router could make them unreachable; "
@@ -108,21 +108,28 @@ class ClusteredHead(DraftHead):
         """Router logits [T, M]."""
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        budget = min(self.config.budget(step), self.config.clusters)
+        budget = self.config.budget(step)
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        if self.config.union or len(hidden_TH) == 1:
-            return self._score_union(hidden_TH, chosen_Tm)
+        T, (M, C) = len(hidden_TH), self._members_MC.shape
+        most = min(M, T * budget) if self.config.union else budget  # clusters a row scores; shapes depend on T alone
+        if len(self._pinned_P) + most * C >= self.config.vocab_size:
+            return self._score_all(hidden_TH, chosen_Tm)
+        if self.config.union:
+            return self._score_union(hidden_TH, chosen_Tm, most)
+        return self._score_rows(hidden_TH, chosen_Tm)
+
+    def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+        """Each row its own clusters."""
         members_Tn = self._members_MC[chosen_Tm].flatten(1)
         ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = gather_dot_reference(hidden_TH, self.weight, ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
-    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
-        """The union of all rows' clusters; its shape depends on the number of rows alone."""
-        M, most = self.config.clusters, min(self.config.clusters, chosen_Tm.numel())
-        is_chosen_M = torch.zeros(M, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, most: int) -> Candidates:
+        """The union of all rows' clusters, of which there are at most `most`."""
+        is_chosen_M = torch.zeros(self.config.clusters, dtype=hidden_TH.dtype, device=hidden_TH.device)
         is_chosen_M.index_fill_(0, chosen_Tm.flatten(), 1.0)
         kept, union_u = is_chosen_M.topk(most)
         members_uC = torch.where(kept[:, None] > 0, self._members_MC[union_u], -1)
@@ -132,11 +139,24 @@ class ClusteredHead(DraftHead):
         ids_Tn = ids_n.clamp(min=0).expand(len(hidden_TH), -1)
         return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
 
+    def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+        """The whole vocabulary, masked: less work where clusters padded to the largest would be as wide."""
+        is_scored_TM1 = torch.zeros(len(hidden_TH), self.config.clusters + 1, dtype=torch.bool, device=hidden_TH.device)
+        is_scored_TM1[:, 0] = True
+        is_scored_TM1.scatter_(1, chosen_Tm + 1, True)
+        if self.config.union:
+            is_scored_TM1 = is_scored_TM1.any(dim=0, keepdim=True)
+        logits_TV = self.project(hidden_TH, "weight")
+        return Candidates(logits_TV.masked_fill(~is_scored_TM1[:, self.cluster_of], NO_TOKEN), None)
+
     def cost(self, rows: int) -> HeadCost:
-        """At draft step 0, each row scoring clusters of mean size on its own."""
+        """Of rows that score clusters of mean size, each its own."""
         c, size = self.config, self.weight.element_size()
+        if c.budget(0) == c.clusters:
+            return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
-        scored = pinned + min(c.budget(0), c.clusters) * (c.vocab_size - pinned) / c.clusters
+        scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
         router = sum(p.numel() for name, p in self.named_parameters() if name != "weight")
-        read = int(rows * scored * c.hidden_size)
-        return HeadCost(bytes=(router + read + int(rows * scored)) * size, flops=2 * (rows * router + read))
+        read = rows * scored * c.hidden_size
+        moved = router + read + rows * (c.hidden_size + c.clusters + scored)
+        return HeadCost(bytes=moved * size + rows * scored * 8, flops=2 * (rows * router + read))

@@ -63,8 +63,9 @@ class DynaSpecHead(ClusteredHead):
         self.router_out_bias = self.new_parameter(config.clusters)
 
     def init_router(self) -> None:
+        generator = torch.Generator().manual_seed(0)
         for weight in (self.router_in, self.router_out):
-            nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=torch.Generator().manual_seed(0))
+            nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=generator)
         nn.init.zeros_(self.router_in_bias)
         nn.init.zeros_(self.router_out_bias)
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, weight_bytes
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
 class FullHead(DraftHead):
@@ -31,5 +31,4 @@ class FullHead(DraftHead):
         return Candidates(self.project(hidden_TH, "weight"), None)
 
     def cost(self, rows: int) -> HeadCost:
-        V, H, size = self.config.vocab_size, self.config.hidden_size, self.weight.element_size()
-        return HeadCost(bytes=weight_bytes(self) + rows * (H + V) * size, flops=2 * rows * H * V)
+        return dense_cost(rows, self.weight)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sglang_ext.heads import build_head, head_config, head_from_target
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
 
 AFFINITY_TEMPERATURE = 0.1
@@ -31,6 +32,11 @@ class RdkConfig(HeadConfig):
         super().__post_init__()
         if self.base.get("kind") == "rdk":
             raise ValueError("draft_head.base cannot be another rdk head")
+        try:
+            cls, config = head_config(self.base, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"draft_head.base: {error}") from error
+        object.__setattr__(self, "base", {"kind": cls.kind, **config.options()})
         if not 1 <= self.neighbours < self.vocab_size:
             raise ValueError(f"draft_head.neighbours must be in 1..{self.vocab_size - 1}, got {self.neighbours}")
         if not 0.0 < self.self_weight <= 1.0:
@@ -47,8 +53,6 @@ class RdkHead(DraftHead):
     neighbour_weights: Tensor
 
     def __init__(self, config: RdkConfig) -> None:
-        from sglang_ext.heads import build_head
-
         super().__init__(config)
         self.base = build_head(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
         self.taken_over = tuple(f"base.{name}" for name in self.base.taken_over)  # type: ignore[misc]
@@ -58,8 +62,6 @@ class RdkHead(DraftHead):
 
     @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        from sglang_ext.heads import head_from_target
-
         head = cls(config)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
         ids_VJ, weights_VJ = nearest_tokens(target_head_VH, config.neighbours)
@@ -87,22 +89,23 @@ class RdkHead(DraftHead):
         q_TS, ids = self.base.distribution(hidden_TH, step, routed)
         if ids is None:
             ids = torch.arange(self.config.vocab_size, device=q_TS.device)
-        ids_TS = ids.expand_as(q_TS)
-        weights_VJ = self.neighbour_weights.float()
-        weights_VJ = weights_VJ / weights_VJ.sum(dim=1, keepdim=True)
-        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_VJ[ids_TS]
+        # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
+        weights_SJ = self.neighbour_weights[ids].float()
+        weights_SJ = weights_SJ / weights_SJ.sum(dim=-1, keepdim=True)
+        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_SJ
         q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
-        q_TV.scatter_add_(1, ids_TS, self.config.self_weight * q_TS)
-        q_TV.scatter_add_(1, self.neighbour_ids[ids_TS].flatten(1), given_TSJ.flatten(1))
-        return Candidates(torch.where(q_TV > 0, q_TV.log(), NO_TOKEN).to(hidden_TH.dtype), None)
+        q_TV.scatter_add_(1, ids.expand_as(q_TS), self.config.self_weight * q_TS)
+        q_TV.scatter_add_(1, self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), given_TSJ.flatten(1))
+        # a NaN (a base that was not loaded) stays one
+        return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         return self.base.loss(hidden_TH, step, routed, p_TV)
 
     def cost(self, rows: int) -> HeadCost:
-        c, base = self.config, self.base.cost(rows)
-        moved = rows * c.vocab_size * (1 + 2 * c.neighbours) * 4
-        return HeadCost(bytes=base.bytes + moved, flops=base.flops + 4 * rows * c.vocab_size * c.neighbours)
+        """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
+        base = self.base.cost(rows)
+        return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)
 
 
 def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, weight_bytes
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,8 @@ class SlimSpecHead(DraftHead):
         return Candidates(self.project(self.project(hidden_TH, "down"), "up"), None)
 
     def cost(self, rows: int) -> HeadCost:
-        c, size = self.config, self.up.element_size()
-        return HeadCost(
-            bytes=weight_bytes(self) + rows * (c.hidden_size + 2 * c.rank + c.vocab_size) * size,
-            flops=2 * rows * c.rank * (c.hidden_size + c.vocab_size),
-        )
+        down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
+        return HeadCost(bytes=down.bytes + up.bytes, flops=down.flops + up.flops)
 
 
 def low_rank(weight_VH: Tensor, rank: int) -> tuple[Tensor, Tensor]:

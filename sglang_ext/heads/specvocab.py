@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
@@ -75,6 +75,8 @@ class SpecVocabHead(DraftHead):
 
     def cost(self, rows: int) -> HeadCost:
         c, size = self.config, self.weight.element_size()
+        if c.size == c.vocab_size:
+            return dense_cost(rows, self.weight)
         router, read = c.rank * (c.hidden_size + c.vocab_size), rows * c.size * c.hidden_size
         moved = router + read + rows * (c.hidden_size + 2 * c.rank + c.vocab_size + c.size)
         return HeadCost(bytes=moved * size + rows * c.size * 8, flops=2 * (rows * router + read))

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 
 
@@ -85,13 +85,11 @@ class TruncatedHead(DraftHead):
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
-        if size == self.config.size:
-            return Candidates(self.project(hidden_TH, "weight"), self.ids)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
 
     def pack(self) -> None:
-        super().pack()
-        for size in set(self.config.step_sizes or ()):
+        self._packed = {}
+        for size in set(self.config.step_sizes or (self.config.size,)):
             self.pack_rows("weight", size)
 
     def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +97,9 @@ class TruncatedHead(DraftHead):
         (EAGLE-3's scheme)."""
         p_TS = p_TV[:, self.ids]
         kept_V = torch.zeros(p_TV.shape[1], dtype=torch.bool, device=p_TV.device).index_fill_(0, self.ids, True)
-        return p_TS / p_TS.sum(dim=-1, keepdim=True), kept_V[p_TV.argmax(dim=-1)]
+        # a target without any mass on the kept tokens does not count, but 0/0 would
+        norm_T1 = p_TS.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(p_TS.dtype).tiny)
+        return p_TS / norm_T1, kept_V[p_TV.argmax(dim=-1)]
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         # on all of its ids at every step: a prefix of them is only a cheaper look at the same rows
@@ -107,8 +107,5 @@ class TruncatedHead(DraftHead):
         return soft_cross_entropy(self.project(hidden_TH, "weight"), targets_TS) * counts_T
 
     def cost(self, rows: int) -> HeadCost:
-        c, size = self.config, self.weight.element_size()
-        return HeadCost(
-            bytes=(c.size * c.hidden_size + rows * (c.hidden_size + c.size)) * size + c.size * self.ids.element_size(),
-            flops=2 * rows * c.hidden_size * c.size,
-        )
+        scored = dense_cost(rows, self.weight[: self.config.size_at(0)])
+        return scored._replace(bytes=scored.bytes + self.config.size_at(0) * self.ids.element_size())
