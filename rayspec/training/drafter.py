@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,18 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> E
     drafter, info = load_drafter(origin.base)
     if info.target is not None:
         info.target.check_served_with(target.info(), str(origin.base))
-    if info.head["kind"] != "full":
+    drafter.requires_grad_(False)
+    fewer_bits = {"weight_format", "group_size"}
+    if {k: v for k, v in head.draft_head.items() if k not in fewer_bits} == info.head:  # the same head, rounded
+        own = {k: v for k, v in head.draft_head.items() if k in fewer_bits}
+        drafter.lm_head.config = replace(drafter.lm_head.config, **own)
+        return drafter
+    if info.head != {"kind": "full"}:
         raise ValueError(
-            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
-            "whose rows the new head takes over"
+            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, whose "
+            "rows the new head takes over, or the same head, to be stored in fewer bits"
         )
     lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
-    drafter.requires_grad_(False)
     drafter.lm_head = lm_head
     for name, parameter in lm_head.named_parameters():
         parameter.requires_grad_(name not in lm_head.taken_over)
@@ -204,6 +209,7 @@ def train_drafter(
                 save_state(folder, progress, drafter, optimizers)
             on_step(progress.step)
         bar.close()
+        drafter.lm_head.quantize()
         acceptance = evaluate(None)
         log.evaluated(acceptance)
         export(config, head, origin, drafter, target, answers, held_out, progress, acceptance)

@@ -305,10 +305,10 @@ def save_drafter(
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         tensors = {
-            name: (t.to(torch.bfloat16) if t.is_floating_point() else t).contiguous().cpu()
+            name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
             for name, t in drafter.state_dict().items()
         }
-        bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+        bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
         config = config_json(drafter, target, provenance or {})

@@ -50,15 +50,18 @@ def head_config(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -
 
 
 def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> DraftHead:
-    """An unloaded head (weights are NaN) of a `draft_head` entry. Raises ValueError."""
+    """An unloaded head (weights are NaN) of a `draft_head` entry, in the form that is stored. Raises ValueError."""
     cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
-    return cls(config)
+    head = cls(config)
+    head.quantize(is_loaded=False)
+    return head
 
 
 def head_from_target(
     spec: Mapping[str, Any], target_head_VH: Tensor, artifacts: Mapping[str, Tensor] | None = None
 ) -> DraftHead:
-    """A head initialised from an LM head [V, H] and from what calibration made for it. Raises ValueError."""
+    """A head initialised from an LM head [V, H] and from what calibration made for it, in floating point: `quantize`
+    gives it the form that its config asks for. Raises ValueError."""
     vocab_size, hidden_size = target_head_VH.shape
     cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
     return cls.from_target(config, target_head_VH, artifacts or {})

@@ -15,18 +15,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rayspec_kernels.gather_dot.reference import gather_dot_reference
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
+from rayspec_kernels.quantized_linear.kernel import QuantizedLinear
+from rayspec_kernels.quantized_linear.reference import FORMATS, GROUP_SIZES, quantized_linear_reference
 from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """Shapes that every head knows; they come from the drafter's config, not from `draft_head`."""
+    """Shapes that every head knows; they come from the drafter's config, not from `draft_head`.
+
+    `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
+    `group_size`: how many columns share a scale of int4 (fewer where a matrix is narrower).
+    """
 
     hidden_size: int
     vocab_size: int
+    weight_format: str | None = None
+    group_size: int = 64
 
     def __post_init__(self) -> None:
+        if self.weight_format not in (None, *FORMATS):
+            raise ValueError(
+                f"draft_head.weight_format must be one of {', '.join(FORMATS)}, or absent, got {self.weight_format!r}"
+            )
+        if self.group_size not in GROUP_SIZES:
+            raise ValueError(f"draft_head.group_size must be one of {GROUP_SIZES}, got {self.group_size}")
         for name in ("hidden_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -55,7 +71,10 @@ class HeadConfig:
 
     def options(self) -> dict[str, Any]:
         """The entries that `draft_head` stores beside `kind`, as JSON has them; inverse of `from_dict`."""
-        own = {k: v for k, v in asdict(self).items() if k not in ("hidden_size", "vocab_size")}
+        left_out = {"hidden_size", "vocab_size"}
+        if self.weight_format is None:
+            left_out |= {"weight_format", "group_size"}
+        own = {k: v for k, v in asdict(self).items() if k not in left_out}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
 
 
@@ -113,14 +132,15 @@ class DraftHead(nn.Module, ABC):
 
     kind: ClassVar[str]
     Config: ClassVar[type[HeadConfig]] = HeadConfig
-    projections: ClassVar[tuple[str, ...]] = ()  # the parameters that `project` multiplies by when serving
+    projections: ClassVar[tuple[str, ...]] = ()  # the matrices that `project` multiplies by when serving
+    gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
     routes: ClassVar[bool] = False
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
-        self._packed: dict[tuple[str, int | None], PackedLinear] = {}
+        self._packed: dict[tuple[str, int | None], PackedLinear | QuantizedLinear] = {}
 
     @classmethod
     @abstractmethod
@@ -139,7 +159,44 @@ class DraftHead(nn.Module, ABC):
         packed = self._packed.get((weight, rows))
         if packed is not None:
             return packed(x_TK)
-        return F.linear(x_TK, getattr(self, weight)[:rows])
+        matrix = getattr(self, weight)
+        if isinstance(matrix, QuantizedMatrix):
+            return quantized_linear_reference(x_TK, matrix.quantized(rows))
+        if self.config.weight_format is not None:  # in training: what will be stored
+            matrix = round_through(matrix, self.config.weight_format, self.config.group_size)
+        return F.linear(x_TK, matrix[:rows])
+
+    def gather_dot(self, x_TH: Tensor, weight: str, ids_Tn: Tensor) -> Tensor:
+        """The dot products of each row of x with its own chosen rows of the matrix named `weight`, [T, n]."""
+        matrix = getattr(self, weight)
+        if isinstance(matrix, QuantizedMatrix):
+            T, n = ids_Tn.shape
+            rows_nH = matrix.rows(ids_Tn.flatten()).to(x_TH.dtype)
+            return gather_dot_reference(x_TH, rows_nH, torch.arange(T * n, device=x_TH.device).view(T, n))
+        return gather_dot_reference(x_TH, matrix, ids_Tn)
+
+    def rows_of(self, weight: str, ids_n: Tensor) -> Tensor:
+        """Chosen rows [n, K] of the matrix named `weight`, in floating point."""
+        matrix = getattr(self, weight)
+        return matrix.rows(ids_n) if isinstance(matrix, QuantizedMatrix) else matrix.index_select(0, ids_n)
+
+    def quantize(self, is_loaded: bool = True) -> None:
+        """Store the matrices in `config.weight_format`; nothing where it is None. Training ends with this.
+
+        `is_loaded`: False gives empty matrices of that form, for weights that are loaded afterwards.
+        """
+        weight_format, group_size = self.config.weight_format, self.config.group_size
+        if weight_format is None:
+            return
+        for name in dict.fromkeys((*self.projections, *self.gathered)):
+            matrix = getattr(self, name)
+            if isinstance(matrix, QuantizedMatrix):
+                continue
+            delattr(self, name)
+            if is_loaded:
+                setattr(self, name, QuantizedMatrix.of(matrix, weight_format, group_size))
+            else:
+                setattr(self, name, QuantizedMatrix(tuple(matrix.shape), weight_format, group_size))
 
     def pack(self) -> None:
         """Make packed copies of the projections for serving on a CPU; call it again after the weights changed."""
@@ -148,9 +205,11 @@ class DraftHead(nn.Module, ABC):
             self.pack_rows(name, None)
 
     def pack_rows(self, weight: str, rows: int | None) -> None:
-        matrix = getattr(self, weight)[:rows]
-        if can_pack(matrix):
-            self._packed[weight, rows] = PackedLinear(matrix)
+        matrix = getattr(self, weight)
+        if isinstance(matrix, QuantizedMatrix):
+            self._packed[weight, rows] = QuantizedLinear(matrix.quantized(rows))
+        elif can_pack(matrix[:rows]):
+            self._packed[weight, rows] = PackedLinear(matrix[:rows])
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         """Raise ValueError where the loaded tensors contradict each other or leave a stop token out of reach."""
@@ -213,10 +272,28 @@ class DraftHead(nn.Module, ABC):
         """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
 
 
-def dense_cost(rows: int, weight_NK: Tensor) -> HeadCost:
-    """Of x W^T: the weight once, inputs and outputs of each row."""
-    N, K = weight_NK.shape
-    return HeadCost(bytes=(N * K + rows * (N + K)) * weight_NK.element_size(), flops=2 * rows * N * K)
+def row_bytes(matrix: Tensor | QuantizedMatrix) -> int:
+    """Stored bytes of one row of a matrix."""
+    return matrix.row_bytes if isinstance(matrix, QuantizedMatrix) else matrix.shape[1] * matrix.element_size()
+
+
+def activation_bytes(matrix: Tensor | QuantizedMatrix) -> int:
+    """Bytes of an activation that meets the matrix."""
+    return 2 if isinstance(matrix, QuantizedMatrix) else matrix.element_size()
+
+
+def dense_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, outputs: int | None = None) -> HeadCost:
+    """Of x W^T with the first `outputs` rows of W (None: all): the weight once, inputs and outputs of each row."""
+    N, K = outputs or weight_NK.shape[0], weight_NK.shape[1]
+    moved = N * row_bytes(weight_NK) + rows * (N + K) * activation_bytes(weight_NK)
+    return HeadCost(bytes=moved, flops=2 * rows * N * K)
+
+
+def gather_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, choices: int) -> HeadCost:
+    """Of dot products with `choices` chosen rows of W for each row of x: those rows, their ids and the results."""
+    K = weight_NK.shape[1]
+    moved = row_bytes(weight_NK) + activation_bytes(weight_NK) + 8
+    return HeadCost(bytes=rows * choices * moved, flops=2 * rows * choices * K)
 
 
 def token_ids(columns_Tk: Tensor, ids: Tensor | None) -> Tensor:

@@ -14,8 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,7 @@ class ClusteredConfig(HeadConfig):
 class ClusteredHead(DraftHead):
     """`weight` [V, H]: the full head. Subclasses hold the router's parameters and implement `cluster_scores`."""
 
+    gathered = ("weight",)
     taken_over = ("weight",)
     config: Any
     cluster_of: Tensor
@@ -124,7 +124,7 @@ class ClusteredHead(DraftHead):
         """Each row its own clusters."""
         members_Tn = self._members_MC[chosen_Tm].flatten(1)
         ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
-        logits_Tn = gather_dot_reference(hidden_TH, self.weight, ids_Tn.clamp(min=0))
+        logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
     def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, most: int) -> Candidates:
@@ -134,7 +134,7 @@ class ClusteredHead(DraftHead):
         kept, union_u = is_chosen_M.topk(most)
         members_uC = torch.where(kept[:, None] > 0, self._members_MC[union_u], -1)
         ids_n = torch.cat([self._pinned_P, members_uC.flatten()])
-        logits_Tn = hidden_TH @ self.weight.index_select(0, ids_n.clamp(min=0)).T
+        logits_Tn = hidden_TH @ self.rows_of("weight", ids_n.clamp(min=0)).to(hidden_TH.dtype).T
         # ids of padding repeat token 0, which one dimension of ids does not allow
         ids_Tn = ids_n.clamp(min=0).expand(len(hidden_TH), -1)
         return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
@@ -151,12 +151,11 @@ class ClusteredHead(DraftHead):
 
     def cost(self, rows: int) -> HeadCost:
         """Of rows that score clusters of mean size, each its own."""
-        c, size = self.config, self.weight.element_size()
+        c = self.config
         if c.budget(0) == c.clusters:
             return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
         scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
-        router = sum(p.numel() for name, p in self.named_parameters() if name != "weight")
-        read = rows * scored * c.hidden_size
-        moved = router + read + rows * (c.hidden_size + c.clusters + scored)
-        return HeadCost(bytes=moved * size + rows * scored * 8, flops=2 * (rows * router + read))
+        parts = [gather_cost(rows, self.weight, scored)]
+        parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
+        return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))

@@ -73,7 +73,7 @@ class DynaSpecHead(ClusteredHead):
         """Scores of the clusters [T, M]. Both inputs are brought to unit size: their scales differ a hundredfold."""
         H = self.config.hidden_size
         x_T2H = torch.cat([F.rms_norm(token_embed_TH, (H,)), F.rms_norm(feature_TH, (H,))], dim=-1)
-        hidden_TR = F.relu(self.project(x_T2H.to(self.router_in.dtype), "router_in") + self.router_in_bias)
+        hidden_TR = F.relu(self.project(x_T2H.to(self.router_in_bias.dtype), "router_in") + self.router_in_bias)
         return self.project(hidden_TR, "router_out") + self.router_out_bias
 
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:

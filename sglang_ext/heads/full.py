@@ -16,6 +16,7 @@ class FullHead(DraftHead):
 
     kind = "full"
     projections = ("weight",)
+    taken_over = ("weight",)
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)

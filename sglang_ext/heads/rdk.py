@@ -30,6 +30,10 @@ class RdkConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weight_format is not None:
+            raise ValueError(
+                "draft_head.weight_format of an rdk head belongs into draft_head.base, whose weights it is"
+            )
         if self.base.get("kind") == "rdk":
             raise ValueError("draft_head.base cannot be another rdk head")
         try:
@@ -71,6 +75,9 @@ class RdkHead(DraftHead):
 
     def pack(self) -> None:
         self.base.pack()
+
+    def quantize(self, is_loaded: bool = True) -> None:
+        self.base.quantize(is_loaded)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         V = self.config.vocab_size

@@ -10,8 +10,7 @@ from typing import Self
 
 from torch import Tensor
 
-from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
@@ -35,6 +34,7 @@ class SpecVocabHead(DraftHead):
 
     kind = "specvocab"
     projections = ("down", "up")
+    gathered = ("weight",)
     taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
@@ -64,7 +64,7 @@ class SpecVocabHead(DraftHead):
         ids_Tn = self.router_logits(hidden_TH).topk(self.config.size, dim=-1, sorted=False).indices
         # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
         ids_Tn = ids_Tn.sort(dim=-1).values
-        return Candidates(gather_dot_reference(hidden_TH, self.weight, ids_Tn), ids_Tn)
+        return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         """The full head's cross-entropy (the shortlist is not trained through) plus a share of the router's own."""
@@ -74,9 +74,8 @@ class SpecVocabHead(DraftHead):
         return soft_cross_entropy(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
 
     def cost(self, rows: int) -> HeadCost:
-        c, size = self.config, self.weight.element_size()
-        if c.size == c.vocab_size:
+        if self.config.size == self.config.vocab_size:
             return dense_cost(rows, self.weight)
-        router, read = c.rank * (c.hidden_size + c.vocab_size), rows * c.size * c.hidden_size
-        moved = router + read + rows * (c.hidden_size + 2 * c.rank + c.vocab_size + c.size)
-        return HeadCost(bytes=moved * size + rows * c.size * 8, flops=2 * (rows * router + read))
+        down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
+        read = gather_cost(rows, self.weight, self.config.size)
+        return HeadCost(bytes=down.bytes + up.bytes + read.bytes, flops=down.flops + up.flops + read.flops)

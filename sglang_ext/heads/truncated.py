@@ -107,5 +107,6 @@ class TruncatedHead(DraftHead):
         return soft_cross_entropy(self.project(hidden_TH, "weight"), targets_TS) * counts_T
 
     def cost(self, rows: int) -> HeadCost:
-        scored = dense_cost(rows, self.weight[: self.config.size_at(0)])
-        return scored._replace(bytes=scored.bytes + self.config.size_at(0) * self.ids.element_size())
+        size = self.config.size_at(0)
+        scored = dense_cost(rows, self.weight, size)
+        return scored._replace(bytes=scored.bytes + size * self.ids.element_size())

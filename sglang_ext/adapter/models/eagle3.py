@@ -169,7 +169,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         if info.body != self.info.body:
             raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
-        reference = next(self.lm_head.parameters())
+        reference = self.model.fc.weight
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors)
         self.lm_head, self.info = head, info
