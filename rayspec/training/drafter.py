@@ -88,8 +88,8 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> E
         return drafter
     if info.head != {"kind": "full"}:
         raise ValueError(
-            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, whose "
-            "rows the new head takes over, or the same head, to be stored in fewer bits"
+            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
+            "whose rows the new head takes over, or the same head, to be stored in fewer bits"
         )
     lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
     drafter.lm_head = lm_head
