@@ -1,0 +1,59 @@
+"""A reduced head that is given the whole vocabulary drafts what the full head drafts, token for token, in SGLang."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+
+from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.heads import head_from_target
+
+V, CLUSTERS = 16384, 12
+SPECS: dict[str, dict[str, Any]] = {
+    "truncated": {"kind": "truncated", "size": V},
+    "specvocab": {"kind": "specvocab", "rank": 8, "size": V},
+    "dynaspec": {
+        "kind": "dynaspec",
+        "clusters": CLUSTERS,
+        "first": CLUSTERS,
+        "later": CLUSTERS,
+        "rule": "fixed",
+        "router_width": 8,
+    },
+    "coral": {"kind": "coral", "clusters": CLUSTERS, "top": CLUSTERS},
+    "rdk": {"kind": "rdk", "base": {"kind": "full"}, "neighbours": 2, "self_weight": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    with running_engine(DRAFTERS["full"], draft_steps=4) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def full_counts(engine: Any, prompts: list[Ids]) -> list[tuple[int, int]]:
+    return counts(generate(engine, prompts[:24]))
+
+
+def counts(answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(a["meta_info"]["spec_verify_ct"], a["meta_info"]["spec_num_correct_drafts"]) for a in answers]
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_whole_vocabulary_is_the_full_head(
+    engine: Any, kind: str, full_counts: list[tuple[int, int]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+) -> None:
+    drafter, info = load_drafter(DRAFTERS["full"])
+    assert info.target is not None
+    maps = {"ids": torch.arange(V), "cluster_of": torch.arange(V) % (CLUSTERS + 1)}  # token 0, the stop token, is pinned
+    drafter.lm_head = head_from_target(SPECS[kind], drafter.lm_head.weight.data, maps)
+    save_drafter(tmp_path / kind, drafter, info.target, share_with=DRAFTERS["full"])
+    swap_drafter(engine, str(tmp_path / kind))
+    answers = generate(engine, prompts[:24])
+    assert output_ids(answers) == oracle.answers[:24]
+    assert counts(answers) == full_counts
