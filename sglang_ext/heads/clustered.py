@@ -112,9 +112,9 @@ class ClusteredHead(DraftHead):
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        T, (M, C) = len(hidden_TH), self._members_MC.shape
-        most = min(M, T * budget) if self.config.union else budget  # clusters a row scores; shapes depend on T alone
-        if len(self._pinned_P) + most * C >= self.config.vocab_size:
+        # how many clusters a row scores; every shape depends on the number of rows alone
+        most = min(self.config.clusters, chosen_Tm.numel()) if self.config.union else budget
+        if len(self._pinned_P) + most * self._members_MC.shape[1] >= self.config.vocab_size:
             return self._score_all(hidden_TH, chosen_Tm)
         if self.config.union:
             return self._score_union(hidden_TH, chosen_Tm, most)

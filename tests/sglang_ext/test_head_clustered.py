@@ -1,0 +1,376 @@
+"""DynaSpec and CORAL: a router picks clusters of tokens (METHODS sections 7.2, 7.3 and 12)."""
+
+from typing import Any
+
+import pytest
+import torch
+from head_cases import (
+    CORAL,
+    DYNASPEC,
+    SPECS,
+    STEPS,
+    STOPS,
+    TARGET_HEAD_VH,
+    H,
+    Rows,
+    V,
+    cluster_map,
+    cross_entropy,
+    ids_of,
+    make_head,
+    seeded,
+    some_law,
+)
+from torch import Tensor
+
+from sglang_ext.heads import DraftHead, build_head, head_from_target
+from sglang_ext.heads.dynaspec import DynaSpecConfig
+
+T = 7
+UNION = {"dynaspec": SPECS["dynaspec_union"], "coral": SPECS["coral_union"]}
+OWN = {"dynaspec": DYNASPEC, "coral": CORAL}
+ALL = {"dynaspec": SPECS["dynaspec_all"], "coral": {**CORAL, "top": 5}}
+
+
+@pytest.fixture(params=OWN)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@torch.no_grad()
+def full_logits(drawn: Rows) -> Tensor:
+    return make_head(SPECS["full"]).double().target_logits(drawn.hidden_TH)
+
+
+def router_scores(head: DraftHead, drawn: Rows) -> Tensor:
+    """[T, M], written out."""
+    if head.kind == "coral":
+        return drawn.hidden_TH @ head.router.T
+    units = [x / x.square().mean(dim=-1, keepdim=True).sqrt() for x in (drawn.embed_TH, drawn.feature_TH)]
+    inner = torch.cat(units, dim=-1) @ head.router_in.T + head.router_in_bias
+    return inner.clamp(min=0) @ head.router_out.T + head.router_out_bias
+
+
+def chosen_ids(head: DraftHead, drawn: Rows, step: int) -> list[set[int]]:
+    """What each row is to score: the pinned tokens and those of its best clusters."""
+    best_TM = router_scores(head, drawn).argsort(dim=-1, descending=True)
+    clusters = [{0, *(best_M[: head.config.budget(step)] + 1).tolist()} for best_M in best_TM]
+    return [{v for v in range(V) if int(head.cluster_of[v]) in row} for row in clusters]
+
+
+def untie(head: DraftHead) -> DraftHead:
+    """Biases away from zero, so that none can be forgotten."""
+    with torch.no_grad():
+        for seed, name in enumerate(("router_in_bias", "router_out_bias")):
+            if hasattr(head, name):
+                getattr(head, name).copy_(seeded(len(getattr(head, name)), seed=20 + seed))
+    return head.double()
+
+
+def test_clusters_partition_the_vocabulary(kind: str) -> None:
+    head = make_head(OWN[kind])
+    rows = [head._pinned_P.tolist(), *(members[members >= 0].tolist() for members in head._members_MC)]
+    assert sorted(v for row in rows for v in row) == list(range(V))
+    for cluster, row in enumerate(rows):
+        assert row == sorted(row)
+        assert {int(head.cluster_of[v]) for v in row} == {cluster}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_all_clusters_are_the_full_head_bit_for_bit(kind: str, step: int) -> None:
+    head, drawn = make_head(ALL[kind]).double(), Rows.draw(T)
+    assert torch.equal(head.target_logits(drawn.hidden_TH, step, drawn.routed(head, step)), full_logits(drawn))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_row_scores_its_clusters_and_the_pinned_tokens(kind: str, step: int) -> None:
+    head, drawn = untie(make_head(OWN[kind])), Rows.draw(T)
+    got, expected = ids_of(drawn.candidates(head, step)), chosen_ids(head, drawn, step)
+    assert [set(ids) for ids in got] == expected
+    assert len({tuple(sorted(ids)) for ids in expected}) > 1  # rows differ
+    logits_TV = head.target_logits(drawn.hidden_TH, step, drawn.routed(head, step))
+    for t, ids in enumerate(got):
+        torch.testing.assert_close(logits_TV[t, ids], full_logits(drawn)[t, ids])
+
+
+@pytest.mark.parametrize("spec", [OWN, UNION], ids=["own", "union"])
+@pytest.mark.parametrize("step", STEPS)
+def test_argmax_is_that_of_the_full_logits_on_the_ids(kind: str, spec: dict[str, Any], step: int) -> None:
+    head, drawn = untie(make_head(spec[kind])), Rows.draw(T)
+    full_TV = full_logits(drawn)
+    proposal = head.propose(drawn.hidden_TH, step, 1, drawn.routed(head, step))
+    expected = [
+        max(ids, key=lambda v, t=t: float(full_TV[t, v])) for t, ids in enumerate(ids_of(drawn.candidates(head, step)))
+    ]
+    assert proposal.token_ids_Tk[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, T])
+@pytest.mark.parametrize("step", STEPS)
+def test_union_is_the_set_union(kind: str, rows: int, step: int) -> None:
+    head, drawn = untie(make_head(UNION[kind])), Rows.draw(rows)
+    union = set().union(*chosen_ids(head, drawn, step))
+    candidates = drawn.candidates(head, step)
+    assert [set(ids) for ids in ids_of(candidates)] == [union] * rows
+    restricted_TV = torch.full((rows, V), -torch.inf)
+    restricted_TV[:, sorted(union)] = full_logits(drawn)[:, sorted(union)]
+    torch.testing.assert_close(drawn.law(head, step), restricted_TV.softmax(dim=-1))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 3 + 3 * 6), (2, 3 + 6 * 6), (3, V), (T, V)])
+def test_a_union_is_never_wider_than_the_vocabulary(rows: int, width: int) -> None:
+    """Clusters are padded to the largest (6 tokens), 3 a row beside the 3 pinned tokens."""
+    drawn = Rows.draw(rows)
+    assert drawn.candidates(make_head(UNION["dynaspec"]).double()).logits_TS.shape == (rows, width)
+
+
+@pytest.mark.parametrize("spec", [OWN, UNION], ids=["own", "union"])
+def test_one_large_cluster_does_not_widen_the_others(kind: str, spec: dict[str, Any]) -> None:
+    cluster_of = cluster_map(spec[kind]["clusters"])
+    movable = [v for v in range(V) if int(cluster_of[v]) > 1][:30]
+    sizes = torch.bincount(cluster_of)
+    for v in movable:
+        if sizes[cluster_of[v]] > 1:
+            sizes[cluster_of[v]] -= 1
+            cluster_of[v] = 1
+    head = untie(head_from_target(spec[kind], TARGET_HEAD_VH, {"cluster_of": cluster_of}))
+    drawn = Rows.draw(T)
+    expected = chosen_ids(head, drawn, 0)
+    if spec is UNION:
+        expected = [set().union(*expected)] * T
+    candidates = drawn.candidates(head)
+    assert candidates.logits_TS.shape[1] == V
+    assert [set(ids) for ids in ids_of(candidates)] == expected
+
+
+def test_budgets_by_hand() -> None:
+    def budgets(rule: str, first: int = 9, later: int = 7) -> list[int]:
+        config = DynaSpecConfig(
+            hidden_size=H, vocab_size=V, clusters=11, first=first, later=later, rule=rule, router_width=3
+        )
+        return [config.budget(step) for step in range(9)]
+
+    # t = 2: (7 + 2) // 4 = 2, 7 // 4 = 1; t = 3: 10 // 6 = 1
+    assert budgets("rounded") == [9, 7, 2, 1, 1, 1, 1, 1, 1]
+    assert budgets("floor") == [9, 7, 1, 1, 1, 1, 1, 1, 1]
+    assert budgets("fixed") == [9, 7, 7, 7, 7, 7, 7, 7, 7]
+    # t = 2: 13 // 4 and 11 // 4; t = 3: 14 // 6 and 11 // 6; both rules reach 0 and are held at 1
+    assert budgets("rounded", 11, 11) == [11, 11, 3, 2, 1, 1, 1, 1, 1]
+    assert budgets("floor", 11, 11) == [11, 11, 2, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("rule", ["fixed", "rounded", "floor"])
+def test_budgets_are_at_least_one_never_grow_and_differ_by_at_most_one(rule: str) -> None:
+    for later in range(1, 300, 7):
+        config, floor = (
+            DynaSpecConfig(hidden_size=8, vocab_size=1000, clusters=300, first=300, later=later, rule=r, router_width=1)
+            for r in (rule, "floor")
+        )
+        budgets = [config.budget(step) for step in range(50)]
+        assert all(1 <= b <= a for a, b in zip([300, *budgets], budgets, strict=False))
+        if rule == "rounded":
+            assert all(0 <= b - floor.budget(step) <= 1 for step, b in enumerate(budgets))
+
+
+@pytest.mark.parametrize("spec", [OWN, UNION], ids=["own", "union"])
+@pytest.mark.parametrize("rows", [1, 2, T])
+def test_a_router_cannot_make_a_stop_id_unreachable(kind: str, spec: dict[str, Any], rows: int) -> None:
+    head = untie(make_head(spec[kind]))
+    assert {int(head.cluster_of[v]) for v in STOPS} == {0}
+    for seed in range(5):
+        drawn = Rows.draw(rows, seed=seed)
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                if name.startswith("router"):
+                    parameter.copy_(100 * seeded(*parameter.shape, seed=seed))
+        for step in STEPS:
+            assert bool((drawn.law(head, step)[:, STOPS] > 0).all())
+
+
+def test_no_token_needs_to_be_pinned(kind: str) -> None:
+    cluster_of = cluster_map(OWN[kind]["clusters"])
+    cluster_of[cluster_of == 0] = 2
+    head, drawn = untie(head_from_target(OWN[kind], TARGET_HEAD_VH, {"cluster_of": cluster_of})), Rows.draw(T)
+    assert [set(ids) for ids in ids_of(drawn.candidates(head))] == chosen_ids(head, drawn, 0)
+
+
+def test_router_of_dynaspec_sees_what_enters_the_layer_at_unit_size() -> None:
+    head, drawn = untie(make_head(DYNASPEC)), Rows.draw(T)
+    scores_TM = drawn.routed(head, 0)
+    assert scores_TM is not None
+    torch.testing.assert_close(scores_TM, router_scores(head, drawn))
+    scaled = Rows(drawn.hidden_TH, 0.01 * drawn.embed_TH, 300 * drawn.feature_TH)
+    torch.testing.assert_close(scaled.routed(head, 0), scores_TM, rtol=1e-6, atol=1e-6)
+    other = Rows(-drawn.hidden_TH, drawn.embed_TH, drawn.feature_TH)
+    assert torch.equal(other.routed(head, 0), scores_TM)  # known before the layer has run
+
+
+def test_dynaspec_needs_its_route() -> None:
+    with pytest.raises(AssertionError, match="calls `route` first"):
+        make_head(DYNASPEC).double().candidates(Rows.draw(2).hidden_TH, 0, None)
+
+
+def test_router_layers_of_dynaspec_start_apart() -> None:
+    head = make_head(DYNASPEC)
+    width = min(head.router_in.shape[1], head.router_out.shape[1])
+    first, second = head.router_in[0, :width], head.router_out[0, :width]
+    assert not torch.allclose(first / first[0], second / second[0])
+    assert torch.equal(head.router_in, make_head(DYNASPEC).router_in)  # and the same in every run
+
+
+def test_router_of_coral_starts_as_the_mean_row_of_each_group() -> None:
+    head = make_head(CORAL)
+    for group in range(5):
+        expected = TARGET_HEAD_VH[head.cluster_of == group + 1].mean(dim=0)
+        torch.testing.assert_close(head.router[group].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_labels_of_dynaspec_are_the_clusters_of_the_full_heads_best_tokens() -> None:
+    head, drawn = untie(make_head(DYNASPEC)), Rows.draw(T)
+    scores_TM, full_TV = router_scores(head, drawn), full_logits(drawn)
+    expected = []
+    for t in range(T):
+        best = sorted(range(V), key=lambda v, t=t: -float(full_TV[t, v]))[:10]
+        wanted = {int(head.cluster_of[v]) for v in best}
+        probabilities = scores_TM[t].sigmoid()
+        terms = [p.log() if m in wanted else (1 - p).log() for m, p in enumerate(probabilities, start=1)]
+        expected.append(-sum(terms))
+    got_T = head.loss(drawn.hidden_TH, 1, drawn.routed(head, 1), some_law(T))
+    torch.testing.assert_close(got_T.double(), torch.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("trained", ["router", "head", "drafter"])
+def test_loss_of_coral_is_the_targets_mass_on_each_group(trained: str) -> None:
+    head, drawn, p_TV = untie(make_head(CORAL)), Rows.draw(T), some_law(T).double()
+    head.weight.requires_grad_(trained == "head")
+    hidden_TH = drawn.hidden_TH.requires_grad_(trained == "drafter")
+    p_TV[0] = 0
+    p_TV[0, STOPS] = torch.tensor([0.25, 0.75], dtype=torch.float64)  # all on pinned tokens
+    log_q_TM = router_scores(head, drawn).log_softmax(dim=-1)
+    expected = []
+    for t in range(T):
+        masses = [p_TV[t, head.cluster_of == m].sum() for m in range(1, 6)]
+        expected.append(-sum(mass * log_q for mass, log_q in zip(masses, log_q_TM[t], strict=True)))
+    expected_T = torch.stack(expected)
+    assert float(expected_T[0]) == 0
+    if trained != "router":
+        expected_T = expected_T + cross_entropy(hidden_TH @ head.weight.T, p_TV)
+    got_T = head.loss(hidden_TH, 0, None, p_TV)
+    torch.testing.assert_close(got_T.double(), expected_T, rtol=1e-5, atol=1e-5)
+
+
+def test_coral_router_learns_where_the_mass_is() -> None:
+    head, drawn, p_TV = make_head(CORAL), Rows.draw(40).to(torch.float32), some_law(40)
+    head.weight.requires_grad_(False)
+    optimizer = torch.optim.Adam([head.router], lr=0.05)
+
+    def mass_reached() -> float:
+        return float((p_TV * (drawn.law(head) > 0)).sum(dim=-1).mean())
+
+    before = mass_reached()
+    for _ in range(60):
+        optimizer.zero_grad()
+        head.loss(drawn.hidden_TH, 0, None, p_TV).sum().backward()
+        optimizer.step()
+    assert mass_reached() > before + 0.1
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_acceptance_bound_of_dynaspec(step: int) -> None:
+    """A = sum min(p, q) >= p(S) - TV(p(.|S), q(.|S)) for the law on S, and (1 - beta) of it for a law that leaves beta
+    outside of S."""
+    head, drawn, p_TV = untie(make_head(DYNASPEC)), Rows.draw(T), some_law(T)
+    full_TV, q_TV = full_logits(drawn).softmax(dim=-1), drawn.law(head, step)
+    for t, ids in enumerate(ids_of(drawn.candidates(head, step))):
+        p_S = p_TV[t, ids]
+        distance = (p_S / p_S.sum() - q_TV[t, ids]).abs().sum() / 2
+        bound = float(p_S.sum() - distance)
+        assert float(torch.minimum(p_TV[t], q_TV[t]).sum()) >= bound - 1e-6
+        beta = float(1 - full_TV[t, ids].sum())
+        kept_V = torch.zeros(V)
+        kept_V[ids] = full_TV[t, ids]
+        assert float(torch.minimum(p_TV[t], kept_V).sum()) >= (1 - beta) * bound - 1e-6
+
+
+def test_cost_is_the_router_once_and_the_clusters_of_each_row() -> None:
+    rows, mean = 3, (V - 3) // 11  # tokens of a cluster; 3 are pinned
+    scored = 3 + 3 * (V - 3) // 11
+    assert 3 + 3 * mean <= scored < 3 + 3 * (mean + 1)
+    router = 10 * 2 * H + 10 + 11 * 10 + 11
+    moved = router + rows * scored * H + rows * (H + 11 + scored)
+    assert make_head(DYNASPEC).cost(rows) == (4 * moved + 8 * rows * scored, 2 * rows * (router + scored * H))
+    assert make_head(ALL["coral"]).cost(rows) == make_head(SPECS["full"]).cost(rows)
+
+
+def test_a_cluster_map_is_needed(kind: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"kind '{kind}' needs a cluster map; make one with python jobs/calibrate\.py"
+    ):
+        head_from_target(OWN[kind], TARGET_HEAD_VH, {})
+    with pytest.raises(ValueError, match=r"must have one entry a token, \[53\], got \[54\]"):
+        head_from_target(OWN[kind], TARGET_HEAD_VH, {"cluster_of": torch.zeros(V + 1)})
+
+
+def without_cluster_3(cluster_of: Tensor) -> Tensor:
+    return torch.where(cluster_of == 3, 1, cluster_of)
+
+
+def with_negative(cluster_of: Tensor) -> Tensor:
+    return cluster_of.index_fill(0, torch.tensor([7]), -1)
+
+
+def with_one_too_many(cluster_of: Tensor) -> Tensor:
+    return cluster_of.index_fill(0, torch.tensor([7]), int(cluster_of.max()) + 1)
+
+
+@pytest.mark.parametrize("damage", [without_cluster_3, with_negative, with_one_too_many])
+def test_a_cluster_map_must_be_a_partition(kind: str, damage: Any) -> None:
+    clusters = OWN[kind]["clusters"]
+    damaged = damage(cluster_map(clusters))
+    with pytest.raises(ValueError, match=f"no partition of the vocabulary into {clusters} clusters and the pinned one"):
+        head_from_target(OWN[kind], TARGET_HEAD_VH, {"cluster_of": damaged})
+    head = build_head(OWN[kind], hidden_size=H, vocab_size=V)
+    with pytest.raises(ValueError, match="no partition"):
+        head.load_state_dict({**make_head(OWN[kind]).state_dict(), "cluster_of": damaged})
+
+
+def test_a_map_loaded_later_replaces_the_first(kind: str) -> None:
+    head, drawn = untie(make_head(OWN[kind])), Rows.draw(T)
+    before = ids_of(drawn.candidates(head))
+    shifted = head.cluster_of.where(head.cluster_of == 0, head.cluster_of % OWN[kind]["clusters"] + 1)
+    head.load_state_dict({**head.state_dict(), "cluster_of": shifted})
+    assert [set(ids) for ids in ids_of(drawn.candidates(head))] == chosen_ids(head, drawn, 0)
+    assert ids_of(drawn.candidates(head)) != before
+
+
+def test_stop_tokens_must_be_pinned(kind: str) -> None:
+    head = make_head(OWN[kind])
+    loose = [v for v in range(V) if int(head.cluster_of[v])][:2]
+    with pytest.raises(
+        ValueError, match=rf"stop tokens \[{loose[0]}, {loose[1]}, 60\] are not in the pinned cluster 0"
+    ):
+        head.check([STOPS[0], 60, *reversed(loose)])
+
+
+BAD_OPTIONS = {
+    "clusters_zero": ({**CORAL, "clusters": 0}, r"draft_head\.clusters must be in 1\.\.53, got 0"),
+    "clusters_above_v": ({**CORAL, "clusters": V + 1}, r"draft_head\.clusters must be in 1\.\.53, got 54"),
+    "top_zero": ({**CORAL, "top": 0}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 0"),
+    "top_above": ({**CORAL, "top": 6}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 6"),
+    "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be of type bool, got 'yes'"),
+    "union_number": ({**CORAL, "union": 1}, r"draft_head\.union must be of type bool, got 1"),
+    "first_zero": ({**DYNASPEC, "first": 0}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 0"),
+    "first_above": ({**DYNASPEC, "first": 12}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 12"),
+    "later_zero": ({**DYNASPEC, "later": 0}, r"draft_head\.later must be in 1\.\.11 \(clusters\), got 0"),
+    "rule": ({**DYNASPEC, "rule": "ceil"}, r"draft_head\.rule must be one of fixed, rounded, floor, got 'ceil'"),
+    "rule_list": ({**DYNASPEC, "rule": ["fixed"]}, r"draft_head\.rule must be of type str, got \['fixed'\]"),
+    "width": ({**DYNASPEC, "router_width": 0}, r"draft_head\.router_width must be at least 1, got 0"),
+    "none": ({**DYNASPEC, "first": None}, r"draft_head\.first must be of type int, got None"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_OPTIONS)
+def test_bad_options(fault: str) -> None:
+    spec, message = BAD_OPTIONS[fault]
+    with pytest.raises(ValueError, match=message):
+        build_head(spec, hidden_size=H, vocab_size=V)

@@ -1,0 +1,191 @@
+"""RDK: q'' = q M over any base head (METHODS sections 6 and 12)."""
+
+from typing import Any
+
+import pytest
+import torch
+from head_cases import (
+    DYNASPEC,
+    RDK,
+    SPECS,
+    STEPS,
+    STOPS,
+    TARGET_HEAD_VH,
+    TRUNCATED,
+    H,
+    Rows,
+    V,
+    make_head,
+    ranked_ids,
+    some_law,
+)
+from torch import Tensor
+
+from sglang_ext.heads import DraftHead, build_head, head_from_target
+from sglang_ext.heads.rdk import AFFINITY_TEMPERATURE, nearest_tokens
+
+T = 7
+BASES = {name.removeprefix("rdk_"): spec for name, spec in SPECS.items() if spec["kind"] == "rdk"}
+
+
+@pytest.fixture(params=BASES)
+def base(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def matrix(head: DraftHead) -> Tensor:
+    """M [V, V], written out."""
+    own, J = head.config.self_weight, head.config.neighbours
+    rows = own * torch.eye(V, dtype=torch.float64)
+    for v in range(V):
+        weights = head.neighbour_weights[v].double() / head.neighbour_weights[v].double().sum()
+        for j in range(J):
+            rows[v, head.neighbour_ids[v, j]] += (1 - own) * weights[j]
+    return rows
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_law_is_the_bases_times_the_matrix(base: str, step: int) -> None:
+    head, drawn = make_head(BASES[base]).double(), Rows.draw(T)
+    expected_TV = drawn.law(head.base, step).double() @ matrix(head)
+    torch.testing.assert_close(drawn.law(head, step).double(), expected_TV, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_the_matrix_sum_to_one_also_once_they_are_rounded(base: str) -> None:
+    for head in (make_head(BASES[base]), make_head(BASES[base]).bfloat16()):
+        head.check(STOPS)
+        torch.testing.assert_close(matrix(head).sum(dim=1), torch.ones(V, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_token_that_keeps_everything_is_plain_truncation(base: str, step: int) -> None:
+    head, drawn = make_head({**BASES[base], "self_weight": 1.0}).double(), Rows.draw(T)
+    plain_TV = drawn.law(head.base, step)
+    law_TV = drawn.law(head, step)
+    torch.testing.assert_close(law_TV, plain_TV)
+    assert torch.equal(law_TV > 0, plain_TV > 0)
+
+
+def test_support_is_the_bases_and_its_neighbours() -> None:
+    head, drawn = make_head(RDK).double(), Rows.draw(T)
+    kept = ranked_ids()[:19].tolist()
+    expected = {*kept, *head.neighbour_ids[kept].flatten().tolist()}
+    assert len(expected) > 25  # it reaches beyond the base
+    for law_V in drawn.law(head):
+        assert set(law_V.nonzero().flatten().tolist()) == expected
+
+
+def test_neighbours_are_the_nearest_other_tokens_by_cosine() -> None:
+    ids_VJ, weights_VJ = nearest_tokens(TARGET_HEAD_VH, 3)
+    for v in range(V):
+        cosine = [float(torch.cosine_similarity(TARGET_HEAD_VH[v], TARGET_HEAD_VH[w], dim=0)) for w in range(V)]
+        best = sorted((w for w in range(V) if w != v), key=lambda w: -cosine[w])[:3]
+        assert ids_VJ[v].tolist() == best
+        expected = torch.tensor([cosine[w] / AFFINITY_TEMPERATURE for w in best]).softmax(dim=0)
+        torch.testing.assert_close(weights_VJ[v], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_neighbours_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = nearest_tokens(TARGET_HEAD_VH, 4)
+    monkeypatch.setattr("sglang_ext.heads.rdk._CHUNK", 10)
+    for got, expected in zip(nearest_tokens(TARGET_HEAD_VH, 4), whole, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_it_accepts_more_where_the_target_likes_the_neighbours_of_pruned_tokens() -> None:
+    """Every kept token has a twin that was pruned; the target shares each token's mass with its twin."""
+    kept = torch.arange(0, 20, 2)
+    weight_VH = TARGET_HEAD_VH[:20].clone()
+    weight_VH[1::2] = weight_VH[::2] + 0.05 * TARGET_HEAD_VH[20:30]
+    spec = {"kind": "rdk", "base": {"kind": "truncated", "size": 10}, "neighbours": 1, "self_weight": 0.7}
+    head = head_from_target(spec, weight_VH, {"ids": kept}).double()
+    assert head.neighbour_ids[kept, 0].tolist() == (kept + 1).tolist()
+    drawn = Rows.draw(40)
+    p_TV = (drawn.hidden_TH @ weight_VH.T).softmax(dim=-1).float()
+
+    def acceptance(one: DraftHead) -> Tensor:
+        return torch.minimum(p_TV, one.target_logits(drawn.hidden_TH).softmax(dim=-1)).sum(dim=-1)
+
+    truncated_T, redistributed_T = acceptance(head.base), acceptance(head)
+    assert bool((redistributed_T >= truncated_T - 1e-6).all())
+    assert float((redistributed_T - truncated_T).mean()) > 0.1
+    assert bool((truncated_T <= p_TV[:, kept].sum(dim=-1) + 1e-6).all())
+    assert bool((redistributed_T > p_TV[:, kept].sum(dim=-1)).any())  # more than any law on the kept tokens
+
+
+def test_it_trains_its_base() -> None:
+    head, p_TV = make_head(RDK).double(), some_law(T)
+    drawn = Rows.draw(T)
+    assert torch.equal(head.loss(drawn.hidden_TH, 0, None, p_TV), head.base.loss(drawn.hidden_TH, 0, None, p_TV))
+    assert {name for name, _ in head.named_parameters()} == {"base.weight"}
+
+
+def test_it_routes_where_its_base_does() -> None:
+    assert not make_head(RDK).routes
+    head, drawn = make_head({**RDK, "base": DYNASPEC}).double(), Rows.draw(T)
+    assert head.routes
+    assert torch.equal(drawn.routed(head, 1), drawn.routed(head.base, 1))
+
+
+def test_a_base_that_was_not_loaded_is_loud(base: str) -> None:
+    head = make_head(BASES[base])
+    with torch.no_grad():
+        head.base.weight.fill_(torch.nan)
+    assert bool(Rows.draw(T).to(torch.float32).law(head).isnan().any(dim=-1).all())
+
+
+def test_cost_is_the_bases_and_a_law_over_the_vocabulary() -> None:
+    head = make_head(RDK)
+    bytes_, flops = head.base.cost(3)
+    assert head.cost(3) == (bytes_ + 3 * V * 4, flops)
+
+
+def test_damaged_affinities_are_refused() -> None:
+    for name, value, message in (
+        ("neighbour_ids", V, r"neighbour_ids must be in 0\.\.52; make the head again"),
+        ("neighbour_ids", -1, "neighbour_ids must be in"),
+        ("neighbour_weights", 0.9, "must be non-negative rows that sum to 1"),
+        ("neighbour_weights", torch.nan, "rows that sum to 1"),
+    ):
+        head = make_head(RDK)
+        getattr(head, name)[4] = value
+        with pytest.raises(ValueError, match=message):
+            head.check()
+    head = make_head(RDK)
+    head.neighbour_weights[4] = torch.tensor([1.5, -0.25, -0.25])  # whose sum is right
+    with pytest.raises(ValueError, match="non-negative"):
+        head.check()
+
+
+def test_its_base_is_checked_too() -> None:
+    head = head_from_target(RDK, TARGET_HEAD_VH, {"ids": ranked_ids()[2:]})  # without the stop ids
+    with pytest.raises(ValueError, match=r"lacks the stop tokens \[0, 38\]"):
+        head.check(STOPS)
+
+
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "itself": ({"base": RDK}, r"draft_head\.base cannot be another rdk head"),
+    "string_base": ({"base": "truncated"}, r"draft_head\.base must be of type dict, got 'truncated'"),
+    "no_base": ({}, "of kind 'rdk' needs the options base, got"),
+    "no_kind": ({"base": {"size": 3}}, r"draft_head\.base: draft_head needs a 'kind'"),
+    "base_option": ({"base": {"kind": "truncated", "size": V + 1}}, r"draft_head\.base: draft_head\.size must be in"),
+    "neighbours_zero": ({"base": TRUNCATED, "neighbours": 0}, r"draft_head\.neighbours must be in 1\.\.52, got 0"),
+    "neighbours_v": ({"base": TRUNCATED, "neighbours": V}, r"draft_head\.neighbours must be in 1\.\.52, got 53"),
+    "self_zero": ({"base": TRUNCATED, "self_weight": 0.0}, r"draft_head\.self_weight must be in \(0, 1\], got 0\.0"),
+    "self_above": ({"base": TRUNCATED, "self_weight": 1.01}, r"self_weight must be in \(0, 1\], got 1\.01"),
+    "self_nan": ({"base": TRUNCATED, "self_weight": torch.nan}, r"self_weight must be in \(0, 1\], got nan"),
+    "self_string": ({"base": TRUNCATED, "self_weight": "1"}, r"self_weight must be of type float, got '1'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_OPTIONS)
+def test_bad_options(fault: str) -> None:
+    options, message = BAD_OPTIONS[fault]
+    with pytest.raises(ValueError, match=message):
+        build_head({"kind": "rdk", **options}, hidden_size=H, vocab_size=V)
+
+
+def test_options_of_the_base_are_spelled_out() -> None:
+    """So that a checkpoint says all of it, and a rerun with the same words finds it."""
+    head = build_head({"kind": "rdk", "base": {"kind": "truncated", "size": 9}}, hidden_size=H, vocab_size=V)
+    assert head.config.options()["base"] == {"kind": "truncated", "size": 9, "step_sizes": None}
