@@ -12,7 +12,7 @@ import torch
 
 import rayspec
 
-PACKAGES = ("sglang", "torch", "ray", "mlflow", "transformers")
+PACKAGES = ("sglang", "torch", "ray", "mlflow", "transformers", "optuna")
 
 
 def provenance() -> dict[str, str]:

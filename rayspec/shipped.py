@@ -38,6 +38,19 @@ def drafter_path(name: str) -> str:
     )
 
 
+def calibration_path(name: str) -> str:
+    """The folder of a calibration: a shipped name, or a path. Raises ValueError where neither exists."""
+    shipped = ASSETS / "calibrations" / name
+    for folder in (shipped, Path(name).expanduser()):
+        if (folder / "calibration.json").is_file():
+            return str(folder.resolve())
+    known = ", ".join(sorted(p.parent.name for p in (ASSETS / "calibrations").glob("*/calibration.json"))) or "none"
+    raise ValueError(
+        f"no calibration {name!r}: neither a shipped name ({known}) nor a folder with a calibration.json; "
+        "python jobs/calibrate.py makes one"
+    )
+
+
 def drafter_label(name: str) -> str:
     """The short name of a drafter in tables: the shipped name, or the last part of its path."""
     return Path(name).name

@@ -1,0 +1,49 @@
+"""What reduced heads keep: python jobs/calibrate.py --config configs/calibrate/demo.yaml [key=value ...] [--plan]
+
+Counts the tokens of every source, then makes every calibration of the config. The same command goes on after an
+interruption. Exits 0 when every calibration is there, 2 for a config that cannot run.
+"""
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+from types import FrameType
+
+from rayspec.config import load_config
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="jobs/calibrate.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--config", metavar="FILE", default="configs/calibrate/demo.yaml", help="YAML of the job")
+    parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: close the tracking run as Ctrl-C does
+
+    try:
+        from rayspec.calibration.config import CalibrationConfig  # imports torch
+
+        config = load_config(CalibrationConfig, options.config, options.overrides)
+        from rayspec.calibration.prepare import describe, prepare  # reads the target; a typing error should not wait
+
+        prepared = prepare(config)
+        print("\n".join(describe(prepared)), flush=True)
+        if not options.plan:
+            from rayspec.calibration.runs import calibrate_all
+
+            calibrate_all(prepared, shlex.join(["python", "jobs/calibrate.py", *arguments]))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Clusters of the vocabulary for heads that score some of them: k-means (DynaSpec) and contiguous groups (CORAL).
+
+`cluster_of` int64 [V]: 0 for the pinned tokens, which every row scores (the stop tokens, and the `pinned` most frequent
+others), 1..M for the rest; none of those is empty. V = vocabulary, M = routed clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayspec.calibration.drafter import ReferenceDrafter
+from rayspec.calibration.kmeans import spherical_kmeans
+from rayspec.calibration.ranking import rank
+from rayspec.calibration.rule import Made, Rule
+from rayspec.calibration.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clusters(Rule):
+    """`clusters` is M; `pinned`: how many of the most frequent tokens are pinned beside the stop tokens."""
+
+    clusters: int
+    pinned: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise ValueError(f"clusters must be at least 1, got {self.clusters}")
+        if self.pinned < 0:
+            raise ValueError(f"pinned must be at least 0, got {self.pinned}")
+
+    def routed_ids(self, counts_V: Tensor, vocabulary: Vocabulary) -> Tensor:
+        """Ascending ids of the tokens that are not pinned. Raises ValueError if they do not fill the clusters."""
+        most = vocabulary.num_usable - len(vocabulary.stop_ids)
+        if self.pinned > most:
+            raise ValueError(f"rule.pinned must be in 0..{most} (the usable tokens), got {self.pinned}")
+        routed = rank(counts_V, vocabulary)[len(vocabulary.stop_ids) + self.pinned :].sort().values
+        if self.clusters > len(routed):
+            raise ValueError(
+                f"rule.clusters must be in 1..{len(routed)} (the tokens that are not pinned), got {self.clusters}"
+            )
+        return routed
+
+
+def clustered(vocabulary: Vocabulary, routed: Tensor, labels: Tensor, clusters: int) -> Made:
+    cluster_of = torch.zeros(vocabulary.size, dtype=torch.int64)
+    cluster_of[routed] = labels + 1
+    sizes_M = labels.bincount(minlength=clusters)
+    # each list is padded to the largest, so this is what a head reads for every token that it means
+    padding = int(sizes_M.max()) * clusters / len(routed)
+    figures = {
+        "clusters": float(clusters),
+        "pinned": float(vocabulary.size - len(routed)),
+        "largest": float(sizes_M.max()),
+        "smallest": float(sizes_M.min()),
+        "padded_over_mean": padding,
+    }
+    return Made({"cluster_of": cluster_of}, figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contiguous(Clusters):
+    """Runs of neighbouring ids whose sizes differ by one at most."""
+
+    kind: ClassVar[str] = "contiguous"
+
+    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+        routed = self.routed_ids(counts_V, vocabulary)
+        labels = torch.arange(len(routed)) * self.clusters // len(routed)
+        return clustered(vocabulary, routed, labels, self.clusters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeans(Clusters):
+    """Spherical k-means of the LM head's rows. `max_size`: the largest cluster as a multiple of the mean, None for no
+    limit. `drafter`: whose LM head, None for the target's."""
+
+    kind: ClassVar[str] = "kmeans"
+    max_size: float | None = None
+    iterations: int = 50
+    seed: int = 0
+    drafter: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_size is not None and self.max_size < 1.0:
+            raise ValueError(f"max_size must be at least 1 (the mean size), got {self.max_size}")
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+
+    @property
+    def drafter_name(self) -> str | None:
+        return self.drafter
+
+    def depends_on(self, drafter: ReferenceDrafter) -> dict[str, Any]:
+        return {"head_sha256": drafter.head_sha256}
+
+    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+        routed = self.routed_ids(counts_V, vocabulary)
+        capacity = None if self.max_size is None else math.ceil(self.max_size * len(routed) / self.clusters - 1e-9)
+        rows = drafter.head_VH[routed]
+        found = spherical_kmeans(rows, self.clusters, seed=self.seed, iterations=self.iterations, capacity=capacity)
+        made = clustered(vocabulary, routed, found.labels_N, self.clusters)
+        made.figures["mean_cosine"] = float(found.cosine_N.mean())
+        return made

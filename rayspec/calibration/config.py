@@ -1,0 +1,106 @@
+"""The configuration of a calibration job: configs/calibrate/*.yaml say only what differs from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rayspec.calibration.options import entry_of, parse
+from rayspec.calibration.rule import Rule
+from rayspec.calibration.rules import RULES
+from rayspec.calibration.sources import SOURCES, Source
+from rayspec.home import home
+from rayspec.shipped import DEMO_TARGET, target_path
+from rayspec.training.sources import CorpusConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedRule:
+    """One calibration to make: the rule {kind: ..., options} on the counts of a source, named as in `sources`."""
+
+    name: str
+    source: str
+    rule: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"calibrations[].name must be a plain folder name, got {self.name!r}")
+        _ = self.parsed
+
+    @cached_property
+    def parsed(self) -> Rule:
+        return parse(RULES, self.rule, f"calibrations.{self.name}.rule")
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The rule with every default written out."""
+        return entry_of(self.parsed.kind, self.parsed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """How the counting reaches Ray, and how finely a source is cut for it."""
+
+    address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
+    blocks: int | None = None  # parts of a source; None: two for each CPU of the cluster
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.blocks < 1:
+            raise ValueError(f"ray.blocks must be at least 1, got {self.blocks}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationConfig:
+    """Every source is counted once; then every rule is applied to the counts of its source."""
+
+    target: str = DEMO_TARGET  # the shipped target, or a Hugging Face folder
+    output_dir: str = "calibrations"  # output_dir/<name>/ is a calibration
+    work_dir: str | None = None  # where jobs/train.py keeps the answers; None = the home folder's training/<target>
+    held_out: str | None = None  # answers for the coverage figure; None = work_dir's held_out, where it exists
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    sources: dict[str, Any] = field(default_factory=lambda: {"raw": {"kind": "raw"}})  # name: {kind: ..., options}
+    calibrations: list[NamedRule] = field(default_factory=list)
+    ray: RayConfig = field(default_factory=RayConfig)
+    mlflow: bool = True
+    num_threads: int | None = None  # of torch, for the clusters; None = its own choice, the number of cores
+
+    def __post_init__(self) -> None:
+        if not self.calibrations:
+            raise ValueError(
+                "calibrations is empty; give a list such as "
+                "[{name: frspec, source: raw, rule: {kind: frspec, top_k: 4096}}]"
+            )
+        names = [c.name for c in self.calibrations]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"calibrations[].name must be unique, got {twice[0]!r} more than once")
+        for c in self.calibrations:
+            if c.source not in self.parsed_sources:
+                known = ", ".join(self.parsed_sources) or "none"
+                raise ValueError(f"calibrations.{c.name}.source must be one of sources ({known}), got {c.source!r}")
+            kind = self.parsed_sources[c.source].kind
+            if kind not in c.parsed.source_kinds:
+                raise ValueError(
+                    f"calibrations.{c.name}.source must be of kind {' or '.join(c.parsed.source_kinds)} for the rule "
+                    f"{c.parsed.kind!r}, got {c.source!r} of kind {kind!r}"
+                )
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+
+    @cached_property
+    def parsed_sources(self) -> dict[str, Source]:
+        return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in self.sources.items()}
+
+    @property
+    def target_folder(self) -> str:
+        return target_path(self.target)
+
+    @property
+    def target_name(self) -> str:
+        return Path(self.target).name
+
+    @property
+    def work_folder(self) -> Path:
+        return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name

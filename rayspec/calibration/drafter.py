@@ -1,0 +1,94 @@
+"""The drafter that a calibration is for: what its head's rows are and what its forward pass costs.
+
+V = vocabulary, H = hidden size, k = kept rows of the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.shipped import drafter_path
+from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters.checkpoint import load_drafter, read_info
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.heads import build_head
+
+
+class DrafterFlops(NamedTuple):
+    """FLOPs of one token through the drafter's matrices: `body`, and `per_row` for each kept row of the head.
+
+    Attention over the context is left out: it grows with the context and not with k.
+    """
+
+    body: int
+    per_row: int
+
+    def share(self, size: Tensor | int, vocab_size: int) -> Tensor | float:
+        """FLOPs(size) / FLOPs(V)."""
+        return (self.body + self.per_row * size) / (self.body + self.per_row * vocab_size)
+
+
+@dataclass(frozen=True)
+class ReferenceDrafter:
+    """`name`: a drafter with a full head (shipped, or a folder). None: the target's LM head on a body shaped like one
+    of the target's layers, which is what jobs/train.py starts from."""
+
+    target_folder: str
+    vocabulary: Vocabulary
+    name: str | None = None
+
+    @cached_property
+    def head_VH(self) -> Tensor:
+        """Float32 rows of the LM head. Raises ValueError."""
+        if self.name is None:
+            return FrozenTarget.load(self.target_folder, torch.float32).head_VG
+        drafter, info = load_drafter(drafter_path(self.name))
+        if info.head["kind"] != "full":
+            raise ValueError(
+                f"rule.drafter must name a drafter with a head of kind 'full', {self.name} has {info.head}"
+            )
+        if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
+            raise ValueError(
+                f"rule.drafter={self.name} was trained for target {info.target.name!r} with another tokenizer than "
+                f"{self.vocabulary.target!r}; name a drafter of this target"
+            )
+        head_VH = drafter.lm_head.get_parameter("weight").detach()
+        if len(head_VH) != self.vocabulary.size:
+            raise ValueError(
+                f"rule.drafter={self.name} has {len(head_VH)} rows, the target {self.vocabulary.size}; name a drafter "
+                "of this target"
+            )
+        return head_VH
+
+    @cached_property
+    def head_sha256(self) -> str:
+        return hashlib.sha256(self.head_VH.contiguous().numpy().tobytes()).hexdigest()
+
+    @cached_property
+    def flops(self) -> DrafterFlops:
+        return drafter_flops(self._body())
+
+    def _body(self) -> Eagle3Config:
+        if self.name is not None:
+            return read_info(drafter_path(self.name)).body
+        with torch.device("meta"):  # shapes alone: the weights of a large target need not be read
+            config = AutoConfig.from_pretrained(self.target_folder, local_files_only=True)
+            model = AutoModelForCausalLM.from_config(config)
+        return FrozenTarget(self.target_folder, "", model, tokenizer=None).drafter_config()  # type: ignore[arg-type]
+
+
+def drafter_flops(config: Eagle3Config) -> DrafterFlops:
+    """Multiply-adds counted as two."""
+    with torch.device("meta"):
+        head = build_head({"kind": "full"}, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        drafter = Eagle3Drafter(config, head)
+    body = sum(m.weight.numel() for m in drafter.modules() if isinstance(m, nn.Linear))
+    return DrafterFlops(body=2 * body, per_row=2 * config.hidden_size)

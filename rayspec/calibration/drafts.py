@@ -1,0 +1,89 @@
+"""A drafter's own tokens: what it proposes along the target's answers, at every position and draft step.
+
+The answers are teacher-forced, as in training (rayspec.training.ttt). N = answer positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayspec.calibration.counting import partial_counts
+from rayspec.training.answers import AnswerSet
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import Batch, roll_out
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+
+CHUNK_ROWS = 512  # whose logits are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """`temperature` 0 takes the likeliest token, above 0 draws one."""
+
+    draft_steps: int
+    temperature: float
+    seed: int
+
+
+@torch.no_grad()
+def proposals(
+    drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, settings: DraftSettings, generator: torch.Generator
+) -> Tensor:
+    """Target ids int64 [draft_steps, N] proposed for each answer position of the batch."""
+    head, found = drafter.lm_head, []
+    for _, rows in roll_out(drafter, target, batch, settings.draft_steps).chunks(CHUNK_ROWS):
+        tokens_K = []
+        for step, hidden_nH in enumerate(rows.hidden_KNH):
+            routed = rows.route(head, step)
+            if settings.temperature == 0.0:
+                tokens_K.append(head.propose(hidden_nH, step, 1, routed).token_ids_Tk.squeeze(1))
+            else:
+                logits_nV = head.target_logits(hidden_nH, step, routed) / settings.temperature
+                tokens_K.append(torch.multinomial(logits_nV.softmax(dim=-1), 1, generator=generator).squeeze(1))
+        found.append(torch.stack(tokens_K))
+    return torch.cat(found, dim=1)
+
+
+class DraftCounter:
+    """An actor of the pipeline, since it holds two models: rows of an answer set in, partial counts out."""
+
+    def __init__(self, target: str, drafter: str, settings: DraftSettings) -> None:
+        self.target = FrozenTarget.load(target, torch.float32)
+        self.drafter, _ = load_drafter(drafter)
+        self.settings = settings
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        answers = answer_rows(batch)
+        # by the rows' own numbers, so that who computes them does not change what is drawn
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + int(batch["row"][0]))
+        rows = Batch.of(answers, torch.arange(len(answers)))
+        return partial_counts(proposals(self.drafter, self.target, rows, self.settings, generator).flatten().numpy())
+
+
+def answer_columns(answers: AnswerSet) -> dict[str, Sequence]:
+    """The columns that `answer_rows` reads back."""
+    return {
+        "row": list(range(len(answers))),
+        "token_ids": answers.token_ids_NL.tolist(),
+        "loss_mask": answers.loss_mask_NL.int().tolist(),
+        "prompt_length": answers.prompt_length_N.tolist(),
+        "length": answers.length_N.tolist(),
+    }
+
+
+def answer_rows(batch: dict[str, np.ndarray]) -> AnswerSet:
+    return AnswerSet(
+        name="batch",
+        sha256="",
+        token_ids_NL=torch.from_numpy(np.stack(list(batch["token_ids"])).astype(np.int32)),
+        loss_mask_NL=torch.from_numpy(np.stack(list(batch["loss_mask"])).astype(bool)),
+        prompt_length_N=torch.from_numpy(batch["prompt_length"].astype(np.int32)),
+        length_N=torch.from_numpy(batch["length"].astype(np.int32)),
+        temperature_N=torch.zeros(len(batch["length"])),
+    )

@@ -1,0 +1,110 @@
+"""Finds everything that a calibration job needs, and what is already made, before Ray starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rayspec.calibration.artifacts import DESCRIPTION, read_description
+from rayspec.calibration.config import CalibrationConfig, NamedRule
+from rayspec.calibration.drafter import ReferenceDrafter
+from rayspec.calibration.sources import Context, TargetAnswers
+from rayspec.calibration.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config with its target's vocabulary, and its sources described."""
+
+    config: CalibrationConfig
+    vocabulary: Vocabulary
+    context: Context
+    sources: dict[str, dict[str, Any]]
+    held_out: TargetAnswers | None
+
+    @cached_property
+    def held_out_description(self) -> dict[str, Any] | None:
+        return None if self.held_out is None else self.held_out.describe(self.context)
+
+    def drafter(self, calibration: NamedRule) -> ReferenceDrafter:
+        return ReferenceDrafter(self.context.target_folder, self.vocabulary, calibration.parsed.drafter_name)
+
+    def folder(self, calibration: NamedRule) -> Path:
+        return Path(self.config.output_dir) / calibration.name
+
+    def identity(self, calibration: NamedRule, drafter: ReferenceDrafter) -> dict[str, Any]:
+        """What a calibration is made of: two with the same identity are equal."""
+        v = self.vocabulary
+        return {
+            "rule": calibration.entry,
+            "source": self.sources[calibration.source],
+            "target": {"name": v.target, "vocab_size": v.size, "tokenizer_sha256": v.tokenizer_sha256},
+            "stop_ids": list(v.stop_ids),
+            "drafter": calibration.parsed.depends_on(drafter),
+        }
+
+    def is_made(self, calibration: NamedRule, drafter: ReferenceDrafter) -> bool:
+        """Whether this very calibration lies in the output folder. Raises ValueError if another one does."""
+        folder = self.folder(calibration)
+        if not (folder / DESCRIPTION).is_file():
+            return False
+        found = read_description(folder)
+        for key, wanted in self.identity(calibration, drafter).items():
+            if found.get(key) != wanted:
+                raise ValueError(
+                    f"{folder} holds a calibration with {key} {found.get(key)}, this run has {wanted}; delete that "
+                    "folder to make it again, or choose another name or output_dir"
+                )
+        return True
+
+
+def prepare(config: CalibrationConfig) -> Prepared:
+    """Resolve the target and the sources. Raises ValueError."""
+    vocabulary = Vocabulary.load(config.target_folder, config.target_name)
+    context = Context(
+        target_folder=config.target_folder,
+        tokenizer_sha256=vocabulary.tokenizer_sha256,
+        work_folder=config.work_folder,
+        corpus=config.corpus,
+    )
+    sources = {
+        name: {"name": name, "kind": source.kind, **source.describe(context)}
+        for name, source in config.parsed_sources.items()
+    }
+    prepared = Prepared(config, vocabulary, context, sources, _held_out(config))
+    _ = prepared.held_out_description
+    return prepared
+
+
+def _held_out(config: CalibrationConfig) -> TargetAnswers | None:
+    """A folder that was named must be there; the default one need not."""
+    if config.held_out is not None:
+        return TargetAnswers(answers=config.held_out)
+    folder = config.work_folder / "held_out"
+    return TargetAnswers(answers=str(folder)) if any(folder.glob("answers-*.safetensors")) else None
+
+
+def describe(prepared: Prepared) -> list[str]:
+    """What the job would do, one line each. Raises ValueError for what it would refuse."""
+    v = prepared.vocabulary
+    lines = [
+        f"target {prepared.context.target_folder}: {v.size} tokens, stop tokens {list(v.stop_ids)}, "
+        f"{len(v.unusable_ids)} special or padding"
+    ]
+    for name, description in prepared.sources.items():
+        rest = ", ".join(f"{k} {x}" for k, x in description.items() if k not in ("name", "sha256", "drafter_sha256"))
+        lines.append(f"source {name} (sha256 {description['sha256'][:12]}): {rest}")
+    if prepared.held_out_description is None:
+        lines.append(
+            f"no held-out answers in {prepared.config.work_folder / 'held_out'}, so no coverage is measured "
+            "(python jobs/train.py makes them; held_out=... names others)"
+        )
+    else:
+        d = prepared.held_out_description
+        lines.append(f"held out: {d['answer_tokens']} answer tokens of {d['sequences']} sequences")
+    for c in prepared.config.calibrations:
+        state = "already made" if prepared.is_made(c, prepared.drafter(c)) else "to make"
+        lines.append(f"{c.name} {c.rule} on {c.source} -> {prepared.folder(c)}: {state}")
+    return lines

@@ -1,0 +1,40 @@
+"""What every rule is. V = vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from rayspec.calibration.drafter import ReferenceDrafter
+from rayspec.calibration.vocabulary import Vocabulary
+
+
+class Made(NamedTuple):
+    """Tensors by the names that a head's `from_target` takes, and what is worth knowing about them."""
+
+    tensors: dict[str, Tensor]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """`source_kinds`: what may be counted for it."""
+
+    kind: ClassVar[str]
+    source_kinds: ClassVar[tuple[str, ...]] = ("raw", "target", "draft")
+
+    @property
+    def drafter_name(self) -> str | None:
+        """The drafter that the rule looks at, where it was given one; see `ReferenceDrafter`."""
+        return None
+
+    def depends_on(self, drafter: ReferenceDrafter) -> dict[str, Any]:
+        """What decides the result beside the counts and the rule's own options, as JSON values."""
+        return {}
+
+    @abstractmethod
+    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+        """Apply the rule to counts int64 [V]. Raises ValueError for an option that does not fit the vocabulary."""

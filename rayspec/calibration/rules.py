@@ -1,0 +1,16 @@
+"""The rules that turn counts into what a head keeps. A new rule is one class, one line here and one test."""
+
+from __future__ import annotations
+
+from rayspec.calibration.bcl import Bcl
+from rayspec.calibration.clusters import Contiguous, KMeans
+from rayspec.calibration.rule import Rule
+from rayspec.calibration.truncation import FrSpec, VocabTrim
+
+RULES: dict[str, type[Rule]] = {
+    "frspec": FrSpec,
+    "vocabtrim": VocabTrim,
+    "bcl": Bcl,
+    "kmeans": KMeans,
+    "contiguous": Contiguous,
+}

@@ -1,0 +1,157 @@
+"""All calibrations of one configuration: count what is to be counted, then apply every rule and record it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rayspec.calibration.artifacts import write_artifacts
+from rayspec.calibration.bcl import Bcl
+from rayspec.calibration.config import NamedRule
+from rayspec.calibration.counting import add_up, batches
+from rayspec.calibration.drafter import ReferenceDrafter
+from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, png, utility_figure
+from rayspec.calibration.prepare import Prepared
+from rayspec.calibration.ranking import coverage, rank
+from rayspec.calibration.rule import Made
+from rayspec.config import flatten
+from rayspec.home import artifact_uri, prepared_home, tracking_uri
+from rayspec.provenance import provenance
+
+if TYPE_CHECKING:
+    from rayspec.tracking import Run
+
+EXPERIMENT = "rayspec-calibrations"
+HELD_OUT = "held_out"
+
+
+def calibrate_all(prepared: Prepared, command: str) -> dict[str, dict[str, float] | None]:
+    """Make what is missing; {name: its figures, None where it was already made}. Raises ValueError."""
+    config = prepared.config
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    results: dict[str, dict[str, float] | None] = {}
+    todo: list[tuple[NamedRule, ReferenceDrafter]] = []
+    for calibration in config.calibrations:
+        drafter = prepared.drafter(calibration)
+        if prepared.is_made(calibration, drafter):
+            print(f"{calibration.name}: already in {prepared.folder(calibration)}, skipped", flush=True)
+            results[calibration.name] = None
+        else:
+            todo.append((calibration, drafter))
+    if not todo:
+        return results
+    counts, held_out = count_all(prepared)
+    for calibration, drafter in todo:
+        results[calibration.name] = figures = _calibrate(prepared, calibration, drafter, counts, held_out, command)
+        print(f"{calibration.name}: {', '.join(f'{k} {v:.6g}' for k, v in figures.items())}", flush=True)
+    return results
+
+
+def count_all(prepared: Prepared) -> tuple[dict[str, Tensor], Tensor | None]:
+    """(counts int64 [V] of every source, those of the held-out answers where there are any), on Ray."""
+    import ray
+
+    from rayspec.farm.actor import cluster
+
+    config, V = prepared.config, prepared.vocabulary.size
+    sources = dict(config.parsed_sources)
+    if prepared.held_out is not None:
+        sources[HELD_OUT] = prepared.held_out
+    with cluster(config.ray.address):
+        blocks = config.ray.blocks or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        counts = {name: add_up(batches(s.counts(prepared.context, blocks)), V, name) for name, s in sources.items()}
+    return counts, counts.pop(HELD_OUT, None)
+
+
+def _calibrate(
+    prepared: Prepared,
+    calibration: NamedRule,
+    drafter: ReferenceDrafter,
+    counts: Mapping[str, Tensor],
+    held_out_V: Tensor | None,
+    command: str,
+) -> dict[str, float]:
+    """Apply one rule, write its folder, record it; its figures."""
+    counts_V, rule = counts[calibration.source], calibration.parsed
+    with _run(prepared, calibration, command) as run:
+        made = rule.make(counts_V, prepared.vocabulary, drafter)
+        figures = {"tokens_counted": float(counts_V.sum()), **made.figures}
+        if held_out_V is not None and "ids" in made.tensors:
+            figures["held_out_coverage"] = float(coverage(held_out_V, made.tensors["ids"])[-1])
+        tags = provenance()
+        description: dict[str, Any] = {
+            "name": calibration.name,
+            "kind": "ids" if "ids" in made.tensors else "clusters",
+            **prepared.identity(calibration, drafter),
+            "held_out": prepared.held_out_description,
+            "figures": figures,
+            "commit": tags["git.commit"],
+            "versions": {k.removeprefix("version."): v for k, v in tags.items() if k.startswith("version.")},
+        }
+        folder = prepared.folder(calibration)
+        pictures = _pictures(prepared, calibration, drafter, counts, held_out_V, made)
+        write_artifacts(folder, {**made.tensors, "counts": counts_V}, description, pictures)
+        if run is not None:
+            run.log_metrics(figures)
+            for file in sorted(folder.iterdir()):
+                run.log_file(file, "figures" if file.suffix == ".png" else None)
+    return figures
+
+
+def _pictures(
+    prepared: Prepared,
+    calibration: NamedRule,
+    drafter: ReferenceDrafter,
+    counts: Mapping[str, Tensor],
+    held_out_V: Tensor | None,
+    made: Made,
+) -> dict[str, bytes]:
+    """PNG files by name."""
+    counts_V, rule, pictures = counts[calibration.source], calibration.parsed, {}
+    ranked = {name: rank(c, prepared.vocabulary) for name, c in counts.items()}
+    if "cluster_of" in made.tensors:
+        pictures["cluster_sizes.png"] = png(cluster_sizes_figure(made.tensors["cluster_of"], counts_V))
+    elif held_out_V is not None:
+        curves = {name: coverage(held_out_V, ids) for name, ids in ranked.items()}
+        pictures["coverage.png"] = png(coverage_figure(curves, calibration.source, len(made.tensors["ids"])))
+    if isinstance(rule, Bcl):
+        utility_V = rule.utility(counts_V, prepared.vocabulary, drafter.flops)
+        share_V = torch.as_tensor(
+            drafter.flops.share(torch.arange(1, len(utility_V) + 1).double(), prepared.vocabulary.size)
+        )
+        covered_V = coverage(counts_V, ranked[calibration.source])
+        size = len(made.tensors["ids"])
+        pictures["utility.png"] = png(utility_figure(utility_V, covered_V, share_V, rule.min_coverage, size))
+    return pictures
+
+
+@contextlib.contextmanager
+def _run(prepared: Prepared, calibration: NamedRule, command: str) -> Iterator[Run | None]:
+    """The calibration's MLflow run, with its parameters; None where tracking is off."""
+    if not prepared.config.mlflow:
+        yield None
+        return
+    from rayspec.tracking import Tracker  # seconds of import, not paid where it is off
+
+    prepared_home()
+    tracker = Tracker(tracking_uri(), EXPERIMENT, artifact_uri())
+    tags = {"kind": "calibration", "command": command, **provenance()}
+    with tracker.parent(calibration.name, tags) as run:
+        run.log_params(
+            {
+                "target": prepared.config.target,
+                **_flat(flatten(prepared.config.corpus), "corpus"),
+                **_flat(calibration.entry, "rule"),
+                **_flat(prepared.sources[calibration.source], "source"),
+            }
+        )
+        yield run
+
+
+def _flat(entry: Mapping[str, Any], prefix: str) -> dict[str, object]:
+    return {f"{prefix}.{key}": value for key, value in entry.items()}

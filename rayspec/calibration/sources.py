@@ -1,0 +1,195 @@
+"""What can be counted: raw text, the target's own answers, or a drafter's own tokens.
+
+A source says what it is (`describe`, without Ray), and counts its tokens part by part on Ray Data (`counts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from rayspec.shipped import drafter_label, drafter_path
+from rayspec.training.answers import INDEX, AnswerSet, read_answers
+from rayspec.training.frozen_target import target_sha256
+from rayspec.training.sources import CorpusConfig
+
+if TYPE_CHECKING:
+    import ray.data
+
+TENSORS = ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N", "temperature_N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the sources of one configuration share. `work_folder`: where jobs/train.py left the target's answers."""
+
+    target_folder: str
+    tokenizer_sha256: str
+    work_folder: Path
+    corpus: CorpusConfig
+
+    @cached_property
+    def target_sha256(self) -> str:
+        return target_sha256(self.target_folder)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return PreTrainedTokenizerFast.from_pretrained(self.target_folder, local_files_only=True).backend_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def describe(self, context: Context) -> dict[str, Any]:
+        """Name and `sha256` of what is counted, as JSON values. Raises ValueError where it cannot be."""
+
+    @abstractmethod
+    def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        """Partial counts (rayspec.calibration.counting), worked on in about `blocks` parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawText(Source):
+    """`documents`: training or held_out (of the corpus), a folder of text files, or a JSONL file."""
+
+    kind: ClassVar[str] = "raw"
+    documents: str = "training"
+
+    def describe(self, context: Context) -> dict[str, Any]:
+        from rayspec.calibration.texts import describe_texts  # imports Ray
+
+        return describe_texts(self.documents, context.corpus)
+
+    def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        from rayspec.calibration.texts import text_counts
+
+        return text_counts(self.documents, context.corpus, context.tokenizer, blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetAnswers(Source):
+    """The answer tokens, and no prompt, of the target's own answers. `answers`: their folder, None for that of
+    jobs/train.py; `sequences`: the first so many, None for all."""
+
+    kind: ClassVar[str] = "target"
+    answers: str | None = None
+    sequences: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequences is not None and self.sequences < 1:
+            raise ValueError(f"sequences must be at least 1, got {self.sequences}")
+
+    def read(self, context: Context) -> AnswerSet:
+        """Raises ValueError if they are missing or another tokenizer's."""
+        folder = Path(self.answers) if self.answers else context.work_folder / "answers"
+        found = read_answers(folder)
+        made_by = json.loads((folder / INDEX).read_text())["target_sha256"]
+        if made_by != context.target_sha256:
+            raise ValueError(
+                f"the answers in {folder} come from another target (sha256 {made_by[:12]}..., this target "
+                f"{context.target_sha256[:12]}...); name this target's own with sources.*.answers or held_out, or make "
+                "them with python jobs/train.py"
+            )
+        tensors = {name: getattr(found, name)[: self.sequences] for name in TENSORS}
+        return replace(found, **tensors)
+
+    def describe(self, context: Context) -> dict[str, Any]:
+        return self.read(context).provenance()
+
+    def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        import pyarrow as pa
+        import ray.data
+
+        from rayspec.calibration.counting import partial_counts
+
+        answers = self.read(context)
+        ids = answers.token_ids_NL[answers.loss_mask_NL].long().numpy()
+        parts = np.array_split(ids, max(1, min(blocks, len(ids))))
+        dataset = ray.data.from_arrow([pa.table({"id": part}) for part in parts])
+        return dataset.map_batches(lambda batch: partial_counts(batch["id"]), batch_size=None, batch_format="numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTokens(TargetAnswers):
+    """What a drafter proposes along those answers, at each of `draft_steps` steps. `drafter`: a shipped name or a
+    folder; `temperature` 0 for its likeliest token, above 0 to draw."""
+
+    kind: ClassVar[str] = "draft"
+    drafter: str = "full"
+    draft_steps: int = 4
+    temperature: float = 0.0
+    seed: int = 0
+    batch_size: int = 16  # sequences
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("draft_steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.temperature < 0.0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+
+    def describe(self, context: Context) -> dict[str, Any]:
+        from sglang_ext.drafters.checkpoint import read_info
+
+        folder = Path(drafter_path(self.drafter))
+        info, answers = read_info(folder), self.read(context)
+        if info.target is not None and info.target.tokenizer_sha256 != context.tokenizer_sha256:
+            raise ValueError(
+                f"sources.*.drafter={self.drafter} was trained for target {info.target.name!r}, whose tokenizer is "
+                "another; name a drafter of this target"
+            )
+        shortest = int(answers.prompt_length_N.min())
+        if shortest < self.draft_steps + 1:
+            raise ValueError(
+                f"sources.*.draft_steps={self.draft_steps} needs prompts of at least {self.draft_steps + 1} tokens, "
+                f"but {answers.name} has one of {shortest}; lower it"
+            )
+        what = {
+            **answers.provenance(),
+            "drafter": drafter_label(self.drafter),
+            "drafter_sha256": _files_sha256(folder),
+            "draft_steps": self.draft_steps,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+        return {**what, "sha256": hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()}
+
+    def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        import pyarrow as pa
+        import ray
+        import ray.data
+
+        from rayspec.calibration.drafts import DraftCounter, DraftSettings, answer_columns
+
+        table = pa.table(answer_columns(self.read(context)))
+        rows = max(1, -(-len(table) // blocks // self.batch_size)) * self.batch_size  # a part is whole batches
+        dataset = ray.data.from_arrow([table.slice(start, rows) for start in range(0, len(table), rows)])
+        settings = DraftSettings(draft_steps=self.draft_steps, temperature=self.temperature, seed=self.seed)
+        return dataset.map_batches(
+            DraftCounter,
+            fn_constructor_args=(str(Path(context.target_folder).resolve()), drafter_path(self.drafter), settings),
+            batch_size=self.batch_size,
+            batch_format="numpy",
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=int(ray.cluster_resources()["CPU"])),
+        )
+
+
+def _files_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+SOURCES: dict[str, type[Source]] = {"raw": RawText, "target": TargetAnswers, "draft": DraftTokens}

@@ -1,0 +1,196 @@
+"""The calibration job from the command line: real Ray Data on a small corpus, a real MLflow store."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from torch import Tensor
+
+from rayspec.calibration.artifacts import load_artifacts
+from rayspec.calibration.config import CalibrationConfig
+from rayspec.calibration.drafts import DraftSettings, proposals
+from rayspec.calibration.prepare import describe, prepare
+from rayspec.calibration.ranking import coverage, rank
+from rayspec.calibration.runs import calibrate_all
+from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.config import load_config
+from rayspec.training.answers import AnswersConfig, make_answers, read_answers
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import Batch
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.heads import head_from_target
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs" / "calibrate").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
+    drafter = Eagle3Drafter(tiny_target.drafter_config(), head_from_target({"kind": "full"}, tiny_target.head_VG))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in drafter.parameters():
+        # of the stored precision, so that reading it back changes nothing
+        parameter.data.copy_((0.3 * torch.randn(parameter.shape, generator=generator)).bfloat16())
+    return drafter.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def place(
+    tiny_target: FrozenTarget, drafter: Eagle3Drafter, text_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A folder with what jobs/train.py leaves, texts, and a config of every source and rule."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    for seed, name in enumerate(("answers", "held_out")):
+        config = AnswersConfig(count=6, min_prompt_tokens=6, max_prompt_tokens=9, answer_tokens=20, batch_size=4)
+        generator = torch.Generator().manual_seed(seed)
+        prompts = [torch.randint(1, 257, (6 + n % 4,), generator=generator).tolist() for n in range(6)]
+        make_answers(folder / "work" / name, tiny_target, config, prompts)
+    save_drafter(folder / "mine", drafter, tiny_target.info())
+    texts = [{"text": file.read_text(), "origin": {"name": file.name}} for file in sorted(text_folder.iterdir())]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    (folder / "config.yaml").write_text(
+        f"""
+target: {tiny_target.folder}
+output_dir: {folder / "out"}
+work_dir: {folder / "work"}
+sources:
+  raw: {{kind: raw, documents: "{text_folder}"}}
+  lines: {{kind: raw, documents: "{folder / "texts.jsonl"}"}}
+  target: {{kind: target}}
+  draft: {{kind: draft, drafter: "{folder / "mine"}", draft_steps: 2, batch_size: 2}}
+calibrations:
+  - {{name: frspec, source: raw, rule: {{kind: frspec, top_k: 20}}}}
+  - {{name: frspec-lines, source: lines, rule: {{kind: frspec, top_k: 20}}}}
+  - {{name: trim, source: target, rule: {{kind: vocabtrim, top_p: 0.8}}}}
+  - {{name: trim-draft, source: draft, rule: {{kind: vocabtrim, min_count: 2}}}}
+  - {{name: bcl, source: target, rule: {{kind: bcl, search: tpe, drafter: "{folder / "mine"}"}}}}
+  - {{name: clusters, source: target, rule: {{kind: kmeans, clusters: 16, max_size: 1.5, pinned: 4}}}}
+  - {{name: groups, source: raw, rule: {{kind: contiguous, clusters: 4}}}}
+"""
+    )
+    return folder
+
+
+def job(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    environment |= {"RAYSPEC_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    command = [sys.executable, "jobs/calibrate.py", "--config", str(place / "config.yaml"), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+
+
+def counted(ids: list[int], vocab_size: int) -> list[int]:
+    counts = Counter(ids)
+    return [counts[i] for i in range(vocab_size)]
+
+
+@pytest.fixture(scope="module")
+def done(place: Path) -> Path:
+    """The output folder after the job has run once."""
+    run = job(place)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-3000:]
+    return place / "out"
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_loads(file: Path) -> None:
+    assert load_config(CalibrationConfig, file).calibrations
+
+
+def test_plan_names_everything_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(place / "other_home"))
+    text = "\n".join(describe(prepare(load_config(CalibrationConfig, place / "config.yaml", ["output_dir=nowhere"]))))
+    assert text.count("to make") == 7
+    assert "source draft (sha256 " in text
+    assert "held out: " in text
+    assert not (place / "other_home").exists()
+
+
+def test_pipeline_counts_what_a_plain_loop_counts(
+    done: Path, place: Path, text_folder: Path, tiny_target: FrozenTarget, drafter: Eagle3Drafter
+) -> None:
+    V = len(tiny_target.head_VG)
+    text_ids = [i for f in sorted(text_folder.iterdir()) for i in tiny_target.tokenizer.encode(f.read_text())]
+    answers = read_answers(place / "work" / "answers")
+    settings = DraftSettings(draft_steps=2, temperature=0.0, seed=0)
+    batch = Batch.of(answers, torch.arange(len(answers)))
+    drafts = proposals(drafter, tiny_target, batch, settings, torch.Generator()).flatten().tolist()
+    for name, ids in (
+        ("frspec", text_ids),
+        ("frspec-lines", text_ids),
+        ("trim", answers.token_ids_NL[answers.loss_mask_NL].tolist()),
+        ("trim-draft", drafts),
+    ):
+        tensors, provenance = load_artifacts(done / name, tiny_target.info(), tiny_target.eos_ids)
+        assert tensors["counts"].tolist() == counted(ids, V), name
+        assert provenance["figures"]["tokens_counted"] == len(ids)
+
+
+def test_artifacts_are_what_the_rules_say_and_suit_the_heads(
+    done: Path, place: Path, tiny_target: FrozenTarget
+) -> None:
+    V, stop_ids = len(tiny_target.head_VG), tiny_target.eos_ids
+    held_out = read_answers(place / "work" / "held_out")
+    held_out_V = torch.tensor(counted(held_out.token_ids_NL[held_out.loss_mask_NL].tolist(), V))
+    loaded: dict[str, dict[str, Tensor]] = {}
+    for folder in sorted(done.iterdir()):
+        tensors, provenance = load_artifacts(folder, tiny_target.info(), stop_ids)
+        loaded[folder.name] = dict(tensors)
+        assert provenance["target"]["name"] == tiny_target.info().name
+        assert provenance["source"]["sha256"]
+        assert provenance["versions"]["optuna"] != "unknown"
+        if "ids" in tensors:
+            words = Vocabulary.load(tiny_target.folder, "tiny")
+            assert torch.equal(tensors["ids"], rank(tensors["counts"], words)[: len(tensors["ids"])])
+            expected = float(coverage(held_out_V, tensors["ids"])[-1])
+            assert provenance["figures"]["held_out_coverage"] == expected
+            head = {"kind": "truncated", "size": len(tensors["ids"])}
+        elif folder.name == "clusters":
+            head = {"kind": "dynaspec", "clusters": 16, "first": 4, "later": 4, "router_width": 8}
+        else:
+            head = {"kind": "coral", "clusters": 4, "top": 2}
+        head_from_target(head, tiny_target.head_VG, tensors).check(stop_ids)
+    assert len(loaded["frspec"]["ids"]) == 20
+    assert torch.equal(loaded["frspec"]["ids"], loaded["frspec-lines"]["ids"])
+    assert int(loaded["clusters"]["cluster_of"].bincount()[1:].max()) <= 1.5 * V / 16 + 1
+    pictures = {folder.name: sorted(p.name for p in folder.glob("*.png")) for folder in done.iterdir()}
+    assert pictures["bcl"] == ["coverage.png", "utility.png"]
+    assert pictures["groups"] == ["cluster_sizes.png"]
+
+
+def test_every_calibration_is_a_finished_run(done: Path, place: Path) -> None:
+    client = MlflowClient(f"sqlite:///{place / 'home' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("rayspec-calibrations")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {folder.name for folder in done.iterdir()}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    bcl = runs["bcl"]
+    assert bcl.data.params["rule.kind"] == "bcl"
+    assert bcl.data.params["rule.min_coverage"] == "0.9"
+    assert bcl.data.params["source.kind"] == "target"
+    assert bcl.data.metrics["coverage"] >= 0.9
+    files = {file.path for file in client.list_artifacts(bcl.info.run_id)}
+    assert files == {"calibration.json", "calibration.safetensors", "figures"}
+
+
+def test_what_is_made_stays_and_what_differs_is_refused(
+    done: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(place / "home"))
+    stamps = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    prepared = prepare(load_config(CalibrationConfig, place / "config.yaml"))
+    assert "\n".join(describe(prepared)).count("already made") == 7
+    assert set(calibrate_all(prepared, "test").values()) == {None}
+    assert stamps == {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+
+    other = job(place, "calibrations=[{name: frspec, source: raw, rule: {kind: frspec, top_k: 21}}]")
+    assert other.returncode == 2
+    assert "holds a calibration with rule" in other.stderr
+    assert "Traceback" not in other.stderr
