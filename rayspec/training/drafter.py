@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rayspec.calibration import load_artifacts
+from rayspec.calibration.artifacts import load_artifacts
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
 from rayspec.training.answers import AnswerSet
@@ -54,7 +54,9 @@ def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget)
     if base is not None:
         provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
     if head.artifacts is not None:
-        artifacts, provenance["calibration"] = load_artifacts(head.artifacts, target.info(config.target_name))
+        artifacts, provenance["calibration"] = load_artifacts(
+            head.artifacts, target.info(config.target_name), target.eos_ids
+        )
     return Origin(artifacts, base, provenance)
 
 

@@ -50,7 +50,10 @@ def test_the_whole_vocabulary_is_the_full_head(
 ) -> None:
     drafter, info = load_drafter(DRAFTERS["full"])
     assert info.target is not None
-    maps = {"ids": torch.arange(V), "cluster_of": torch.arange(V) % (CLUSTERS + 1)}  # token 0, the stop token, is pinned
+    maps = {
+        "ids": torch.arange(V),
+        "cluster_of": torch.arange(V) % (CLUSTERS + 1),
+    }  # token 0, the stop token, is pinned
     drafter.lm_head = head_from_target(SPECS[kind], drafter.lm_head.weight.data, maps)
     save_drafter(tmp_path / kind, drafter, info.target, share_with=DRAFTERS["full"])
     swap_drafter(engine, str(tmp_path / kind))
