@@ -83,15 +83,14 @@ class HeadDraftWorker(EagleDraftWorker):
             spec.hidden_states = hidden
             question = Question(step=step + 1, k=None if samples else self.topk)
             context = ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[step])
-            with forward_context(context, forward_batch=forward_batch), self._asking(question):
-                output = self.draft_runner.forward(forward_batch).logits_output
-            hidden = output.hidden_states
+            with forward_context(context, forward_batch=forward_batch):
+                # SGLang's runner and logits processor would cost a small drafter as much as its layer does
+                answer, hidden = self.draft_runner.model.draft_step(forward_batch, question)
             if samples:
-                law_BV, p_Bk, ids_Bk = self._sample(output.next_token_logits, forward_batch, step + 1)
+                law_BV, p_Bk, ids_Bk = self._sample(answer, forward_batch, step + 1)
                 laws.append(law_BV)
             else:
-                assert question.answer is not None, "the head was asked"
-                p_Bk, ids_Bk = question.answer.probabilities_Tk, question.answer.token_ids_Tk
+                p_Bk, ids_Bk = answer.probabilities_Tk, answer.token_ids_Tk
             forward_batch.positions.add_(1)
         scores, tokens, parents = map(list, zip(*trees, strict=True))
         law = torch.stack(laws, dim=1) if samples else None

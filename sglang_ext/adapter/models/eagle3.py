@@ -37,6 +37,14 @@ class Question:
     k: int | None
     answer: Proposal | None = None
 
+    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> Proposal | Tensor:
+        """The head's proposal, or its float32 logits [T, V]."""
+        with CLOCK.head():
+            if self.k is None:
+                return head.target_logits(hidden_TH, self.step, routed)
+            self.answer = head.propose(hidden_TH, self.step, self.k, routed)
+            return self.answer
+
 
 class HeadLogits(LogitsProcessor):
     """Puts the question of the draft loop to the head, and only for the rows that the loop reads.
@@ -76,13 +84,8 @@ class HeadLogits(LogitsProcessor):
         question = self.question or Question(step=0, k=None)
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        with CLOCK.head():
-            routed = self._route(lm_head, question.step)
-            if question.k is not None:
-                question.answer = lm_head.propose(hidden_TH, question.step, question.k, routed)
-            else:
-                logits = lm_head.target_logits(hidden_TH, question.step, routed)
-        if question.k is not None:  # SGLang's top-k of these is thrown away
+        logits = question.put_to(lm_head, hidden_TH, self.route(lm_head, question.step, self._batch))
+        if not isinstance(logits, Tensor):  # SGLang's top-k of these zeros is thrown away
             return hidden_states.new_zeros((len(hidden_states), question.k))
         if rows is None:
             return logits
@@ -91,13 +94,14 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def _route(self, head: DraftHead, step: int) -> Tensor | None:
+    def route(self, head: DraftHead, step: int, batch: Any) -> Tensor | None:
         if not head.routes:
             return None
         assert self.layer_input is not None, "the layer ran before the head"
         embed, feature = self.layer_input
-        rows = _layer_rows_of_the_head(self._batch)
-        return head.route(embed, feature, step) if rows is None else head.route(embed[rows], feature[rows], step)
+        rows = _layer_rows_of_the_head(batch)
+        with CLOCK.head():
+            return head.route(embed, feature, step) if rows is None else head.route(embed[rows], feature[rows], step)
 
 
 def _rows_read_after_verify(batch: Any) -> Tensor | None:
@@ -144,6 +148,12 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
     def _keep_layer_input(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         _, embeddings, features, *_ = arguments
         self.logits_processor.layer_input = (embeddings, features)
+
+    def draft_step(self, batch: Any, question: Question) -> tuple[Proposal | Tensor, Tensor]:
+        """One pass of the layer in the draft loop: (the head's answer, the feature of the next step [T, H])."""
+        hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
+        routed = self.logits_processor.route(self.lm_head, question.step, batch)
+        return question.put_to(self.lm_head, hidden_TH, routed), feature_TH
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
