@@ -44,9 +44,10 @@ def matrix(head: DraftHead) -> Tensor:
     return rows
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", STEPS)
-def test_law_is_the_bases_times_the_matrix(base: str, step: int) -> None:
-    head, drawn = make_head(BASES[base]).double(), Rows.draw(T)
+def test_law_is_the_bases_times_the_matrix(base: str, step: int, stored: torch.dtype) -> None:
+    head, drawn = make_head(BASES[base]).to(stored).double(), Rows.draw(T)
     expected_TV = drawn.law(head.base, step).double() @ matrix(head)
     torch.testing.assert_close(drawn.law(head, step).double(), expected_TV, rtol=1e-4, atol=1e-6)
 

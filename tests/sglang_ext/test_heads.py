@@ -126,7 +126,9 @@ def test_shapes_never_depend_on_data(head: DraftHead, rows: int, step: int) -> N
 
 
 def test_options_survive_json(spec: dict[str, Any]) -> None:
-    stored = json.loads(json.dumps({"kind": spec["kind"], **head_options(spec)}))
+    options = {"kind": spec["kind"], **head_options(spec)}
+    assert options == spec
+    stored = json.loads(json.dumps(options))
     assert stored == spec
     assert head_options(stored) == head_options(spec)
 
