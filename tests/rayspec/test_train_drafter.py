@@ -29,12 +29,12 @@ SLIM = NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8})
 KINDS: dict[str, dict[str, Any]] = {
     "truncated": {"kind": "truncated", "size": 129},
     "specvocab": {"kind": "specvocab", "rank": 4, "size": 20},
-    "dynaspec": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 2, "router_width": 12},
-    "dynaspec_union": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 2, "router_width": 12, "union": True},
+    "dynaspec": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12},
+    "dynaspec_union": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12, "union": True},
     "coral": {"kind": "coral", "clusters": 8, "top": 3},
     "rdk": {"kind": "rdk", "base": {"kind": "truncated", "size": 129}},
     "rdk_dynaspec": {
-        "kind": "rdk", "base": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 2, "router_width": 12}
+        "kind": "rdk", "base": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}
     },
 }  # fmt: skip
 ROUTERS = {
