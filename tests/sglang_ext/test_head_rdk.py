@@ -104,6 +104,7 @@ def test_it_accepts_more_where_the_target_likes_the_neighbours_of_pruned_tokens(
     drawn = Rows.draw(40)
     p_TV = (drawn.hidden_TH @ weight_VH.T).softmax(dim=-1).float()
 
+    @torch.no_grad()
     def acceptance(one: DraftHead) -> Tensor:
         return torch.minimum(p_TV, one.target_logits(drawn.hidden_TH).softmax(dim=-1)).sum(dim=-1)
 
