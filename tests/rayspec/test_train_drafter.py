@@ -2,6 +2,7 @@ import json
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,19 +12,38 @@ from torch.nn import functional as F
 from rayspec.training import ttt
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
-from rayspec.training.drafter import batch_indices, new_drafter, train_drafter
+from rayspec.training.drafter import batch_indices, new_drafter, provenance_of, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import Batch, backward_batch, roll_out, unroll
-from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
-from sglang_ext.heads import Candidates, head_from_target
-from sglang_ext.heads.full import FullHead
+from sglang_ext.heads import head_from_target
 from sglang_ext.heads.losses import soft_cross_entropy
 
 FULL = NamedHead(name="full", draft_head={"kind": "full"})
 SLIM = NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8})
+# the other kinds on the tiny target's 257 tokens; options that have a default are left out
+KINDS: dict[str, dict[str, Any]] = {
+    "truncated": {"kind": "truncated", "size": 129},
+    "specvocab": {"kind": "specvocab", "rank": 4, "size": 20},
+    "dynaspec": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12},
+    "dynaspec_union": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12, "union": True},
+    "coral": {"kind": "coral", "clusters": 8, "top": 3},
+    "rdk": {"kind": "rdk", "base": {"kind": "truncated", "size": 129}},
+    "rdk_dynaspec": {
+        "kind": "rdk", "base": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}
+    },
+}  # fmt: skip
+ROUTERS = {
+    "dynaspec": ("router_in", "router_in_bias", "router_out", "router_out_bias"),
+    "coral": ("router",),
+    "specvocab": ("down", "up"),
+}
+SIZES = torch.tensor([1, 8, 8, 16, 16, 32, 48, 64, 64])  # of the clusters, so that there is something to learn
+ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(9).repeat_interleave(SIZES)}
 RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)
 
 
@@ -42,7 +62,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
 
 def random_drafter(target: FrozenTarget, head: NamedHead = FULL, seed: int = 0) -> Eagle3Drafter:
     """Every weight random and large, so that nothing under test can hide behind a small one."""
-    lm_head = head_from_target(head.draft_head, target.head_VG)
+    lm_head = head_from_target(head.draft_head, target.head_VG, ARTIFACTS)
     drafter = Eagle3Drafter(target.drafter_config(), lm_head)
     generator = torch.Generator().manual_seed(seed)
     for parameter in drafter.parameters():
@@ -65,19 +85,34 @@ def run_config(folder: Path, **changes: object) -> DrafterTrainConfig:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+class LiteralStep(NamedTuple):
+    """What one draft step gives the head, and what it put into the layer."""
+
+    hidden_H: Tensor
+    embed_H: Tensor
+    feature_H: Tensor
+
+    def target_logits(self, drafter: Eagle3Drafter, step: int) -> Tensor:
+        head = drafter.lm_head
+        return head.target_logits(
+            self.hidden_H[None], step, head.route(self.embed_H[None], self.feature_H[None], step)
+        )[0]
+
+
 def literal_draft(
     drafter: Eagle3Drafter, target: FrozenTarget, ids_T: Tensor, taps_TG: Tensor, slot: int, num_steps: int
-) -> list[Tensor]:
+) -> list[LiteralStep]:
     """Draft from `slot` one token at a time, as a server does: a growing KV cache, one new slot per step."""
     c, layer = drafter.config, drafter.midlayer
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    hiddens = []
+    steps = []
     feature_H = torch.empty(0)
     for position in range(slot + num_steps):
         # true features up to the slot, the drafter's own output after it
         feature_H = drafter.fuse(taps_TG[position]) if position <= slot else feature_H
-        x = torch.cat([layer.input_layernorm(target.embed(ids_T[position + 1])), layer.hidden_norm(feature_H)], dim=-1)
+        embed_H = target.embed(ids_T[position + 1])
+        x = torch.cat([layer.input_layernorm(embed_H), layer.hidden_norm(feature_H)], dim=-1)
         where = torch.tensor([[position]])
         q_AD = rotate(layer.self_attn.q_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0]
         keys.append(rotate(layer.self_attn.k_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0])
@@ -90,9 +125,9 @@ def literal_draft(
         x_H = feature_H + layer.self_attn.o_proj(torch.cat(heads))
         out_H = x_H + layer.mlp(layer.post_attention_layernorm(x_H))
         if position >= slot:
-            hiddens.append(drafter.norm(out_H))
+            steps.append(LiteralStep(drafter.norm(out_H), embed_H, feature_H))
         feature_H = out_H
-    return hiddens
+    return steps
 
 
 @torch.no_grad()
@@ -106,7 +141,23 @@ def test_training_time_test_is_literal_drafting(tiny_target: FrozenTarget, slot:
         literal = literal_draft(drafter, tiny_target, ids_BT[b], taps[b], slot, 4)
         for i in range(4):
             # float32 rounding of sums in another order; values are of order 1
-            torch.testing.assert_close(hiddens[i][b, slot], literal[i], rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(hiddens[i][b, slot], literal[i].hidden_H, rtol=1e-5, atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_row_holds_what_literal_drafting_gives_the_head(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    drafter = random_drafter(tiny_target, NamedHead(name="dynaspec", draft_head=KINDS["dynaspec"]))
+    batch = Batch.of(answers, torch.tensor([3, 0]))
+    taps, _ = tiny_target.features(batch.ids_BT)
+    rows = roll_out(drafter, tiny_target, batch, 3)
+    assert rows.feature_KNH is not None
+    for n in (0, 5, len(batch.position_N) - 1):
+        b, p = int(batch.sequence_N[n]), int(batch.position_N[n])
+        for i in range(3):  # step i of the draft that reaches position p
+            literal = literal_draft(drafter, tiny_target, batch.ids_BT[b], taps[b], p - 1 - i, i + 1)[i]
+            torch.testing.assert_close(rows.hidden_KNH[i, n], literal.hidden_H, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(rows.feature_KNH[i, n], literal.feature_H, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(rows.embed_NH[n], literal.embed_H)
 
 
 def test_taps_are_the_inputs_of_their_layers(tiny_target: FrozenTarget) -> None:
@@ -170,35 +221,76 @@ def test_chunked_gradients_equal_the_naive_loss(
         torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
-class HalfHead(FullHead):
-    """A head over the even ids only, as a truncated one is: targets renormalised, hopeless rows left out."""
-
-    kind = "half"
-
-    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        return Candidates(F.linear(hidden_TH, self.weight[::2]), torch.arange(0, self.config.vocab_size, 2))
-
-    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
-        p_TS = p_TV[:, ::2]
-        return p_TS / p_TS.sum(-1, keepdim=True), p_TV.argmax(-1) % 2 == 0
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk_rows", [7, 1000], ids=["ragged_chunks", "one_chunk"])
+def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
+    tiny_target: FrozenTarget, answers: AnswerSet, kind: str, chunk_rows: int
+) -> None:
+    head, batch = NamedHead(name=kind, draft_head=KINDS[kind]), Batch.of(answers, torch.tensor([0, 4]))
+    whole, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
+    rows = roll_out(whole, tiny_target, batch, 3)
+    p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
+    losses = [whole.lm_head.loss(rows.hidden_KNH[i], i, rows.route(whole.lm_head, i), p_NV).mean() for i in range(3)]
+    sum(0.8**i * loss for i, loss in enumerate(losses)).backward()
+    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows)
+    torch.testing.assert_close(loss_K, torch.stack(losses).detach(), rtol=1e-5, atol=1e-5)
+    expected = dict(whole.named_parameters())
+    for name, parameter in chunked.named_parameters():
+        want = expected[name].grad
+        if want is None:  # a router's loss does not reach the body
+            assert parameter.grad is None or not bool(parameter.grad.any()), name
+        else:
+            torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target)
-    config = drafter.lm_head.config
-    drafter.lm_head = HalfHead.from_target(config, tiny_target.head_VG, {})
+    drafter = random_drafter(tiny_target, NamedHead(name="even", draft_head=KINDS["truncated"]))
     batch = Batch.of(answers, torch.tensor([0, 1]))
     loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10)
     rows = roll_out(drafter, tiny_target, batch, 2)
-    p_S, counts = drafter.lm_head.training_targets(tiny_target.distribution(rows.last_hidden_NG, torch.float32))
+    p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
+    p_NS, counts_N = p_NV[:, ::2] / p_NV[:, ::2].sum(-1, keepdim=True), p_NV.argmax(-1) % 2 == 0
+    assert 0 < int(counts_N.sum()) < len(counts_N)
     for i in range(2):
-        ce = -(p_S * drafter.lm_head.candidates(rows.hidden_KNH[i]).logits_TS.log_softmax(-1)).sum(-1)
-        torch.testing.assert_close(loss_K[i], ((ce * counts).sum() / len(counts)).detach())
-    grad = drafter.lm_head.weight.grad
-    assert grad is not None
-    assert not bool(grad[1::2].any())
-    acceptance = measure(drafter, tiny_target, answers, num_steps=2, batch_size=4, chunk_rows=8)
-    assert all(0 <= share <= 1 for share in acceptance.overlap)
+        ce_N = -(p_NS * (rows.hidden_KNH[i] @ drafter.lm_head.weight.T).log_softmax(-1)).sum(-1)
+        torch.testing.assert_close(loss_K[i], ((ce_N * counts_N).sum() / len(counts_N)).detach())
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_router_trains_on_a_frozen_body(
+    full_drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet, kind: str
+) -> None:
+    drafter = with_head(full_drafter, tiny_target, kind)
+    drafter.requires_grad_(False)
+    router = [
+        parameter.requires_grad_() for name, parameter in drafter.lm_head.named_parameters() if name in ROUTERS[kind]
+    ]
+    assert len(router) == len(ROUTERS[kind])
+    before = {name: parameter.clone() for name, parameter in drafter.named_parameters()}
+    batch = Batch.of(answers, torch.arange(6))
+    optimizer = torch.optim.Adam(router, lr=0.02)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=0.8, chunk_rows=50)
+        assert all((parameter.grad is not None) == parameter.requires_grad for parameter in drafter.parameters())
+        optimizer.step()
+        losses.append(loss_K)
+    assert bool((losses[-1] < losses[0] - 0.05).all()), losses
+    moved = {name for name, parameter in drafter.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == {f"lm_head.{name}" for name in ROUTERS[kind]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_takes_a_step_in_bfloat16(tiny_target: FrozenTarget, answers: AnswerSet, kind: str) -> None:
+    drafter = random_drafter(tiny_target, NamedHead(name=kind, draft_head=KINDS[kind]))
+    recipe = replace(RECIPE, bfloat16=True, ttt_steps=2)
+    before = {name: parameter.clone() for name, parameter in drafter.lm_head.named_parameters()}
+    batch, optimizers = Batch.of(answers, torch.arange(2)), recipe.make_optimizers(drafter)
+    loss_K, figures = train_step(drafter, tiny_target, batch, recipe, optimizers, step=1)
+    assert bool(loss_K.isfinite().all())
+    assert figures["grad_norm"] > 0
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in drafter.lm_head.named_parameters())
 
 
 def test_soft_cross_entropy_gradient() -> None:
@@ -295,15 +387,39 @@ def test_the_first_feature_is_the_deepest_tap_at_unit_size(tiny_target: FrozenTa
     assert float(feature.detach().pow(2).mean().sqrt()) == pytest.approx(1.0, rel=0.1)
 
 
-def test_acceptance_equals_literal_greedy_drafting(
-    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
-) -> None:
-    # a few steps of training, since a random drafter is never right and would prove nothing
+@pytest.fixture(scope="session")
+def full_drafter(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path_factory: pytest.TempPathFactory
+) -> Eagle3Drafter:
+    """Trained for a few steps, since a random drafter is never right and would prove nothing."""
+    folder = tmp_path_factory.mktemp("full")
     recipe = replace(RECIPE, num_steps=40, batch_size=10, lr=1e-2)
-    train_drafter(run_config(tmp_path, recipe=recipe), FULL, tiny_target, answers, answers)
-    drafter, _ = load_drafter(tmp_path / "out" / "full")
-    with torch.no_grad():
-        check_acceptance(drafter, tiny_target, answers)
+    train_drafter(run_config(folder, recipe=recipe), FULL, tiny_target, answers, answers)
+    drafter, _ = load_drafter(folder / "out" / "full")
+    return drafter
+
+
+def with_head(drafter: Eagle3Drafter, target: FrozenTarget, kind: str) -> Eagle3Drafter:
+    """The same body, and a head made of the trained full one."""
+    made = Eagle3Drafter(drafter.config, head_from_target(KINDS[kind], drafter.lm_head.weight.detach(), ARTIFACTS))
+    missing = made.load_state_dict({n: t for n, t in drafter.state_dict().items() if "lm_head" not in n}, strict=False)
+    assert all(name.startswith("lm_head.") for name in missing.missing_keys)
+    return made
+
+
+@torch.no_grad()
+def test_acceptance_equals_literal_greedy_drafting(
+    full_drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet
+) -> None:
+    check_acceptance(full_drafter, tiny_target, answers)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["truncated", "specvocab", "dynaspec"])
+def test_acceptance_of_other_kinds_equals_literal_greedy_drafting(
+    full_drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet, kind: str
+) -> None:
+    check_acceptance(with_head(full_drafter, tiny_target, kind), tiny_target, answers)
 
 
 def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet) -> None:
@@ -315,11 +431,10 @@ def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers:
         taps, _ = tiny_target.features(ids_T[None])
         accepted = {}
         for first in range(start, length - 2):  # position of the first drafted token
-            extended, right = ids_T.clone(), 0
-            for i in range(3):
-                hidden = literal_draft(drafter, tiny_target, extended, taps[0], first - 2, i + 1)[i]
-                draft = int(drafter.lm_head.target_logits(hidden[None]).argmax())
-                if draft != int(ids_T[first + i]):
+            right = 0
+            # with the true tokens as inputs: up to the first wrong draft they are the drafted ones
+            for i, step in enumerate(literal_draft(drafter, tiny_target, ids_T, taps[0], first - 2, 3)):
+                if int(step.target_logits(drafter, i).argmax()) != int(ids_T[first + i]):
                     break
                 right += 1
             accepted[first] = right
@@ -334,6 +449,28 @@ def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers:
     assert got.u == pytest.approx([sum(c > i for c in counts) / len(counts) for i in range(3)])
     assert got.tau[-1] == pytest.approx(1 + sum(got.u))
     assert got.tau_walk == pytest.approx(1 + sum(walks) / len(walks))
+    batch = Batch.of(answers, torch.tensor(greedy))
+    rows = roll_out(drafter, tiny_target, batch, 3)
+    p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
+    for i in range(3):
+        q_NV = drafter.lm_head.target_logits(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i)).softmax(-1)
+        assert got.overlap[i] == pytest.approx(float(torch.minimum(p_NV, q_NV).sum(-1).mean()), rel=1e-4)
+
+
+def test_a_finished_drafter_is_recognised_by_the_words_that_made_it(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    config = run_config(tmp_path)
+    for kind, spec in KINDS.items():
+        head = NamedHead(name=kind, draft_head=spec)
+        assert not is_exported(config, head, tiny_target.sha256)
+        drafter = random_drafter(tiny_target, head)
+        provenance = provenance_of(config, tiny_target.sha256, answers)
+        save_drafter(Path(config.output_dir) / kind, drafter, tiny_target.info("tiny"), provenance)
+        assert is_exported(config, head, tiny_target.sha256)
+    other = NamedHead(name="truncated", draft_head={**KINDS["truncated"], "size": 128})
+    with pytest.raises(ValueError, match="holds a drafter with draft_head"):
+        is_exported(config, other, tiny_target.sha256)
 
 
 def test_short_prompts_are_refused_before_training(tiny_target: FrozenTarget, answers: AnswerSet) -> None:

@@ -44,9 +44,10 @@ def matrix(head: DraftHead) -> Tensor:
     return rows
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", STEPS)
-def test_law_is_the_bases_times_the_matrix(base: str, step: int) -> None:
-    head, drawn = make_head(BASES[base]).double(), Rows.draw(T)
+def test_law_is_the_bases_times_the_matrix(base: str, step: int, stored: torch.dtype) -> None:
+    head, drawn = make_head(BASES[base]).to(stored).double(), Rows.draw(T)
     expected_TV = drawn.law(head.base, step).double() @ matrix(head)
     torch.testing.assert_close(drawn.law(head, step).double(), expected_TV, rtol=1e-4, atol=1e-6)
 
@@ -103,6 +104,7 @@ def test_it_accepts_more_where_the_target_likes_the_neighbours_of_pruned_tokens(
     drawn = Rows.draw(40)
     p_TV = (drawn.hidden_TH @ weight_VH.T).softmax(dim=-1).float()
 
+    @torch.no_grad()
     def acceptance(one: DraftHead) -> Tensor:
         return torch.minimum(p_TV, one.target_logits(drawn.hidden_TH).softmax(dim=-1)).sum(dim=-1)
 

@@ -92,12 +92,15 @@ def test_loss_is_the_full_heads_and_a_tenth_of_the_routers() -> None:
         torch.testing.assert_close(got.grad, expected.grad, msg=name)
 
 
-def test_where_the_router_alone_is_trained_the_loss_is_its_own() -> None:
+@pytest.mark.parametrize("trained", ["router", "head", "drafter"])
+def test_where_the_router_alone_is_trained_the_loss_is_its_own(trained: str) -> None:
     head, drawn, p_TV = make_head(SPECVOCAB).double(), Rows.draw(T), some_law(T).double()
-    head.weight.requires_grad_(False)
-    got_T = head.loss(drawn.hidden_TH, 0, None, p_TV)
-    expected_T = cross_entropy(drawn.hidden_TH @ head.down.T @ head.up.T, p_TV)
-    torch.testing.assert_close(got_T.double(), expected_T, rtol=1e-5, atol=1e-5)
+    head.weight.requires_grad_(trained == "head")
+    hidden_TH = drawn.hidden_TH.requires_grad_(trained == "drafter")
+    expected_T = cross_entropy(hidden_TH @ head.down.T @ head.up.T, p_TV)
+    if trained != "router":
+        expected_T = 0.1 * expected_T + cross_entropy(hidden_TH @ head.weight.T, p_TV)
+    torch.testing.assert_close(head.loss(hidden_TH, 0, None, p_TV).double(), expected_T, rtol=1e-5, atol=1e-5)
 
 
 def test_router_starts_as_the_best_approximation_of_its_rank() -> None:

@@ -126,7 +126,9 @@ def test_shapes_never_depend_on_data(head: DraftHead, rows: int, step: int) -> N
 
 
 def test_options_survive_json(spec: dict[str, Any]) -> None:
-    stored = json.loads(json.dumps({"kind": spec["kind"], **head_options(spec)}))
+    options = {"kind": spec["kind"], **head_options(spec)}
+    assert options == spec
+    stored = json.loads(json.dumps(options))
     assert stored == spec
     assert head_options(stored) == head_options(spec)
 
@@ -289,7 +291,7 @@ BAD_SPECS = {
     "unknown_kind": ({"kind": "slimspek"}, r"unknown draft_head\.kind 'slimspek'; known: full, slimspec, truncated"),
     "list_kind": ({"kind": ["full"]}, r"unknown draft_head\.kind \['full'\]"),
     "no_kind": ({"rank": 4}, r"draft_head needs a 'kind' \(one of full, .*, got \{'rank': 4\}"),
-    "superfluous": ({"kind": "full", "rank": 4}, "of kind 'full' has no option 'rank'; its options: none"),
+    "superfluous": ({"kind": "full", "rank": 4}, "of kind 'full' has no option 'rank'; its options: "),
     "missing": ({"kind": "dynaspec", "clusters": 3}, "needs the options first, later, router_width, got {'clusters'"),
     "string": ({"kind": "slimspec", "rank": "4"}, r"draft_head\.rank must be of type int, got '4'"),
     "fraction": ({"kind": "slimspec", "rank": 4.0}, r"draft_head\.rank must be of type int, got 4\.0"),
