@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: close the tracking run as Ctrl-C does
 
     try:

@@ -86,7 +86,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def check_tensors(tensors: Mapping[str, Tensor], vocab_size: int, stop_ids: Iterable[int], folder: Path) -> None:
     """Raise ValueError unless the tensors are a calibration of that vocabulary that keeps the stop tokens."""
-    problems = []
+    problems = [f"stop token {i} is not in 0..{vocab_size - 1}" for i in stop_ids if not 0 <= i < vocab_size]
     unknown = sorted(set(tensors) - {"ids", "cluster_of", "counts"})
     if unknown:
         problems.append(f"unknown tensors {', '.join(unknown)}")

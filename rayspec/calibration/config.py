@@ -12,7 +12,7 @@ from rayspec.calibration.rule import Rule
 from rayspec.calibration.rules import RULES
 from rayspec.calibration.sources import SOURCES, Source
 from rayspec.home import home
-from rayspec.shipped import DEMO_TARGET, target_path
+from rayspec.shipped import DEMO_TARGET, drafter_label, target_path
 from rayspec.training.sources import CorpusConfig
 
 
@@ -35,8 +35,9 @@ class NamedRule:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The rule with every default written out."""
-        return entry_of(self.parsed.kind, self.parsed)
+        """The rule with every default written out, and a drafter by its name instead of its path."""
+        entry = entry_of(self.parsed.kind, self.parsed)
+        return {key: drafter_label(value) if key == "drafter" and value else value for key, value in entry.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,5 +49,5 @@ def batches(parts: ray.data.Dataset) -> Iterable[dict[str, Any]]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # one of ours instead of one an operator
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     return parts.iter_batches(batch_size=None, batch_format="numpy")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -50,20 +51,22 @@ def proposals(
     return torch.cat(found, dim=1)
 
 
-class DraftCounter:
-    """An actor of the pipeline, since it holds two models: rows of an answer set in, partial counts out."""
+@lru_cache(maxsize=1)
+def _models(target: str, drafter: str) -> tuple[FrozenTarget, Eagle3Drafter]:
+    """Once in each of Ray's worker processes, which outlive a task."""
+    return FrozenTarget.load(target, torch.float32), load_drafter(drafter)[0]
 
-    def __init__(self, target: str, drafter: str, settings: DraftSettings) -> None:
-        self.target = FrozenTarget.load(target, torch.float32)
-        self.drafter, _ = load_drafter(drafter)
-        self.settings = settings
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        answers = answer_rows(batch)
-        # by the rows' own numbers, so that who computes them does not change what is drawn
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + int(batch["row"][0]))
-        rows = Batch.of(answers, torch.arange(len(answers)))
-        return partial_counts(proposals(self.drafter, self.target, rows, self.settings, generator).flatten().numpy())
+def count_drafts(
+    batch: dict[str, np.ndarray], target: str, drafter: str, settings: DraftSettings
+) -> dict[str, np.ndarray]:
+    """Partial counts of what the drafter (a folder) proposes along rows of an answer set (`answer_columns`)."""
+    answers = answer_rows(batch)
+    rows = Batch.of(answers, torch.arange(len(answers)))
+    # by the rows' own numbers, so that who computes them does not change what is drawn
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + int(batch["row"][0]))
+    frozen, model = _models(target, drafter)
+    return partial_counts(proposals(model, frozen, rows, settings, generator).flatten().numpy())
 
 
 def answer_columns(answers: AnswerSet) -> dict[str, Sequence]:

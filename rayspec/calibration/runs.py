@@ -18,7 +18,7 @@ from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, p
 from rayspec.calibration.prepare import Prepared
 from rayspec.calibration.ranking import coverage, rank
 from rayspec.calibration.rule import Made
-from rayspec.config import flatten
+from rayspec.config import flatten, to_yaml
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.provenance import provenance
 
@@ -150,6 +150,7 @@ def _run(prepared: Prepared, calibration: NamedRule, command: str) -> Iterator[R
                 **_flat(prepared.sources[calibration.source], "source"),
             }
         )
+        run.log_text(to_yaml(prepared.config), "config.yaml")
         yield run
 
 

@@ -167,21 +167,19 @@ class DraftTokens(TargetAnswers):
 
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
         import pyarrow as pa
-        import ray
         import ray.data
 
-        from rayspec.calibration.drafts import DraftCounter, DraftSettings, answer_columns
+        from rayspec.calibration.drafts import DraftSettings, answer_columns, count_drafts
 
         table = pa.table(answer_columns(self.read(context)))
         rows = max(1, -(-len(table) // blocks // self.batch_size)) * self.batch_size  # a part is whole batches
         dataset = ray.data.from_arrow([table.slice(start, rows) for start in range(0, len(table), rows)])
         settings = DraftSettings(draft_steps=self.draft_steps, temperature=self.temperature, seed=self.seed)
         return dataset.map_batches(
-            DraftCounter,
-            fn_constructor_args=(str(Path(context.target_folder).resolve()), drafter_path(self.drafter), settings),
+            count_drafts,
+            fn_args=(str(Path(context.target_folder).resolve()), drafter_path(self.drafter), settings),
             batch_size=self.batch_size,
             batch_format="numpy",
-            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=int(ray.cluster_resources()["CPU"])),
         )
 
 

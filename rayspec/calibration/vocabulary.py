@@ -32,8 +32,14 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: str | Path, name: str) -> Vocabulary:
         """Of a Hugging Face folder; its weights are not read. Raises ValueError."""
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"target={folder} has no tokenizer.json and config.json that can be read; give the folder of a Hugging "
+                f"Face model, nothing is downloaded ({str(error).splitlines()[0]})"
+            ) from error
         tokens = tokenizer.get_vocab()
         if max(tokens.values()) >= config.vocab_size:
             raise ValueError(
@@ -58,9 +64,10 @@ class Vocabulary:
 
 
 def _generation_config(folder: str | Path, config: Any) -> Any:
-    if (Path(folder) / "generation_config.json").is_file():
+    try:
         return GenerationConfig.from_pretrained(str(folder), local_files_only=True)
-    return config  # which is where transformers takes it from then
+    except OSError:
+        return config  # which is where transformers takes it from then
 
 
 def _eos_ids(config: Any) -> list[int]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -177,11 +179,11 @@ def test_every_calibration_is_a_finished_run(done: Path, place: Path) -> None:
     assert bcl.data.params["source.kind"] == "target"
     assert bcl.data.metrics["coverage"] >= 0.9
     files = {file.path for file in client.list_artifacts(bcl.info.run_id)}
-    assert files == {"calibration.json", "calibration.safetensors", "figures"}
+    assert files == {"calibration.json", "calibration.safetensors", "config.yaml", "figures"}
 
 
 def test_what_is_made_stays_and_what_differs_is_refused(
-    done: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    done: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "home"))
     stamps = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
@@ -190,7 +192,11 @@ def test_what_is_made_stays_and_what_differs_is_refused(
     assert set(calibrate_all(prepared, "test").values()) == {None}
     assert stamps == {path: path.stat().st_mtime_ns for path in done.rglob("*")}
 
-    other = job(place, "calibrations=[{name: frspec, source: raw, rule: {kind: frspec, top_k: 21}}]")
-    assert other.returncode == 2
-    assert "holds a calibration with rule" in other.stderr
-    assert "Traceback" not in other.stderr
+    other = "calibrations=[{name: frspec, source: raw, rule: {kind: frspec, top_k: 21}}]"
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        main = runpy.run_path(str(ROOT / "jobs" / "calibrate.py"))["main"]
+        assert main(["--config", str(place / "config.yaml"), other]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, on_terminate)
+    assert "holds a calibration with rule" in capsys.readouterr().err

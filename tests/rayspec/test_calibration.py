@@ -138,6 +138,11 @@ def test_vocabulary_of_a_target_folder(tiny_target_folder: Path, tmp_path: Path)
         Vocabulary.load(folder, "toy")
 
 
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no tokenizer.json and config.json"):
+        Vocabulary.load(tmp_path, "toy")
+
+
 def test_target_without_a_stop_token_is_refused(tiny_target_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "target"
     shutil.copytree(tiny_target_folder, folder)

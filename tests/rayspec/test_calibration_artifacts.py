@@ -116,6 +116,8 @@ def test_broken_folders_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_that_would_be_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"stop token 8 is not in 0\.\.7"):
+        write_artifacts(tmp_path / "bad", {"ids": IDS, "counts": COUNTS}, description(stop_ids=[4, 8]), {})
     with pytest.raises(ValueError, match="ids holds a token twice"):
         write_artifacts(tmp_path / "bad", {"ids": IDS.repeat(2), "counts": COUNTS}, description(), {})
     assert list(tmp_path.iterdir()) == []
