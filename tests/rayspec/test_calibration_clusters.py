@@ -14,6 +14,7 @@ from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.kmeans import assign, assign_with_room, fill_empty, spherical_kmeans
 from rayspec.calibration.vocabulary import Vocabulary
 from sglang_ext.heads import head_from_target
+from sglang_ext.heads.base import NO_TOKEN
 
 WORDS = Vocabulary(target="toy", size=60, tokenizer_sha256="0", stop_ids=(3, 59), unusable_ids=(57, 58))
 
@@ -179,7 +180,7 @@ def test_heads_take_the_clusters(spec: dict[str, object]) -> None:
     hidden_TH = rows(4, 8, seed=3)
     logits_TV = head.target_logits(hidden_TH, 0, head.route(rows(4, 8, seed=4), rows(4, 8, seed=5), 0))
     full_TV = hidden_TH @ Drafter.head_VH.T
-    is_scored_TV = logits_TV > -1e29
+    is_scored_TV = logits_TV > NO_TOKEN
     torch.testing.assert_close(logits_TV[is_scored_TV], full_TV[is_scored_TV])
     assert bool(is_scored_TV[:, list(WORDS.stop_ids)].all())
     assert not bool(is_scored_TV.all())

@@ -296,8 +296,8 @@ def test_cost_is_the_router_once_and_the_clusters_of_each_row() -> None:
     rows, mean = 3, (V - 3) // 11  # tokens of a cluster; 3 are pinned
     scored = 3 + 3 * (V - 3) // 11
     assert 3 + 3 * mean <= scored < 3 + 3 * (mean + 1)
-    router = 10 * 2 * H + 10 + 11 * 10 + 11
-    moved = router + rows * scored * H + rows * (H + 11 + scored)
+    router = 10 * 2 * H + 11 * 10
+    moved = router + rows * (2 * H + 2 * 10 + 11) + rows * scored * (H + 1)
     assert make_head(DYNASPEC).cost(rows) == (4 * moved + 8 * rows * scored, 2 * rows * (router + scored * H))
     assert make_head(ALL["coral"]).cost(rows) == make_head(SPECS["full"]).cost(rows)
 
