@@ -214,6 +214,10 @@ class DraftHead(nn.Module, ABC):
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         """Raise ValueError where the loaded tensors contradict each other or leave a stop token out of reach."""
 
+    def fewest_candidates(self, draft_steps: int) -> int:
+        """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
+        return self.config.vocab_size
+
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
         return None

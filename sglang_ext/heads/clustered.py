@@ -103,6 +103,11 @@ class ClusteredHead(DraftHead):
                 "calibrate the clusters again with the tokenizer and generation config of this target"
             )
 
+    def fewest_candidates(self, draft_steps: int) -> int:
+        sizes_M = (self._members_MC >= 0).sum(dim=1).sort().values
+        budget = min(self.config.budget(step) for step in range(draft_steps))
+        return len(self._pinned_P) + int(sizes_M[:budget].sum())
+
     @abstractmethod
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
         """Router logits [T, M]."""

@@ -89,6 +89,9 @@ class RdkHead(DraftHead):
             raise ValueError("neighbour_weights must be non-negative rows that sum to 1; make the head again")
         self.base.check(stop_ids)
 
+    def fewest_candidates(self, draft_steps: int) -> int:
+        return self.base.fewest_candidates(draft_steps)
+
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         return self.base.route(token_embed_TH, feature_TH, step)
 

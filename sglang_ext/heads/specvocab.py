@@ -58,6 +58,9 @@ class SpecVocabHead(DraftHead):
     def router_logits(self, hidden_TH: Tensor) -> Tensor:
         return self.project(self.project(hidden_TH, "down"), "up")
 
+    def fewest_candidates(self, draft_steps: int) -> int:
+        return self.config.size
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         if self.config.size == self.config.vocab_size:
             return Candidates(self.project(hidden_TH, "weight"), None)

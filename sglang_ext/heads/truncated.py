@@ -83,6 +83,9 @@ class TruncatedHead(DraftHead):
                 "calibrate it again with the tokenizer and generation config of this target"
             )
 
+    def fewest_candidates(self, draft_steps: int) -> int:
+        return min(self.config.size_at(step) for step in range(draft_steps))
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])

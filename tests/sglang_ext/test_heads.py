@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_cases import SPECS, STEPS, STOPS, H, Rows, V, ids_of, make_head, some_law
+from head_cases import SPECS, STEPS, STOPS, H, Rows, V, ids_of, make_head, seeded, some_law
 
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -327,3 +327,15 @@ def test_a_kind_without_its_methods_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Unfinished(HeadConfig(hidden_size=H, vocab_size=V))  # type: ignore[abstract]
+
+
+def test_fewest_candidates_is_the_least_that_any_row_scores(name: str) -> None:
+    head = make_head(SPECS[name])
+    embed, feature, hidden = (seeded(40, H, seed=seed).float() for seed in (21, 22, 23))
+    scored = []
+    for step in range(4):
+        q, _ = head.distribution(hidden, step, head.route(embed, feature, step))
+        scored.append(int((q > 0).sum(dim=-1).min()))
+        assert head.fewest_candidates(step + 1) <= min(scored)
+    if "dynaspec" not in name and "coral" not in name and "rdk" not in name:  # whose rows may all do better
+        assert head.fewest_candidates(4) == min(scored)

@@ -14,6 +14,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
+from sglang.srt.runtime_context import get_spec
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -201,6 +202,13 @@ def _load_head(head: DraftHead, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError where the tensors contradict each other or leave a stop token of the target out of reach."""
     head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
     head.check(served_stop_ids())
+    spec = get_spec()
+    fewest = head.fewest_candidates(spec.speculative_num_steps)
+    if fewest < spec.speculative_eagle_topk:
+        raise ValueError(
+            f"the draft head of kind '{head.kind}' may score as few as {fewest} tokens, but --speculative-eagle-topk "
+            f"is {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
+        )
 
 
 EntryClass = [RaySpecEagle3]
