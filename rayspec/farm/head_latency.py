@@ -36,7 +36,7 @@ def head_latencies(
 
 STATEMENT = """
 for step in range(draft_steps):
-    head.propose(hidden_TH, step, 1, head.route(hidden_TH, hidden_TH, step))
+    head.best(hidden_TH, step, head.route(hidden_TH, hidden_TH, step))
 """
 
 

@@ -90,7 +90,7 @@ class HeadDraftWorker(EagleDraftWorker):
                 law_BV, p_Bk, ids_Bk = self._sample(answer, forward_batch, step + 1)
                 laws.append(law_BV)
             else:
-                p_Bk, ids_Bk = answer.probabilities_Tk, answer.token_ids_Tk
+                p_Bk, ids_Bk = answer
             forward_batch.positions.add_(1)
         scores, tokens, parents = map(list, zip(*trees, strict=True))
         law = torch.stack(laws, dim=1) if samples else None
@@ -116,6 +116,5 @@ class HeadDraftWorker(EagleDraftWorker):
 def _with_answer(draft_input: Any, question: Question) -> Any:
     """SGLang's input of the next draft with the head's own top-k; a replayed graph asks no head."""
     if question.answer is not None:
-        draft_input.topk_p = question.answer.probabilities_Tk
-        draft_input.topk_index = question.answer.token_ids_Tk
+        draft_input.topk_p, draft_input.topk_index = question.answer
     return draft_input

@@ -226,6 +226,12 @@ class DraftHead(nn.Module, ABC):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         """Score the tokens of the head's support."""
 
+    def best(self, hidden_TH: Tensor, step: int, routed: Tensor | None = None) -> Tensor:
+        """The best candidate of each row, int64 [T, 1]; of equal logits the first column's. A chain needs no more, and
+        normalising over the vocabulary costs as much as a small head."""
+        logits_TS, ids = self.candidates(hidden_TH, step, routed)
+        return token_ids(logits_TS.argmax(dim=-1, keepdim=True), ids)
+
     def propose(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None = None) -> Proposal:
         """The k best candidates of each row, normalised over the support. Equal logits: the first column at k = 1."""
         logits_TS, ids = self.candidates(hidden_TH, step, routed)

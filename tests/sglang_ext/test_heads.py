@@ -339,3 +339,11 @@ def test_fewest_candidates_is_the_least_that_any_row_scores(name: str) -> None:
         assert head.fewest_candidates(step + 1) <= min(scored)
     if "dynaspec" not in name and "coral" not in name and "rdk" not in name:  # whose rows may all do better
         assert head.fewest_candidates(4) == min(scored)
+
+
+def test_best_is_the_first_proposal(name: str) -> None:
+    head = make_head(SPECS[name])
+    embed, feature, hidden = (seeded(9, H, seed=seed).float() for seed in (21, 22, 23))
+    for step in STEPS:
+        routed = head.route(embed, feature, step)
+        assert torch.equal(head.best(hidden, step, routed), head.propose(hidden, step, 1, routed).token_ids_Tk)

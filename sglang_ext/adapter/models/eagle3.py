@@ -8,7 +8,7 @@ import copy
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
@@ -23,11 +23,18 @@ from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info, shared_tensors
-from sglang_ext.heads import DraftHead, Proposal, build_head
+from sglang_ext.heads import DraftHead, build_head
 
 logger = logging.getLogger(__name__)
 
 HEAD_PREFIX = "lm_head."
+
+
+class Answer(NamedTuple):
+    """The head's k best tokens of each row. A chain has no use for the probability of its one token: it is 1."""
+
+    p_Tk: Tensor  # float32
+    token_ids_Tk: Tensor  # int64
 
 
 @dataclass
@@ -36,14 +43,19 @@ class Question:
 
     step: int
     k: int | None
-    answer: Proposal | None = None
+    answer: Answer | None = None
 
-    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> Proposal | Tensor:
-        """The head's proposal, or its float32 logits [T, V]."""
+    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> Answer | Tensor:
+        """The head's k best tokens, or its float32 logits [T, V]."""
         with CLOCK.head():
             if self.k is None:
                 return head.target_logits(hidden_TH, self.step, routed)
-            self.answer = head.propose(hidden_TH, self.step, self.k, routed)
+            if self.k == 1:
+                ids_T1 = head.best(hidden_TH, self.step, routed)
+                self.answer = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
+            else:
+                proposal = head.propose(hidden_TH, self.step, self.k, routed)
+                self.answer = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
             return self.answer
 
 
@@ -150,7 +162,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         _, embeddings, features, *_ = arguments
         self.logits_processor.layer_input = (embeddings, features)
 
-    def draft_step(self, batch: Any, question: Question) -> tuple[Proposal | Tensor, Tensor]:
+    def draft_step(self, batch: Any, question: Question) -> tuple[Answer | Tensor, Tensor]:
         """One pass of the layer in the draft loop: (the head's answer, the feature of the next step [T, H])."""
         hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
         routed = self.logits_processor.route(self.lm_head, question.step, batch)
