@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
 
+MOST_CATEGORIES = 8
+
+
 def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
     """Write those figures whose numbers were measured; returns their files. Failed trials are left out."""
     drafted = [r for r in results if r.trial.drafter is not None and r.error is None]
@@ -118,13 +121,14 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
 def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """tau of each prompt category relative to the full head's: a reduced vocabulary loses most on its long tail.
 
-    From the lowest concurrency and the longest draft; nothing to show for a workload of one category.
+    From the lowest concurrency and the longest draft. Nothing is shown of a workload of one category, or of so many
+    that each has few prompts and the differences are noise.
     """
     lowest = min((r.trial.concurrency for r in results), default=0)
     longest = max((r.trial.draft_steps for r in results), default=0)
     results = [r for r in results if (r.trial.concurrency, r.trial.draft_steps) == (lowest, longest)]
     full = next((r for r in results if r.is_baseline), None)
-    if full is None or len(_categories(full)) < 2:
+    if full is None or not 2 <= len(_categories(full)) <= MOST_CATEGORIES:
         return None
     names = sorted(_categories(full))
     heads = [r.trial.head for r in results]
