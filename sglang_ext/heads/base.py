@@ -228,7 +228,7 @@ class DraftHead(nn.Module, ABC):
 
     def best(self, hidden_TH: Tensor, step: int, routed: Tensor | None = None) -> Tensor:
         """The best candidate of each row, int64 [T, 1]; of equal logits the first column's. A chain needs no more, and
-        normalising over the vocabulary costs as much as a small head."""
+        normalising over the vocabulary costs half as much as a small head."""
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
         return token_ids(logits_TS.argmax(dim=-1, keepdim=True), ids)
 
