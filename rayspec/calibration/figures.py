@@ -79,7 +79,7 @@ def cluster_sizes_figure(cluster_of_V: Tensor, counts_V: Tensor) -> Figure:
         right.plot(np.arange(1, len(sizes) + 1), np.cumsum(np.sort(mass[1:])[::-1]), color=colour(0), label="clusters")
         right.axhline(mass[0], color=colour(2), linestyle="--", linewidth=1.5, label=f"pinned tokens: {mass[0]:.1%}")
         right.set(title="Counted tokens", xlabel="clusters, the most used first", ylabel="share of tokens", ylim=(0, 1))
-        right.legend(fontsize=9)
+        right.legend(fontsize=9, loc="center right")
     return figure
 
 

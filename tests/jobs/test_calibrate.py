@@ -1,5 +1,6 @@
 """The calibration job from the command line: real Ray Data on a small corpus, a real MLflow store."""
 
+import gzip
 import json
 import os
 import runpy
@@ -56,7 +57,8 @@ def place(
         make_answers(folder / "work" / name, tiny_target, config, prompts)
     save_drafter(folder / "mine", drafter, tiny_target.info())
     texts = [{"text": file.read_text(), "origin": {"name": file.name}} for file in sorted(text_folder.iterdir())]
-    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    with gzip.open(folder / "texts.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(text) + "\n" for text in texts)
     (folder / "config.yaml").write_text(
         f"""
 target: {tiny_target.folder}
@@ -64,7 +66,7 @@ output_dir: {folder / "out"}
 work_dir: {folder / "work"}
 sources:
   raw: {{kind: raw, documents: "{text_folder}"}}
-  lines: {{kind: raw, documents: "{folder / "texts.jsonl"}"}}
+  lines: {{kind: raw, documents: "{folder / "texts.jsonl.gz"}"}}
   target: {{kind: target}}
   draft: {{kind: draft, drafter: "{folder / "mine"}", draft_steps: 2, batch_size: 2}}
 calibrations:
