@@ -1,9 +1,15 @@
 """A target small enough to train drafters for in seconds: random weights, a byte tokenizer, some text to cut from."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # before anything imports Triton: the kernels' tests run in its interpreter then
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
