@@ -142,7 +142,9 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
         width = min(256, max(16, triton.next_power_of_2(operand.width)))
         while width > 16 and width * column_bytes > _STAGE_BYTES:
             width //= 2
-    return Tiling(tile, batch, width, 4, min(6, max(2, _SHARED_BYTES // (width * column_bytes))))
+    # sums and keys of a tile live in registers, and int4 needs a second set of sums
+    warps = 8 if tile * batch > (64 * 64 if operand.format == "int4" else 128 * 64) else 4
+    return Tiling(tile, batch, width, warps, min(6, max(2, _SHARED_BYTES // (width * column_bytes))))
 
 
 @cache
