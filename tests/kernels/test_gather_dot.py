@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import ROUNDED, assert_close, drawn, with_row_stride
 from torch import Tensor
 
+from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn, with_row_stride
 from rayspec_kernels.gather_dot import _gather_dot, gather_dot
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
@@ -95,11 +95,16 @@ def test_kernel_keeps_faults_in_their_row(device: torch.device) -> None:
     x_TH, weight_VH = torch.ones(2, 4, device=device), torch.ones(3, 4, device=device)
     weight_VH[1, 2], weight_VH[2, 0] = float("nan"), float("-inf")
     out_Tn = gather_dot_kernel(x_TH, weight_VH, torch.tensor([[0, 1], [2, 0]], device=device))
-    torch.testing.assert_close(out_Tn, torch.tensor([[4.0, float("nan")], [float("-inf"), 4.0]]).to(device), equal_nan=True)
+    torch.testing.assert_close(
+        out_Tn, torch.tensor([[4.0, float("nan")], [float("-inf"), 4.0]]).to(device), equal_nan=True
+    )
 
 
 def test_kernel_offsets_beyond_32_bits(device: torch.device) -> None:
-    x_TH, weight_VH = drawn(2, 16, dtype=torch.bfloat16, device=device), drawn(300, 16, dtype=torch.bfloat16, device=device)
+    x_TH, weight_VH = (
+        drawn(2, 16, dtype=torch.bfloat16, device=device),
+        drawn(300, 16, dtype=torch.bfloat16, device=device),
+    )
     ids_Tn = torch.tensor([[299, 0], [298, 299]], device=device)
     out_Tn = gather_dot_kernel(x_TH, with_row_stride(weight_VH, 9_000_000), ids_Tn)
     assert torch.equal(out_Tn, gather_dot_kernel(x_TH, weight_VH, ids_Tn))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import FLOAT32_SUMS, ROUNDED, assert_close, drawn
 from torch.nn.functional import rms_norm
 
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_close, drawn
 from rayspec_kernels.grouped_rmsnorm import _grouped_rmsnorm, grouped_rmsnorm
 from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kernel, grouped_rmsnorm_kernel
 from rayspec_kernels.grouped_rmsnorm.reference import grouped_rmsnorm_reference

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import FLOAT32_SUMS, assert_best, drawn, whole_numbers, with_row_stride
 from torch import Tensor
 
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn, whole_numbers, with_row_stride
 from rayspec_kernels.head_topk.reference import head_topk_reference
 from rayspec_kernels.indexed_head import _indexed_head, indexed_head
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
@@ -26,9 +26,7 @@ def ranges(*pairs: tuple[int, int], size: int, device: torch.device) -> Tiles:
 @pytest.mark.parametrize(
     ("B", "n", "padding", "k"), [(1, 1, 0, 1), (3, 129, 0, 5), (2, 150, 90, 4)], ids=["ones", "odd", "padded_tiles"]
 )
-def test_list_matches_float64(
-    B: int, n: int, padding: int, k: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_list_matches_float64(B: int, n: int, padding: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
     x_BH, weight_VH = drawn(B, H, dtype=dtype, device=device), drawn(V, H, dtype=dtype, device=device, seed=1)
     ids_L = torch.cat([shuffled(device)[:n].sort().values, torch.full((padding,), -1, device=device).int()])
     exact = indexed_head_reference(x_BH.double(), weight_VH.double(), ids_L, k)

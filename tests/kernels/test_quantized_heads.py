@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from torch import Tensor
 
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from rayspec_kernels.common.small_linear import small_linear
 from rayspec_kernels.head_topk import _head_topk
 from rayspec_kernels.head_topk.kernel import head_topk_kernel

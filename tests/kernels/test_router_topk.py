@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from torch import Tensor
 
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles, indexed_head_reference
 from rayspec_kernels.router_topk import _router_topk, router_topk

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from closeness import ROUNDED, assert_best, assert_close, drawn, whole_numbers
 
+from rayspec_kernels.common.closeness import ROUNDED, assert_best, assert_close, drawn, whole_numbers
 from rayspec_kernels.common.small_linear import small_linear
 from rayspec_kernels.slim_head import _slim_head, slim_head
 from rayspec_kernels.slim_head.kernel import slim_head_kernel

@@ -125,9 +125,9 @@ _SHARED_BYTES = 110 * 1024  # two programs fit into the 228 KiB of a Hopper mult
 def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128, exactly: int | None = None) -> Tiling:
     """For `rows` rows of the matrix, in tiles of `largest` or fewer, or of `exactly` so many.
 
-    Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth: with
-    4.3 TB/s and some 800 ns of latency about 26 KiB a multiprocessor are needed, and twice that is on the safe side.
-    These sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
+    Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
+    4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
+    sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
     measured them yet.
     """
     batch = min(64, max(16, triton.next_power_of_2(x_BH.shape[0])))

@@ -13,7 +13,7 @@ from rayspec_kernels.common.topk import merge_tiles, store_empty_tile, store_til
 from rayspec_kernels.quantized_linear.reference import Quantized
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "L", "num_tiles"])
 def _score_tiles_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
                         B, L, H, num_tiles, stride_x, stride_w,
                         K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,

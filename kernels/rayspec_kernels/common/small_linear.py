@@ -15,7 +15,7 @@ from rayspec_kernels.quantized_linear.reference import Quantized
 _TILE = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "N"])
 def _small_linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, stride_w,
                          FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                          BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip

@@ -1,4 +1,4 @@
-"""The k best of many scores that never reach memory: each tile of scores leaves its own k best, a merge picks from them.
+"""The k best of many scores that never reach memory: each tile of them leaves its own k best, a merge picks.
 
 A candidate travels as one int64 key: its score as an integer that sorts like the float (NaN above everything), then
 2^31 - 1 - id. Keys are distinct, a larger one is better, and equal scores resolve to the lowest id.
@@ -73,7 +73,7 @@ def store_empty_tile(b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K: tl.
         tl.store(keys_ptr + (row_B * K + j) * num_tiles + tile, key_B, mask=is_row_B)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _merge_kernel(keys_ptr, norms_ptr, names_ptr, scores_ptr, ids_ptr, log_norm_ptr, num_tiles,
                   HAS_NAMES: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Dot products with chosen rows of a matrix, read where they lie. T = rows, n = choices a row, H = width, V = rows of W.
+"""Dot products with chosen rows of a matrix, read where they lie. T = rows, n = choices, H = width, V = rows of W.
 
 Each row of x has its own choices, so nothing is shared and nothing is left for tensor cores: a program multiplies a
 few whole rows of W with one row of x and adds up once at the end.
@@ -35,7 +35,7 @@ def _gather_dot_kernel(x_ptr, weight_ptr, ids_ptr, out_ptr, n, V, H, stride_x, s
 
 
 def gather_dot_kernel(x_TH: Tensor, weight_VH: Tensor, ids_Tn: Tensor) -> Tensor:
-    """Like the reference, but that an id outside of 0..V-1 gives NaN. Raises ValueError for layouts it does not take."""
+    """Like the reference, but that an id out of 0..V-1 gives NaN. Raises ValueError for layouts it does not take."""
     for name, tensor in (("x", x_TH), ("weight", weight_VH), ("ids", ids_Tn)):
         if tensor.dim() != 2 or (tensor.stride(1) != 1 and tensor.numel()):
             raise ValueError(
