@@ -6,7 +6,7 @@ CUDA graph of calls on inputs that rotate through more memory than the L2 cache 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -66,6 +66,15 @@ class Timing:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
+    """All of them, also those within tuples."""
+    for one in inputs:
+        if isinstance(one, torch.Tensor):
+            yield one
+        else:
+            yield from tensors(one)
 
 
 def generator(device: torch.device, seed: int = 0) -> torch.Generator:
@@ -138,7 +147,7 @@ def run(cases: Iterable[Case]) -> None:
     """Check and time, for `python -m rayspec_kernels.<op>.bench`; says so where there is no GPU."""
     if not torch.cuda.is_available():
         raise SystemExit(
-            "No CUDA GPU here, so nothing can be timed; python jobs/gpu_suite.py --interpret checks results."
+            "no CUDA GPU here, so nothing can be timed; python jobs/gpu_suite.py --interpret checks results"
         )
     device = torch.device("cuda")
     measured = ceilings(device)

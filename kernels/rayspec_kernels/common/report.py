@@ -28,8 +28,8 @@ def _table(timings: Sequence[Mapping[str, Any]]) -> list[str]:
     if not timings:
         return ["None: nothing was timed."]
     rows = [
-        "Median of one call in a CUDA graph on a cold cache; the floor is bytes over the copy's bandwidth or flops over "
-        "the product's rate, whichever is longer; compositions are what torch and cuBLAS need for the same.",
+        "Median of one call in a CUDA graph on a cold cache; the floor is bytes over the copy's bandwidth, or flops "
+        "over the product's rate, whichever is longer; compositions are what torch and cuBLAS need for the same.",
         "",
         "| op | variant | shape | B | us | spread | floor us | of floor | compositions, us | against best |",
         "|---|---|---|--:|--:|--:|--:|--:|---|--:|",
