@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayspec_kernels.quantized_linear.reference import Quantized
 
-# its dot would multiply the bits of bfloat16 as integers
+# it keeps bfloat16 as integers, converts integers to it wrongly and multiplies its bits
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 FORMAT_OF = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
@@ -24,11 +24,11 @@ FORMAT_OF = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"
 
 
 @triton.jit
-def dot(a, b, acc):
-    """acc + a b, in float32 sums; float32 operands are not rounded to tf32."""
+def dot(weight_NH, x_HB, acc_NB):
+    """acc + weight x in float32 sums, the weight in the dtype of x; float32 operands are not rounded to tf32."""
     if _IS_INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+        return tl.dot(weight_NH.to(tl.float32), x_HB.to(tl.float32), acc_NB, input_precision="ieee")
+    return tl.dot(weight_NH.to(x_HB.dtype), x_HB, acc_NB, input_precision="ieee")
 
 
 @triton.jit
@@ -49,8 +49,8 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
             pair_N = tl.load(scale_rows_ptr + h // GROUP, mask=is_valid_N, other=0)
             even_BH, odd_BH = tl.split(tl.reshape(x_BH, (BLOCK_B, BLOCK_H // 2, 2)))
             part_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
-            part_NB = dot((two_NH & 15).to(x_BH.dtype), tl.trans(even_BH), part_NB)
-            part_NB = dot((two_NH >> 4).to(x_BH.dtype), tl.trans(odd_BH), part_NB)
+            part_NB = dot(two_NH & 15, tl.trans(even_BH), part_NB)
+            part_NB = dot(two_NH >> 4, tl.trans(odd_BH), part_NB)
             # bfloat16 is the upper half of a float32: little-endian, scale low and zero high
             scale_N = (pair_N << 16).to(tl.float32, bitcast=True)
             zero_N = ((pair_N >> 16) << 16).to(tl.float32, bitcast=True)
@@ -63,7 +63,7 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
                 is_x_BH, is_w_NH = is_x_BH & (h + h_H < H)[None, :], is_w_NH & (h + h_H < H)[None, :]
             x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_x_BH, other=0.0)
             weight_NH = tl.load(weight_rows_ptr + h + h_H[None, :], mask=is_w_NH, other=0.0)
-            acc_NB = dot(weight_NH.to(x_BH.dtype), tl.trans(x_BH), acc_NB)
+            acc_NB = dot(weight_NH, tl.trans(x_BH), acc_NB)
         if FORMAT != "plain":
             scale_N = tl.load(scale_ptr + row_N, mask=is_valid_N, other=0.0)
             acc_NB *= scale_N.to(tl.float32)[:, None]
