@@ -97,6 +97,8 @@ def test_offsets_beyond_32_bits(device: torch.device) -> None:
 def test_what_is_refused(device: torch.device) -> None:
     x_BH, weight_VH = torch.ones(1, 16, device=device), torch.ones(40, 16, device=device)
     ids_L = torch.arange(40, device=device)
+    with pytest.raises(ValueError, match="size of a tile"):
+        indexed_head_kernel(x_BH, weight_VH, ids_L, 2, ranges((0, 3), size=24, device=device))
     with pytest.raises(ValueError, match="ids must be contiguous"):
         indexed_head_kernel(x_BH, weight_VH, ids_L[::2], 2)
     with pytest.raises(ValueError, match="each of the 40 rows"):
