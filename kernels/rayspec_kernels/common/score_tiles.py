@@ -51,10 +51,10 @@ def score_tiles(
 ) -> Best:
     """The k best candidates of each row of x and the log-sum-exp over all of them.
 
-    Candidate i has the id i, or `ids_L[i]`; its row of the matrix is i, or its id where `is_gathered` (an id that is
-    no row of the matrix is no candidate). `tiles_t2`, int32, names ranges (first candidate, count) of at most `tile` candidates instead of all;
-    count 0 is an empty range, which reads nothing of the matrix. Ties: the first candidate. Static shapes, nothing
-    synchronises.
+    Candidate i has the id i, or `ids_L[i]`; its row of the matrix is i, or its id where `is_gathered` (an id that is no
+    row of the matrix is no candidate). `tiles_t2`, int32, names ranges (first candidate, count) of at most `tile`
+    candidates instead of all; count 0 is an empty range, which reads nothing of the matrix. Ties: the first candidate.
+    Static shapes, nothing synchronises.
     """
     operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
     listed = len(operand.values) if ids_L is None else len(ids_L)
