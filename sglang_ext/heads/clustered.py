@@ -22,6 +22,8 @@ class ClusteredConfig(HeadConfig):
     """`union`: the rows of a call share the union of their clusters (one dense product), instead of each row scoring
     its own (less arithmetic, more reads)."""
 
+    knobs = HeadConfig.knobs | {"union"}
+
     clusters: int
     union: bool = False
 
