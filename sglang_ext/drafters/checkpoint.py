@@ -343,7 +343,5 @@ def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list
         equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
         if equal:
             relative = os.path.relpath(folder.resolve(), path.resolve())
-            shares.append(
-                SharedTensors(drafter=relative, sha256=weights_sha256(folder / WEIGHTS), tensors=equal)
-            )
+            shares.append(SharedTensors(drafter=relative, sha256=weights_sha256(folder / WEIGHTS), tensors=equal))
     return shares
