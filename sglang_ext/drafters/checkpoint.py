@@ -208,8 +208,7 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
     tensors = {name.replace("layers.0.", "midlayer."): t for name, t in load_file(_weights_file(info)).items()}
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
-    for shares in info.shares:
-        tensors |= shared_tensors(info, shares, own=tensors)
+    tensors |= shared_tensors(info, own=tensors)
     check_tensors({name: t.shape for name, t in tensors.items()}, info)
     return tensors
 
@@ -244,23 +243,26 @@ def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     return file
 
 
-def shared_tensors(info: CheckpointInfo, shares: SharedTensors, own: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors that a drafter shares with one other. Raises ValueError."""
-    file = _shared_file(info, shares)
-    if weights_sha256(file) != shares.sha256:
-        raise ValueError(
-            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-            "drafter again with python jobs/train.py"
-        )
-    twice = set(own) & set(shares.tensors)
-    with safe_open(file, framework="pt") as handle:
-        missing = set(shares.tensors) - set(handle.keys())
-        if twice or missing:
+def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors that a drafter shares with others. Raises ValueError."""
+    tensors: dict[str, Tensor] = {}
+    for shares in info.shares:
+        file = _shared_file(info, shares)
+        if weights_sha256(file) != shares.sha256:
             raise ValueError(
-                f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or which "
-                f"{shares.drafter} does not have; make the drafter again"
+                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+                "drafter again with python jobs/train.py"
             )
-        return {name: handle.get_tensor(name) for name in shares.tensors}
+        twice = {*own, *tensors} & set(shares.tensors)
+        with safe_open(file, framework="pt") as handle:
+            missing = set(shares.tensors) - set(handle.keys())
+            if twice or missing:
+                raise ValueError(
+                    f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or "
+                    f"which {shares.drafter} does not have; make the drafter again"
+                )
+            tensors |= {name: handle.get_tensor(name) for name in shares.tensors}
+    return tensors
 
 
 def weights_sha256(file: str | Path) -> str:
