@@ -1,6 +1,8 @@
 """What the figures share: colours, panels, legends."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -38,18 +40,30 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def panels(count: int, *, width: float, height: float, share: bool = False) -> tuple[Figure, list[Axes]]:
-    """A row of `count` axes of `width` x `height` inches each; `share` gives them the same scales."""
+def panels(
+    count: int, *, width: float, height: float, share: bool = False, columns: int = 4
+) -> tuple[Figure, list[Axes]]:
+    """`count` axes of `width` x `height` inches each in rows of `columns`; `share` gives them the same scales."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
     figure, axes = plt.subplots(
-        1, count, figsize=(width * count, height), sharex=share, sharey=share, squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        sharex=share,
+        sharey=share,
+        squeeze=False,
+        layout="constrained",
     )
-    return figure, list(axes[0])
+    for unused in axes.flat[count:]:
+        unused.remove()
+    return figure, list(axes.flat[:count])
 
 
-def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
+def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]], columns: int = 6) -> None:
     """One legend below all panels."""
     handles, labels = zip(*entries, strict=True)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(entries)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(entries)))
 
 
 def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
@@ -60,9 +74,29 @@ def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
 def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
     """Legend entries that tell draft steps by marker."""
     return [
-        (Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), f"{s} draft steps")
+        (Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), f"{s} draft step{'s' if s > 1 else ''}")
         for i, s in enumerate(steps)
     ]
+
+
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """Figures made inside look alike."""
+    with plt.rc_context(STYLE):
+        yield
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files."""
+    files: list[Path] = []
+    with house_style():
+        for name, figure in figures.items():
+            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+            figure.savefig(png, dpi=150)
+            figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
+            plt.close(figure)
+            files += [png, svg]
+    return files
 
 
 def streams(concurrency: int) -> str:

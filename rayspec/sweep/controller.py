@@ -48,9 +48,10 @@ def run_sweep(prepared: Prepared, home: Path, command: str) -> SweepOutcome:
     """
     config = prepared.config
     tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
-    with tracker.parent(config.name, {"kind": "sweep", "command": command, **provenance()}) as parent:
-        publisher = Publisher(tracker, parent, config)
-        publisher.open(prepared.plan, prepared.describe())
+    tags = {"command": command, **provenance()}
+    with tracker.parent(config.name, {**tags, "kind": "sweep"}) as parent:
+        publisher = Publisher(tracker, parent, config, tags)
+        publisher.open(prepared.plan, prepared.describe(), prepared.prompts)
         engines = Engines(config, prepared.target, home / "logs" / parent.run_id)
         measurement = _Measurement(prepared, engines, publisher)
         with cluster(config.ray.address), engines.running():
@@ -120,7 +121,7 @@ class _Measurement:
             return
         record = BlockRecord(index=round_.index, prompt_block=round_.prompt_block, measured=measured)
         self.blocks[trial].append(record)
-        self.publisher.block(trial, record)
+        self.publisher.block(trial, self.blocks[trial])
 
     def _start_speculative(self, draft_steps: int) -> None:
         """Start with the first drafter that works; those that do not, fail."""
