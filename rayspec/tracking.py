@@ -12,11 +12,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.mlflow_tags import (
@@ -155,7 +156,7 @@ def connect(uri: str) -> MlflowClient:
     Who may log in is MLflow's own business: MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN.
     """
     try:
-        with _quiet_migrations():
+        with _quiet_migrations(), _few_retries():
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
@@ -170,9 +171,10 @@ def connect(uri: str) -> MlflowClient:
 def redacted(uri: str) -> str:
     """The address without its user, password and query, for whatever is printed or logged."""
     parts = urlsplit(uri)
-    if parts.scheme.startswith("sqlite") or "@" not in parts.netloc:
-        return urlunsplit(parts._replace(query=""))
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2], query=""))
+    if "@" not in parts.netloc and not parts.query:
+        return uri
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{'***' if user else ''}{at}{host}", query=""))
 
 
 def _without_password(text: str, uri: str) -> str:
@@ -184,6 +186,20 @@ def _without_password(text: str, uri: str) -> str:
 def how_to_look(uri: str) -> str:
     """Where a person finds the runs of a store."""
     return redacted(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {redacted(uri)}"
+
+
+@contextlib.contextmanager
+def _few_retries() -> Iterator[None]:
+    """MLflow tries for minutes; who mistyped an address should not wait for that. What the user has set, stays."""
+    variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
+    if variable.is_set():
+        yield
+        return
+    variable.set(1)
+    try:
+        yield
+    finally:
+        variable.unset()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,8 @@ def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: in
             for i, value in enumerate(pair):
                 sums[i] += value
     return {
-        name: throughput_ratio(*zip(*prompts.values(), strict=True), seed=seed) for name, prompts in sorted(rows.items())
+        name: throughput_ratio(*zip(*prompts.values(), strict=True), seed=seed)
+        for name, prompts in sorted(rows.items())
     }
 
 

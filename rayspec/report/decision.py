@@ -80,7 +80,9 @@ def verdict(choice: Choice) -> str:
         False: "speculation does NOT pay, plain decoding is faster",
         None: "not clearly different from plain decoding",
     }[choice.pays]
-    text = f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {ratio(plain)} of plain"
+    text = (
+        f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {ratio(plain)} of plain"
+    )
     full = best.speedup("full")
     if not best.is_baseline and full is not None:
         claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[beats_one(full)]
@@ -164,5 +166,10 @@ def _gains(group: Sequence[Choice]) -> str:
 
 
 def _streams(made: Sequence[Choice]) -> str:
-    *most, last = [str(c.concurrency) for c in made]
+    return enumeration([c.concurrency for c in made])
+
+
+def enumeration(concurrencies: Sequence[int]) -> str:
+    """`1 stream`, `4 and 8 streams`, `1, 4 and 8 streams`."""
+    *most, last = map(str, concurrencies)
     return f"{', '.join(most)} and {last} streams" if most else f"{last} stream{'s' if last != '1' else ''}"

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rayspec.report.categories import category_speedups
-from rayspec.report.decision import beats_one, choices, decision, ratio, verdict
+from rayspec.report.decision import beats_one, choices, decision, enumeration, ratio, verdict
 from rayspec.report.figures import sweep_figures
 from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
-from rayspec.report.style import house_style, save_figures, streams
+from rayspec.report.style import house_style, save_figures
 from rayspec.report.table import NOTES, mismatches, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
@@ -119,16 +119,14 @@ def hurts(results: Sequence[TrialResult], speedups: Mapping[str, Mapping[str, In
         bad = [f"{name} {ratio(i)}" for name, i in own.items() if beats_one(i) is False]
         below = sum(i.value < 1 for i in own.values())
         if len(own) > 1:
-            text = f"By category, {trial} is slower beyond doubt on " + (", ".join(bad) if bad else "none")
+            text = f"By category, {trial} is slower beyond doubt on " + (", ".join(bad) if bad else "no category")
             lines.append(f"{text}; its estimate is below 1 in {below} of {len(own)}.")
     return "\n\n".join(lines)
 
 
 def _prediction(results: Sequence[TrialResult]) -> str:
     """How far the predicted speed-up over the full head is from the measured one."""
-    pairs = [
-        (error, r) for r in results if not r.is_baseline and (error := prediction_error(r)) is not None
-    ]
+    pairs = [(error, r) for r in results if not r.is_baseline and (error := prediction_error(r)) is not None]
     if not pairs:
         return "No prediction: it needs the full head in the same sweep and `head_latency: true`."
     worst, who = max(pairs, key=lambda pair: abs(pair[0]))
@@ -160,7 +158,7 @@ def _setup(sweep: StoredSweep) -> str:
     failed = sum(r.error is not None for r in sweep.results)
     return (
         f"Target {p['target']}, workload {p['workload']}, up to {p['max_new_tokens']} tokens an answer at temperature "
-        f"{p['temperature']}; {len(sweep.results)} trials ({failed} failed) at {', '.join(map(streams, loads))}. "
+        f"{p['temperature']}; {len(sweep.results)} trials ({failed} failed) at {enumeration(loads)}. "
         f"Measured {_time(sweep.parent.info.start_time)} on {sweep.tags.get('host.cpu', 'an unknown CPU')}"
         f"{_gpu(sweep)}."
     )
@@ -178,7 +176,10 @@ def _provenance(sweep: StoredSweep) -> str:
         ["command", f"`{tags.get('command', 'unknown')}`"],
         ["commit", tags.get("git.commit", "unknown") + dirty.get(tags.get("git.dirty", ""), "")],
         ["began, ended", f"{_time(info.start_time)}, {_time(info.end_time)} ({info.status})"],
-        ["versions", ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in tags.items() if k.startswith("version."))],
+        [
+            "versions",
+            ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in tags.items() if k.startswith("version.")),
+        ],
         ["machine", ", ".join(f"{k.removeprefix('host.')} {v}" for k, v in tags.items() if k.startswith("host."))],
         ["MLflow", f"{redacted(sweep.client.tracking_uri)}, run {sweep.run_id}"],
         *[["dataset", f"{d.name}, digest {d.digest}, {d.profile or ''}"] for d in sweep.datasets],

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from rayspec.report.decision import beats_one
 from rayspec.report.style import (
-    DASHES,
     colour,
     head_entries,
     legend_below,
