@@ -23,10 +23,8 @@ def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: in
             pair = (len(r["output_ids"]), r["e2e_s"], len(other["output_ids"]), other["e2e_s"])
             for i, value in enumerate(pair):
                 sums[i] += value
-    return {
-        name: throughput_ratio(*zip(*prompts.values(), strict=True), seed=seed)
-        for name, prompts in sorted(rows.items())
-    }
+    pooled = {name: list(zip(*prompts.values(), strict=True)) for name, prompts in sorted(rows.items())}
+    return {name: throughput_ratio(*columns, seed=seed) for name, columns in pooled.items()}
 
 
 def _key(request: Request) -> tuple[Any, ...]:

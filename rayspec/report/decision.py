@@ -56,8 +56,8 @@ def decision(results: "Sequence[TrialResult]") -> str:
         how = "; ".join(f"{_setting(c)} {ratio(c.speedup)}" for c in unclear)
         reason = "the interval includes 1" if all(_has_interval(c) for c in unclear) else "too few blocks"
         parts.append(
-            f"at {_streams(unclear)} nothing is clearly faster than plain decoding, so leave speculation off (the best: "
-            f"{how}; {reason})"
+            f"at {_streams(unclear)} nothing is clearly faster than plain decoding, so leave speculation off (the "
+            f"best: {how}; {reason})"
         )
     if unknown:
         parts.append(f"at {_streams(unknown)} no speed-up could be measured")

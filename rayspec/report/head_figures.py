@@ -163,7 +163,7 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
         if len(inside) > len(nu) / 8:  # else there is no room for its name
             x = float(inside[-1])
             axis.annotate(
-                f"{speedup:g}×",
+                f"{speedup:g}x",
                 (x, speedup * break_even_rho(x, kappa)),
                 (-3, -1),
                 textcoords="offset points",
