@@ -162,8 +162,8 @@ def connect(uri: str) -> MlflowClient:
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
         cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise TrackingError(
-            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. Check MLFLOW_TRACKING_URI, and "
-            "where it asks for a login MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. Check MLFLOW_TRACKING_URI, "
+            "and for a server with a login MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN"
         ) from None  # a driver's own message may repeat the password
     return client
 

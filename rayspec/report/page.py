@@ -19,16 +19,16 @@ from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import redacted
 
 FIGURES = "figures"
-MOST_CATEGORY_ROWS = 30
 CAPTIONS = {
-    "speedup": "Speed-up over plain decoding, with 95% intervals. An interval that meets the dashed line settles nothing.",
-    "speedup_by_load": "Speed-up by load: where a line falls below the dashed one, speculation costs more than it brings.",
-    "pareto": "What a user waits for a token against what the machine delivers. On the grey line no trial is beaten in both.",
+    "speedup": "Speed-up over plain decoding, with 95% intervals. One that meets the dashed line settles nothing.",
+    "speedup_by_load": "Speed-up by load: below the dashed line speculation costs more than it brings.",
+    "pareto": "What a user waits for a token against what the machine delivers. On the grey line no trial is beaten in "
+    "both.",
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
-    "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than the "
-    "full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
-    "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed line "
-    "they agree.",
+    "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
+    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
+    "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
+    "line they agree.",
     "acceptance": "Acceptance: tau, and the share of verify steps that accept at least i drafts.",
     "tau_by_category": "tau by prompt category; a category of few prompts is noisy.",
 }
@@ -134,8 +134,8 @@ def _prediction(results: Sequence[TrialResult]) -> str:
     covered = sum(low <= r.metrics["speedup_vs_full_predicted"] <= high for r, low, high in _with_bounds(pairs))
     return (
         f"Prediction error (predicted over measured speed-up over the full head, minus 1): {mean:.1%} on average of "
-        f"absolute values over {len(pairs)} trials, {worst:+.1%} at worst ({who.trial.name}). The measured 95% interval "
-        f"holds the prediction in {covered} of {len(pairs)}."
+        f"absolute values over {len(pairs)} trials, {worst:+.1%} at worst ({who.trial.name}). The measured 95% "
+        f"interval holds the prediction in {covered} of {len(pairs)}."
     )
 
 
@@ -148,7 +148,7 @@ def _failures(results: Sequence[TrialResult]) -> list[str]:
     failed = [r for r in results if r.error]
     if not failed:
         return []
-    items = [f"- {r.trial.name}: {r.error.splitlines()[0]}" for r in failed if r.error]
+    items = [f"- {r.trial.name}: `{r.error.splitlines()[0].replace('`', '')}`" for r in failed if r.error]
     return [f"### Failed trials ({len(failed)} of {len(results)})", "\n".join(items)]
 
 
@@ -171,16 +171,15 @@ def _gpu(sweep: StoredSweep) -> str:
 
 def _provenance(sweep: StoredSweep) -> str:
     info, tags = sweep.parent.info, sweep.tags
+    versions = [f"{k.removeprefix('version.')} {v}" for k, v in tags.items() if k.startswith("version.")]
+    machine = [f"{k.removeprefix('host.')} {v}" for k, v in tags.items() if k.startswith("host.")]
     dirty = {"true": " (with uncommitted changes)", "unknown": " (state of the checkout unknown)"}
     rows = [
         ["command", f"`{tags.get('command', 'unknown')}`"],
         ["commit", tags.get("git.commit", "unknown") + dirty.get(tags.get("git.dirty", ""), "")],
         ["began, ended", f"{_time(info.start_time)}, {_time(info.end_time)} ({info.status})"],
-        [
-            "versions",
-            ", ".join(f"{k.removeprefix('version.')} {v}" for k, v in tags.items() if k.startswith("version.")),
-        ],
-        ["machine", ", ".join(f"{k.removeprefix('host.')} {v}" for k, v in tags.items() if k.startswith("host."))],
+        ["versions", ", ".join(versions)],
+        ["machine", ", ".join(machine)],
         ["MLflow", f"{redacted(sweep.client.tracking_uri)}, run {sweep.run_id}"],
         *[["dataset", f"{d.name}, digest {d.digest}, {d.profile or ''}"] for d in sweep.datasets],
     ]

@@ -68,7 +68,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """Speed-up over plain decoding against the number of streams, with its 95% interval: where speculation stops paying."""
+    """Speed-up over plain decoding against the number of streams, with its 95% interval: where it stops paying."""
     results = [r for r in results if r.speedup("plain")]
     heads, steps, concurrencies = values(results)
     if len(concurrencies) < LEAST_LOADS:
@@ -97,7 +97,7 @@ def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """Throughput against the time that a user waits for a token; the line joins the trials that no other beats in both."""
+    """Throughput against what a user waits for a token; the line joins the trials that no other beats in both."""
     results = [r for r in results if {"tpot_ms_p50", "output_tokens_per_s"} <= set(r.metrics)]
     if len(results) < 2:
         return None
@@ -142,9 +142,9 @@ def frontier(results: "Sequence[TrialResult]") -> "list[TrialResult]":
 
 
 def category_speedup_figure(speedups: Mapping[str, Mapping[str, Interval]]) -> Figure:
-    """Speed-up of some trials over plain decoding by prompt category: {trial: {category: speed-up}}, with 95% intervals.
+    """Speed-up of some trials over plain decoding by prompt category, {trial: {category: speed-up}}.
 
-    Red where speculation hurts beyond doubt, grey where the interval includes 1 or there is none.
+    With 95% intervals: red where speculation hurts beyond doubt, grey where the interval includes 1 or there is none.
     """
     names = sorted({name for own in speedups.values() for name in own})
     figure, axes = panels(len(speedups), width=4.6, height=1.2 + 0.27 * len(names), share=True, columns=2)

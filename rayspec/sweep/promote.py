@@ -44,7 +44,8 @@ class Promotion:
 def winner(results: Sequence[TrialResult], concurrency: int | None = None, force: bool = False) -> TrialResult:
     """The chosen trial of the load (or of the given one) at which speculation gains most.
 
-    Raises PromotionRefused where none is clearly faster than plain decoding; with `force`, only where none was measured.
+    Raises PromotionRefused where none is clearly faster than plain decoding; with `force`, only where none was
+    measured.
     """
     made = choices(results)
     if concurrency is not None:
@@ -108,8 +109,8 @@ def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:
         return Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder), tracking_uri=client.tracking_uri))
     except MlflowException as error:
         raise TrackingError(
-            f"no champion of model {model!r} in {redacted(client.tracking_uri)}: {error.message}; python jobs/report.py "
-            "--promote makes one"
+            f"no champion of model {model!r} in {redacted(client.tracking_uri)}: {error.message}; "
+            "python jobs/report.py --promote makes one"
         ) from error
 
 
@@ -140,15 +141,21 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
 
 
 def _description(sweep: StoredSweep, best: TrialResult) -> str:
-    trial, topk = best.trial, sweep.params["topk"]
-    tokens = sweep.params["num_draft_tokens"] if topk != "1" else str(trial.draft_steps + 1)
-    return (
-        f"{trial.head} at {trial.draft_steps} draft steps: {ratio(best.speedup('plain'))} over plain decoding with "
-        f"{trial.concurrency} stream(s) on {sweep.params['workload']}.\n\nThe whole decision: {decision(sweep.results)}\n\n"
-        f"Serve it: `python -m sglang.launch_server --model-path {sweep.params['target']} --speculative-algorithm EAGLE3 "
-        f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} --speculative-eagle-topk "
-        f"{topk} --speculative-num-draft-tokens {tokens}`\n\nReport: run {sweep.run_id}, artifact {REPORT}/report.html"
+    trial, p = best.trial, sweep.params
+    tokens = p["num_draft_tokens"] if p["topk"] != "1" else str(trial.draft_steps + 1)
+    gain = f"{ratio(best.speedup('plain'))} over plain decoding with {trial.concurrency} stream(s) on {p['workload']}"
+    serve = (
+        f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm EAGLE3 "
+        f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} "
+        f"--speculative-eagle-topk {p['topk']} --speculative-num-draft-tokens {tokens}"
     )
+    parts = [
+        f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",
+        f"The whole decision: {decision(sweep.results)}",
+        f"Serve it: `{serve}`",
+        f"Report: run {sweep.run_id}, artifact {REPORT}/report.html",
+    ]
+    return "\n\n".join(parts)
 
 
 def _register(client: MlflowClient, model: str) -> None:
