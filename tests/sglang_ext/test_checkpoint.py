@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import head_from_target
@@ -259,3 +260,28 @@ def test_default_taps_need_three_different_layers() -> None:
     for layers in (1, 4, 6):
         with pytest.raises(ValueError, match="no three different default taps"):
             default_taps(layers)
+
+
+def test_a_complete_copy_stands_alone(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full", extras={"notes.md": "kept"})
+    shared = load_drafter(tmp_path / "half")[0].state_dict()
+    write_complete(tmp_path / "half", tmp_path / "elsewhere" / "alone")
+    shutil.rmtree(tmp_path / "full")
+    loaded, info = load_drafter(tmp_path / "elsewhere" / "alone")
+    assert info.shares == ()
+    assert {k: v.tolist() for k, v in loaded.state_dict().items()} == {k: v.tolist() for k, v in shared.items()}
+    assert (tmp_path / "elsewhere" / "alone" / "notes.md").read_text() == "kept"
+    with pytest.raises(ValueError, match="exists; name a new folder"):
+        write_complete(tmp_path / "half", tmp_path / "elsewhere" / "alone")
+
+
+def test_a_copy_that_cannot_be_complete_leaves_nothing(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full")
+    edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    with pytest.raises(ValueError, match="whose weights have changed since"):
+        write_complete(tmp_path / "half", tmp_path / "out" / "alone")
+    assert list((tmp_path / "out").iterdir()) == []
