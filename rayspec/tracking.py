@@ -14,6 +14,7 @@ os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
+import sqlalchemy
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
@@ -28,6 +29,8 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_USER,
 )
 from sqlalchemy.exc import SQLAlchemyError
+
+from rayspec.home import DATABASES
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
@@ -157,6 +160,7 @@ def connect(uri: str) -> MlflowClient:
     """
     try:
         with _quiet_migrations(), _few_retries():
+            _try_database(uri)
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
@@ -166,6 +170,15 @@ def connect(uri: str) -> MlflowClient:
             "and for a server with a login MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN"
         ) from None  # a driver's own message may repeat the password
     return client
+
+
+def _try_database(uri: str) -> None:
+    """Connect once where MLflow would try for minutes, with warnings."""
+    if uri.startswith(DATABASES) and not uri.startswith("sqlite"):
+        engine = sqlalchemy.create_engine(uri)
+        with engine.connect():
+            pass
+        engine.dispose()
 
 
 def redacted(uri: str) -> str:

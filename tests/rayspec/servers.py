@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,27 +33,25 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def postgresql(folder: Path) -> Iterator[str]:
+def postgresql() -> Iterator[str]:
     """A new cluster with an empty database; yields its address for SQLAlchemy."""
     pytest.importorskip("psycopg", reason="needs psycopg (pip install 'psycopg[binary]')")
-    programs = _postgres_programs()
-    data, port = folder / "data", free_port()
-    as_user: list[str] = []
-    if os.getuid() == 0:
-        as_user = ["runuser", "-u", POSTGRES_ACCOUNT, "--"]
-        for parent in (folder, *folder.parents):  # pytest's folders are closed to other accounts
-            if parent.stat().st_uid == 0 and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
-        shutil.chown(folder, POSTGRES_ACCOUNT)
-    # durability is not tested, and a busy disk would make every commit wait
-    options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off"
-    _run([*as_user, str(programs / "initdb"), "-D", str(data), "-U", "rayspec", "--auth=trust", "-E", "UTF8"], folder)
-    pg_ctl = [*as_user, str(programs / "pg_ctl"), "-D", str(data), "-w", "-t", str(START_TIMEOUT_S)]
-    _run([*pg_ctl, "-l", str(folder / "log"), "-o", options, "start"], folder)
-    try:
-        yield f"postgresql+psycopg://rayspec@127.0.0.1:{port}/postgres"
-    finally:
-        _run([*pg_ctl, "-m", "immediate", "stop"], folder)
+    programs, port = _postgres_programs(), free_port()
+    with tempfile.TemporaryDirectory(prefix="rayspec-pg-") as name:  # pytest's folders are closed to other accounts
+        folder, as_user = Path(name), []
+        if os.getuid() == 0:
+            as_user = ["runuser", "-u", POSTGRES_ACCOUNT, "--"]
+            shutil.chown(folder, POSTGRES_ACCOUNT)
+        data = ["-D", str(folder / "data")]
+        # durability is not tested, and a busy disk would make every commit wait
+        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off"
+        _run([*as_user, str(programs / "initdb"), *data, "-U", "rayspec", "--auth=trust", "-E", "UTF8"], folder)
+        pg_ctl = [*as_user, str(programs / "pg_ctl"), *data, "-w", "-t", str(START_TIMEOUT_S)]
+        _run([*pg_ctl, "-l", str(folder / "log"), "-o", options, "start"], folder)
+        try:
+            yield f"postgresql+psycopg://rayspec@127.0.0.1:{port}/postgres"
+        finally:
+            _run([*pg_ctl, "-m", "immediate", "stop"], folder)
 
 
 def _postgres_programs() -> Path:

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
+    database: str
     address: str
-    folder: Path
     sweep: StoredSweep
 
 
@@ -41,16 +41,15 @@ def server(
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "sqlite":
         with mlflow_server(f"sqlite:///{folder}/mlflow.db", folder) as address:
-            yield _with_sweep(address, folder, synthetic_sweep)
+            yield _with_sweep("sqlite", address, synthetic_sweep)
         return
-    (folder / "cluster").mkdir()
-    with postgresql(folder / "cluster") as store, mlflow_server(store, folder) as address:
-        yield _with_sweep(address, folder, synthetic_sweep)
+    with postgresql() as store, mlflow_server(store, folder) as address:
+        yield _with_sweep("postgresql", address, synthetic_sweep)
 
 
-def _with_sweep(address: str, folder: Path, sweep: SyntheticSweep) -> Server:
+def _with_sweep(database: str, address: str, sweep: SyntheticSweep) -> Server:
     run_id = publish(Tracker(address, "rayspec-sweep"), sweep)
-    return Server(address=address, folder=folder, sweep=find_sweep(connect(address), run_id))
+    return Server(database=database, address=address, sweep=find_sweep(connect(address), run_id))
 
 
 def test_everything_comes_back_over_the_network(server: Server, synthetic_sweep: SyntheticSweep) -> None:
@@ -74,7 +73,7 @@ def test_report_and_champion_over_the_network(server: Server, tmp_path: Path) ->
 
 def test_the_comparison_page_needs_no_click(server: Server, tmp_path: Path) -> None:
     """Trials as parallel coordinates: load, draft steps and head against throughput."""
-    page = _screenshots() / f"comparison-{'postgresql' if (server.folder / 'cluster').exists() else 'sqlite'}.png"
+    page = _screenshots(tmp_path) / f"comparison-{server.database}.png"
     with chromium(tmp_path / "profile", width=1500, height=900) as browser:
         from selenium.webdriver.common.by import By
         from selenium.webdriver.support.ui import WebDriverWait
@@ -106,7 +105,7 @@ def test_the_report_opens_in_a_browser(server: Server, tmp_path: Path) -> None:
             "return [...document.images].map(i => [i.complete, i.naturalWidth, i.getBoundingClientRect().width])"
         )
         width = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
-        browser.save_screenshot(str(_screenshots() / "report.png"))
+        browser.save_screenshot(str(_screenshots(tmp_path) / "report.png"))
     assert len(images) == 7
     assert all(complete and natural > 300 and shown > 300 for complete, natural, shown in images)
     assert width[0] <= width[1]  # nothing sticks out of the page
@@ -119,9 +118,9 @@ def comparison_url(server: Server) -> str:
     return f"{server.address}/#/compare-runs?runs={quote(json.dumps(ids))}&experiments={quote(json.dumps(experiments))}"
 
 
-def _screenshots() -> Path:
-    """Kept for a person to look at where RAYSPEC_SCREENSHOTS says so."""
-    folder = Path(os.environ.get("RAYSPEC_SCREENSHOTS") or os.environ.get("TMPDIR", "/tmp"))
+def _screenshots(default: Path) -> Path:
+    """Kept for a person to look at where RAYSPEC_SCREENSHOTS names a folder."""
+    folder = Path(os.environ.get("RAYSPEC_SCREENSHOTS") or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -158,8 +157,7 @@ def test_a_login_by_mlflows_own_variables(
 @pytest.mark.slow
 def test_a_real_sweep_on_postgresql(tmp_path: Path) -> None:
     """jobs/sweep.py and jobs/report.py as a user runs them, with Ray and SGLang, against the server."""
-    (tmp_path / "cluster").mkdir()
-    with postgresql(tmp_path / "cluster") as store, mlflow_server(store, tmp_path) as address:
+    with postgresql() as store, mlflow_server(store, tmp_path) as address:
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         environment |= {"RAYSPEC_HOME": str(tmp_path / "home"), "MLFLOW_TRACKING_URI": address}
 
