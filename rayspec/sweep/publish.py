@@ -58,7 +58,8 @@ class Publisher:
         self.parent.log_text(to_yaml(self.config), "config.yaml")
         self.parent.log_text(self.tags["command"] + "\n", "command.txt")
         self.parent.log_text(description + "\n", "plan.md")
-        weights = {t.drafter: drafter_sha256(t.drafter) for t in plan.trials if t.drafter is not None}
+        drafters = {t.drafter for t in plan.trials if t.drafter is not None}
+        weights = {drafter: drafter_sha256(drafter) for drafter in drafters}
         for trial in plan.trials:
             tags = {**self.tags, "kind": "trial", "head": trial.head}
             if trial.drafter is not None:
