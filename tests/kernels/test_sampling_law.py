@@ -15,6 +15,7 @@ def rows(seed: int) -> torch.Tensor:
 
 
 def one_by_one(p_V: torch.Tensor, top_k: int, top_p: float, min_p: float, in_turn: bool = False) -> torch.Tensor:
+    V = len(p_V)
     order = sorted(range(V), key=lambda v: (-float(p_V[v]), v))
     left = sum(float(p_V[v]) for v in order[:top_k])
     law, before = torch.zeros(V), 0.0
@@ -68,6 +69,17 @@ def test_a_bound_on_top_k_changes_nothing() -> None:
     p_TV, top_k, top_p = rows(3), torch.arange(T) % 9 + 1, torch.full((T,), 0.9)
     bounded = sampling_law_reference(p_TV, top_k, top_p, max_top_k=9)
     torch.testing.assert_close(bounded, sampling_law_reference(p_TV, top_k, top_p))
+
+
+@pytest.mark.parametrize("peak", [6.0, 2.0, 0.1], ids=["few_columns", "more_columns", "all_columns"])
+def test_wide_vocabulary(peak: float) -> None:
+    """Rows are as wide as the mass demands; the last two have no filter, or one that keeps half of the vocabulary."""
+    width, filters = 5000, [(ALL, 0.9, 0.0), (40, 0.9, 0.0), (1, 1.0, 0.0), (ALL, 1.0, 0.01), (ALL, 1.0, 0.0)]
+    for some in (filters[:3], filters, [*filters, (2500, 1.0, 0.0)]):
+        p_TV = torch.softmax(peak * torch.randn(len(some), width, generator=torch.Generator().manual_seed(4)), dim=-1)
+        law = sampling_law_reference(p_TV, *(torch.tensor(x) for x in zip(*some, strict=True)))
+        for t, filter_ in enumerate(some):
+            torch.testing.assert_close(law[t], one_by_one(p_TV[t], *filter_), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("max_top_k", [None, 2], ids=["sort", "topk"])

@@ -4,14 +4,14 @@ R = requests of one prompt, J = answer tokens, V = vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 from chi_square import LEAST_EXPECTED, p_value, pearson
 from engines import generate
 from scipy.stats import chi2
-from toy import PROMPTS, ToyLaw, V, filtered
+from toy import PROMPTS, Toy, V, filtered
 
 NEW_TOKENS = 27  # the first comes from the prompt's own pass, so that 26 follow the rules of speculation
 PREFIX_TOKENS = 4
@@ -38,8 +38,10 @@ class Fit:
     pairs: float  # and that of two tokens in a row is uniform over the square
 
     @property
-    def least(self) -> float:
-        return min(self.after_prefix, self.tokens, self.after_token, self.uniform, self.pairs)
+    def p_value(self) -> float:
+        """Of all together (Bonferroni)."""
+        values = astuple(self)
+        return min(1.0, len(values) * min(values))
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,14 @@ class LawReport:
     samples: list[Sample]
 
 
-def check_law(engine: Any, law: ToyLaw, *, requests: int, seed: int | None = 0, **sampling: Any) -> LawReport:
+def check_law(engine: Any, toy: Toy, *, requests: int, seed: int | None = 0, **sampling: Any) -> LawReport:
     """`check_laws` of one setting."""
-    return check_laws(engine, law, {"alone": sampling}, requests=requests, seed=seed)["alone"]
+    return check_laws(engine, toy, {"alone": sampling}, requests=requests, seed=seed)["alone"]
 
 
 def check_laws(
     engine: Any,
-    law: ToyLaw,
+    toy: Toy,
     settings: Mapping[str, Mapping[str, Any]],
     *,
     requests: int,
@@ -87,15 +89,15 @@ def check_laws(
         for i, prompt in enumerate(PROMPTS):
             answers_RJ = np.array([answer["output_ids"] for answer in mine[i :: len(PROMPTS)]])
             assert answers_RJ.shape == (requests // len(PROMPTS), NEW_TOKENS)
-            samples.append(Sample(answers_RJ, law.logits(prompt, answers_RJ)))
+            samples.append(Sample(answers_RJ, toy.logits(prompt, answers_RJ)))
         rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in mine)
         drafts = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in mine)
         result = fit(samples, lambda logits, sampling=sampling: filtered(logits, **sampling))
         reports[name] = LawReport(result, len(mine) * (NEW_TOKENS - 2), 1 + drafts / rounds, samples)
         print(name, dict(sampling), reports[name].num_pairs, f"pairs, tau {reports[name].tau:.2f}", result)
     for name, report in reports.items():
-        assert report.fit.least > (LEAST if seed is not None else LEAST_UNSEEDED), f"{name}: {report.fit}"
-        assert report.tau > 1.05, f"{name}: drafts were to be accepted"
+        assert report.fit.p_value > (LEAST if seed is not None else LEAST_UNSEEDED), f"{name}: {report.fit}"
+        assert report.tau > 1.2, f"{name}: drafts were to be accepted"
     return reports
 
 
