@@ -8,7 +8,7 @@ and of plain decoding inside of `sample_min_p`; a draft loop of ours calls `draw
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,23 +17,24 @@ from torch import Tensor
 from rayspec_kernels.sampling_law.reference import sampling_law_reference
 
 
-def verify_plain_law(original: Callable[..., Any], verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+def verify_plain_law(
+    original: Callable[..., Any],
+    verify_input: Any,
+    batch: Any,
+    *args: Any,
+    uno_target_max_top_k: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """AROUND eagle_utils.eagle_sample: verify against the law that plain decoding samples from.
 
     SGLang's verification takes top_p of the law that top_k has left, and no min_p; its plain sampler lets all filters
-    look at the same law. Greedy batches, and those without a filter that this concerns, pass through untouched.
+    look at the same law. Greedy batches, and those without a filter that this concerns, pass through untouched, as
+    does UNO, which samples in a way of its own.
     """
     info = batch.sampling_info
-    if batch.forward_mode.is_idle() or info.is_all_greedy or not _laws_differ(info):
-        return original(verify_input, batch, *args, **kwargs)
-    with _one_filter(batch) as calls:
-        result = original(verify_input, batch, *args, **kwargs)
-    if len(calls) != 1:
-        raise RuntimeError(
-            f"SGLang filtered the target's law {len(calls)} times in one verification where once was expected; "
-            "see eagle_utils.eagle_sample and sglang_ext/adapter/sampling.py"
-        )
-    return result
+    is_ours = not batch.forward_mode.is_idle() and not info.is_all_greedy and uno_target_max_top_k is None
+    with _one_filter(batch) if is_ours and _laws_differ(info) else nullcontext():
+        return original(verify_input, batch, *args, uno_target_max_top_k=uno_target_max_top_k, **kwargs)
 
 
 def _laws_differ(info: Any) -> bool:
@@ -44,7 +45,7 @@ def _laws_differ(info: Any) -> bool:
 
 
 @contextmanager
-def _one_filter(batch: Any) -> Iterator[list[None]]:
+def _one_filter(batch: Any) -> Iterator[None]:
     """Within it, SGLang's verification sees a batch with a top_k filter only, and that filter applies all of them."""
     from sglang.srt.runtime_context import get_exec
     from sglang.srt.speculative import eagle_utils
@@ -52,17 +53,15 @@ def _one_filter(batch: Any) -> Iterator[list[None]]:
     info, top_k_filter = batch.sampling_info, eagle_utils.top_k_renorm_prob
     # flashinfer's sampler with a min_p filters in turn, its sampler without one jointly as PyTorch's
     in_turn = get_exec().kernel.sampling_backend != "pytorch"
-    calls: list[None] = []
 
     def all_filters(p_RV: Tensor, top_k_R: Tensor) -> Tensor:
-        calls.append(None)
         return requested_law(p_RV, info, min_p_in_turn=in_turn)
 
     seen = copy.copy(info)
     seen.need_top_k_sampling, seen.need_top_p_sampling = True, False
     batch.sampling_info, eagle_utils.top_k_renorm_prob = seen, all_filters
     try:
-        yield calls
+        yield
     finally:
         batch.sampling_info, eagle_utils.top_k_renorm_prob = info, top_k_filter
 

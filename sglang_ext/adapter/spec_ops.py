@@ -102,11 +102,7 @@ def verify_tree_sampled(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    if threshold_single < 1.0 or threshold_acc < 1.0:
-        raise ValueError(
-            "speculative_accept_threshold_single and _acc below 1 change the output's law, which the CPU platform does "
-            f"not offer (got {threshold_single} and {threshold_acc}); leave them at 1.0"
-        )
+    assert threshold_single == threshold_acc == 1.0, "CpuPlatform refuses thresholds that change the law"
     accepted = verify_sampled_reference(
         candidates,
         target_probs,
