@@ -14,10 +14,11 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import sample_draft_proposal, select_top_k_tokens
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from torch import Tensor
 
 from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
+from sglang_ext.adapter.sampling import draw_drafts
 
 
 class HeadDraftWorker(EagleDraftWorker):
@@ -87,7 +88,9 @@ class HeadDraftWorker(EagleDraftWorker):
                 # SGLang's runner and logits processor would cost a small drafter as much as its layer does
                 answer, hidden = self.draft_runner.model.draft_step(forward_batch, question)
             if samples:
-                law_BV, p_Bk, ids_Bk = self._sample(answer, forward_batch, step + 1)
+                law_BV, ids_Bk, p_Bk = draw_drafts(
+                    answer.softmax(dim=-1), forward_batch.sampling_info, forward_batch.positions + 1, step + 1
+                )
                 laws.append(law_BV)
             else:
                 p_Bk, ids_Bk = answer
@@ -99,18 +102,6 @@ class HeadDraftWorker(EagleDraftWorker):
             rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
             return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), law)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
-
-    @staticmethod
-    def _sample(logits_BV: Tensor, forward_batch: Any, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        info = forward_batch.sampling_info
-        return sample_draft_proposal(
-            logits_BV,
-            info.temperatures,
-            info.top_ks,
-            sampling_seed=info.sampling_seed,
-            positions=forward_batch.positions + 1,
-            draft_step=step,
-        )
 
 
 def _with_answer(draft_input: Any, question: Question) -> Any:
