@@ -2,8 +2,9 @@
 
 R = B * N rows of B requests with N verified nodes each, T = rows, V = vocabulary.
 
-Who calls whom: SGLang's verification runs inside of `verify_plain_law`, its draft worker inside of `draw_in_worker`,
-its sampler of first tokens and of plain decoding inside of `sample_min_p`; a draft loop of ours calls `draw_drafts`.
+Who calls whom: SGLang's verification runs inside of `verify_plain_law`, its sampler of first tokens and of plain
+decoding inside of `sample_min_p`. Our draft worker calls `draw_drafts`; SGLang's, which drafters that are not ours use,
+runs inside of `draw_in_worker`.
 """
 
 import copy
@@ -91,27 +92,34 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
 
 
 def draft_law(q_TV: Tensor, info: Any) -> Tensor:
-    """A drafter's law processed as the target's will be (temperature, top-k, top-p, min-p); greedy requests: one-hot.
+    """A drafter's law filtered as the target's will be (top-k, top-p, min-p); of greedy requests: one-hot.
 
     Any law is exact as long as drafts are drawn from the one that is verified; this one is accepted more often.
     """
-    if info.is_all_greedy:
-        return torch.zeros_like(q_TV).scatter_(1, q_TV.argmax(dim=-1, keepdim=True), 1.0)
-    return requested_law((q_TV.log() / info.temperatures).softmax(dim=-1), info)
+    return (
+        one_hot(q_TV.argmax(dim=-1, keepdim=True), q_TV.shape[-1]) if info.is_all_greedy else requested_law(q_TV, info)
+    )
+
+
+def one_hot(token_ids_T1: Tensor, vocab_size: int) -> Tensor:
+    """The float32 law [T, V] of drafts that are certain."""
+    law_TV = torch.zeros(len(token_ids_T1), vocab_size, device=token_ids_T1.device)
+    return law_TV.scatter_(1, token_ids_T1, 1.0)
 
 
 def draw_drafts(q_TV: Tensor, sampling_info: Any, positions_T: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one draft a request from the drafter's law, for rejection sampling (METHODS 1.2). Waits for no device.
 
     Args:
-        q_TV: float32 probabilities in target ids, 0 off the head's support; T requests in the batch's order.
+        q_TV: float32 probabilities in target ids at the requests' temperatures, 0 off the head's support; T requests in
+            the batch's order.
         sampling_info: SGLang's SamplingBatchInfo of these requests.
         positions_T: int64, of the drafted token: the length with all tokens before it. With the request's seed and
             `step` it is the key of a seeded draw, as in SGLang's `sample_draft_proposal`.
         step: draft position, 0 for the token after the verified one.
 
     Returns:
-        The processed law [T, V], the drawn ids int64 [T, 1] and their probabilities [T, 1].
+        The filtered law [T, V], the drawn ids int64 [T, 1] and their probabilities [T, 1].
     """
     from sglang.srt.speculative.spec_utils import fast_sample
 
@@ -139,7 +147,7 @@ def draw_in_worker(original: Callable[..., Any], worker: Any, batch: Any, *args:
     info = batch.sampling_info
 
     def law_after_prefill(next_token_logits: Tensor, sampling_info: Any, use_rejection_sampling: bool) -> Tensor:
-        return draft_law(_law_or_logits(next_token_logits, sampling_info), sampling_info)
+        return draft_law(_tempered(next_token_logits, info), info)
 
     def draw(
         next_token_logits: Tensor,
@@ -151,7 +159,7 @@ def draw_in_worker(original: Callable[..., Any], worker: Any, batch: Any, *args:
         draft_step: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         law_TV, token_ids_T1, probability_T1 = draw_drafts(
-            _law_or_logits(next_token_logits, info), info, positions, draft_step
+            _tempered(next_token_logits, info), info, positions, draft_step
         )
         return law_TV, probability_T1, token_ids_T1
 
@@ -163,9 +171,9 @@ def draw_in_worker(original: Callable[..., Any], worker: Any, batch: Any, *args:
         module.renorm_draft_probs, module.sample_draft_proposal = stock
 
 
-def _law_or_logits(logits_TV: Tensor, info: Any) -> Tensor:
-    """A greedy batch reads the argmax alone, which needs no softmax."""
-    return logits_TV.float() if info.is_all_greedy else logits_TV.float().softmax(dim=-1)
+def _tempered(logits_TV: Tensor, info: Any) -> Tensor:
+    """Probabilities at the requests' temperatures. A greedy batch reads the argmax alone, which needs no softmax."""
+    return logits_TV.float() if info.is_all_greedy else (logits_TV.float() / info.temperatures).softmax(dim=-1)
 
 
 def sample_min_p(

@@ -52,33 +52,40 @@ class LawReport:
     samples: list[Sample]
 
 
-def check_law(engine: Any, toy: Toy, *, requests: int, seed: int | None = 0, **sampling: Any) -> LawReport:
-    """`check_laws` of one setting."""
-    return check_laws(engine, toy, {"alone": sampling}, requests=requests, seed=seed)["alone"]
-
-
 def check_laws(
+    engine: Any, toy: Toy, settings: Mapping[str, Mapping[str, Any]], **options: Any
+) -> dict[str, LawReport]:
+    """`sample_laws`; raises AssertionError where a setting's tokens do not follow its law."""
+    reports = sample_laws(engine, toy, settings, **options)
+    for name, report in reports.items():
+        assert report.fit.p_value > (LEAST if options.get("seed", 0) is not None else LEAST_UNSEEDED), (
+            f"{name}: {report.fit}"
+        )
+        assert report.tau is None or report.tau > 1.2, f"{name}: drafts were to be accepted, tau is {report.tau}"
+    return reports
+
+
+def sample_laws(
     engine: Any,
     toy: Toy,
     settings: Mapping[str, Mapping[str, Any]],
     *,
     requests: int,
+    new_tokens: int = NEW_TOKENS,
     seed: int | None = 0,
 ) -> dict[str, LawReport]:
     """Sample answers at all settings, mixed in the same batches, and hold each setting's against Hugging Face's law.
-
-    Raises AssertionError where they differ.
 
     Args:
         engine: an engine that serves the toy target.
         settings: temperature, top_k, top_p, min_p, logit_bias.
         requests: of each setting.
         seed: of the first request, the next ones count on, so that the outcome is the same in every run; None for
-            requests without seeds, which are then asked for less.
+            requests without seeds, of which `check_laws` asks less.
     """
     keys = [(name, prompt) for name in settings for prompt in PROMPTS]
     asked = keys * (requests // len(PROMPTS))
-    options = [{"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True} | settings[n] for n, _ in asked]
+    options = [{"temperature": 1.0, "max_new_tokens": new_tokens, "ignore_eos": True} | settings[n] for n, _ in asked]
     if seed is not None:
         options = [option | {"sampling_seed": seed + i} for i, option in enumerate(options)]
     answers = engine.generate(input_ids=[list(prompt) for _, prompt in asked], sampling_params=options)
@@ -88,18 +95,15 @@ def check_laws(
         samples = []
         for i, prompt in enumerate(PROMPTS):
             answers_RJ = np.array([answer["output_ids"] for answer in mine[i :: len(PROMPTS)]])
-            assert answers_RJ.shape == (requests // len(PROMPTS), NEW_TOKENS)
+            assert answers_RJ.shape == (requests // len(PROMPTS), new_tokens)
             samples.append(Sample(answers_RJ, toy.logits(prompt, answers_RJ)))
         rounds = sum(answer["meta_info"].get("spec_verify_ct", 0) for answer in mine)
         drafts = sum(answer["meta_info"].get("spec_num_correct_drafts", 0) for answer in mine)
         result = fit(samples, lambda logits, sampling=sampling: filtered(logits, **sampling))
         reports[name] = LawReport(
-            result, len(mine) * (NEW_TOKENS - 2), 1 + drafts / rounds if rounds else None, samples
+            result, len(mine) * (new_tokens - 2), 1 + drafts / rounds if rounds else None, samples
         )
         print(name, dict(sampling), reports[name].num_pairs, f"pairs, tau {reports[name].tau}", result)
-    for name, report in reports.items():
-        assert report.fit.p_value > (LEAST if seed is not None else LEAST_UNSEEDED), f"{name}: {report.fit}"
-        assert report.tau is None or report.tau > 1.2, f"{name}: drafts were to be accepted"
     return reports
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
@@ -22,6 +21,21 @@ from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target
 
 V = 16
+IDS = torch.tensor([9, 2, 12, 6, 0, 15, 5, 3, 11])  # most useful first
+CLUSTERS = torch.tensor([1, 2, 0, 3, 4, 2, 1, 4, 5, 3, 5, 1, 2, 4, 3, 0])  # the pinned one has two tokens, most three
+TRUNCATED = {"kind": "truncated", "size": len(IDS)}
+DYNASPEC = {"kind": "dynaspec", "clusters": 5, "first": 3, "later": 2, "rule": "fixed", "router_width": 8}
+HEADS: dict[str, dict[str, Any]] = {
+    "full": {"kind": "full"},
+    "slimspec": {"kind": "slimspec", "rank": 6},
+    "truncated": TRUNCATED,
+    "truncated_by_step": {**TRUNCATED, "step_sizes": [9, 6, 4]},
+    "specvocab": {"kind": "specvocab", "rank": 4, "size": 6},
+    "dynaspec": DYNASPEC,
+    "dynaspec_union": {**DYNASPEC, "union": True},
+    "coral": {"kind": "coral", "clusters": 5, "top": 2},
+    "rdk": {"kind": "rdk", "base": TRUNCATED, "neighbours": 3, "self_weight": 0.6},
+}
 PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6), (2, 7, 1, 8, 2, 8, 1), (14,))
 DRAFT_STEPS = 3
 
@@ -35,12 +49,11 @@ class Toy:
     def folder(self) -> Path:
         return Path(self.target.folder)
 
-    def save_drafter(
-        self, folder: Path, head: Mapping[str, Any], artifacts: Mapping[str, Tensor] | None = None
-    ) -> Path:
-        """A drafter whose head is made from the trained full one (`artifacts`: what its kind needs)."""
+    def save_drafter(self, folder: Path, head: str) -> Path:
+        """A drafter with one of HEADS, made from the trained full one as a job makes it: routers are not trained."""
+        artifacts = {"ids": IDS, "cluster_of": CLUSTERS}
         drafter = Eagle3Drafter(
-            self.drafter.config, head_from_target(head, self.drafter.lm_head.weight.detach(), artifacts)
+            self.drafter.config, head_from_target(HEADS[head], self.drafter.lm_head.weight.detach(), artifacts)
         )
         body = {name: t for name, t in self.drafter.state_dict().items() if not name.startswith("lm_head.")}
         drafter.load_state_dict(body, strict=False)
