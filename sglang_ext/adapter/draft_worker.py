@@ -18,7 +18,7 @@ from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from torch import Tensor
 
 from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
-from sglang_ext.adapter.sampling import draw_drafts, one_hot
+from sglang_ext.adapter.sampling import draw_drafts
 
 
 class HeadDraftWorker(EagleDraftWorker):
@@ -65,7 +65,9 @@ class HeadDraftWorker(EagleDraftWorker):
         elif question.best is not None:
             draft_input.topk_p, draft_input.topk_index = question.best
             if get_spec().speculative_use_rejection_sampling:  # sampled requests may join before the next draft
-                draft_input.draft_probs = one_hot(draft_input.topk_index, self.draft_runner.model.info.body.vocab_size)
+                ids_B1, vocab_size = question.best.token_ids_Tk, self.draft_runner.model.info.body.vocab_size
+                certain_BV = torch.zeros(len(ids_B1), vocab_size, device=ids_B1.device)
+                draft_input.draft_probs = certain_BV.scatter_(1, ids_B1, 1.0)
 
     def draft_forward(self, forward_batch: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """(parents, numbers of the chosen candidates, their tokens, q [B, steps, V] or None), as SGLang's.

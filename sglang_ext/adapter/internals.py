@@ -17,8 +17,6 @@ class Internal(NamedTuple):
 
 _OPS = "sglang_ext.adapter.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
-_DRAFTS = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
-_DRAW = "sglang_ext.adapter.sampling.draw_in_worker"
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 
 # Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
@@ -193,13 +191,6 @@ SAMPLING_WRAPPED: tuple[Internal, ...] = (
         ),
         "sglang_ext.adapter.sampling.sample_min_p",
     ),
-    Internal(f"{_DRAFTS}.draft_forward", ("self", "forward_batch"), _DRAW),
-    Internal(
-        f"{_DRAFTS}._draft_extend_for_prefill",
-        ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds", "kv_loc_plan"),
-        _DRAW,
-    ),
-    Internal(f"{_DRAFTS}._draft_extend_for_decode", ("self", "batch", "batch_result", "kv_loc_plan"), _DRAW),
 )
 
 # Wrapped or overridden on every platform.

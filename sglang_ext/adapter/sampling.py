@@ -3,8 +3,7 @@
 R = B * N rows of B requests with N verified nodes each, T = rows, V = vocabulary.
 
 Who calls whom: SGLang's verification runs inside of `verify_plain_law`, its sampler of first tokens and of plain
-decoding inside of `sample_min_p`. Our draft worker calls `draw_drafts`; SGLang's, which drafters that are not ours use,
-runs inside of `draw_in_worker`.
+decoding inside of `sample_min_p`; our draft worker calls `draw_drafts`.
 """
 
 import copy
@@ -91,24 +90,11 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
     )
 
 
-def draft_law(q_TV: Tensor, info: Any) -> Tensor:
-    """A drafter's law filtered as the target's will be (top-k, top-p, min-p); of greedy requests: one-hot.
-
-    Any law is exact as long as drafts are drawn from the one that is verified; this one is accepted more often.
-    """
-    return (
-        one_hot(q_TV.argmax(dim=-1, keepdim=True), q_TV.shape[-1]) if info.is_all_greedy else requested_law(q_TV, info)
-    )
-
-
-def one_hot(token_ids_T1: Tensor, vocab_size: int) -> Tensor:
-    """The float32 law [T, V] of drafts that are certain."""
-    law_TV = torch.zeros(len(token_ids_T1), vocab_size, device=token_ids_T1.device)
-    return law_TV.scatter_(1, token_ids_T1, 1.0)
-
-
 def draw_drafts(q_TV: Tensor, sampling_info: Any, positions_T: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one draft a request from the drafter's law, for rejection sampling (METHODS 1.2). Waits for no device.
+    """Draw one draft a request from the drafter's law, filtered as the target's will be (METHODS 1.2).
+
+    Any law is exact as long as drafts are drawn from the one that is verified; the filtered one is accepted more often.
+    Waits for no device.
 
     Args:
         q_TV: float32 probabilities in target ids at the requests' temperatures, 0 off the head's support; T requests in
@@ -123,57 +109,13 @@ def draw_drafts(q_TV: Tensor, sampling_info: Any, positions_T: Tensor, step: int
     """
     from sglang.srt.speculative.spec_utils import fast_sample
 
-    law_TV = draft_law(q_TV, sampling_info)
-    best_T1 = q_TV.argmax(dim=-1, keepdim=True)
-    if sampling_info.is_all_greedy:
-        return law_TV, best_T1, torch.ones_like(best_T1, dtype=q_TV.dtype)
+    law_TV = requested_law(q_TV, sampling_info)
     _, drawn_T1 = fast_sample(law_TV, sampling_seed=sampling_info.sampling_seed, positions=positions_T, draft_step=step)
     # the batch that a CUDA graph is captured with has no filters, so that its greedy rows are not one-hot; the target's
     # law of a greedy request is, and then any proposal is verified exactly
+    best_T1 = q_TV.argmax(dim=-1, keepdim=True)
     token_ids_T1 = torch.where(sampling_info.top_ks[:, None] <= 1, best_T1, drawn_T1)
     return law_TV, token_ids_T1, law_TV.gather(1, token_ids_T1)
-
-
-def draw_in_worker(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND the three methods of SGLang's draft worker that draw: they draw by `draw_drafts`.
-
-    SGLang itself applies the temperature alone, and after a prefill proposes a drawn token to greedy requests too.
-    """
-    from sglang.srt.runtime_context import get_spec
-    from sglang.srt.speculative import eagle_worker_v2 as module
-
-    if not get_spec().speculative_use_rejection_sampling:
-        return original(worker, batch, *args, **kwargs)
-    info = batch.sampling_info
-
-    def law_after_prefill(next_token_logits: Tensor, sampling_info: Any, use_rejection_sampling: bool) -> Tensor:
-        return draft_law(_tempered(next_token_logits, info), info)
-
-    def draw(
-        next_token_logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor | None = None,
-        *,
-        sampling_seed: Tensor | None = None,
-        positions: Tensor,
-        draft_step: int = 0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        law_TV, token_ids_T1, probability_T1 = draw_drafts(
-            _tempered(next_token_logits, info), info, positions, draft_step
-        )
-        return law_TV, probability_T1, token_ids_T1
-
-    stock = module.renorm_draft_probs, module.sample_draft_proposal
-    module.renorm_draft_probs, module.sample_draft_proposal = law_after_prefill, draw
-    try:
-        return original(worker, batch, *args, **kwargs)
-    finally:
-        module.renorm_draft_probs, module.sample_draft_proposal = stock
-
-
-def _tempered(logits_TV: Tensor, info: Any) -> Tensor:
-    """Probabilities at the requests' temperatures. A greedy batch reads the argmax alone, which needs no softmax."""
-    return logits_TV.float() if info.is_all_greedy else (logits_TV.float() / info.temperatures).softmax(dim=-1)
 
 
 def sample_min_p(

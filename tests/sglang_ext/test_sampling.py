@@ -47,12 +47,12 @@ def columns(names: list[str], count: int = T) -> list[Tensor]:
     return [torch.tensor([FILTERS[names[t % len(names)]][i] for t in range(count)]) for i in range(3)]
 
 
-def batch_info(names: list[str], count: int, temperature: float = 1.0, seeds: Tensor | None = None) -> Any:
+def batch_info(names: list[str], count: int, seeds: Tensor | None = None) -> Any:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
     top_k, top_p, min_p = columns(names, count)
     return SamplingBatchInfo(
-        temperatures=torch.where(top_k == 1, 1.0, temperature)[:, None],
+        temperatures=torch.ones(count, 1),
         top_ps=top_p,
         top_ks=top_k.int(),
         min_ps=min_p,
@@ -98,12 +98,11 @@ def test_drafts_follow_the_law_that_is_returned(seeded: bool) -> None:
     count, names = 60_000, ["all", "off", "greedy"]
     torch.manual_seed(0)
     q_TV = rows(2, 3).repeat(count // 3, 1)
-    info = batch_info(names, count, 0.7, torch.arange(count) if seeded else None)
+    info = batch_info(names, count, seeds=torch.arange(count) if seeded else None)
     law_TV, ids_T1, probability_T1 = draw_drafts(q_TV, info, torch.full((count,), 9), 2)
     assert (ids_T1.dtype, ids_T1.shape, probability_T1.shape) == (torch.int64, (count, 1), (count, 1))
     torch.testing.assert_close(probability_T1, law_TV.gather(1, ids_T1))
-    tempered = torch.softmax(q_TV[:2].log() / 0.7, dim=-1)
-    torch.testing.assert_close(law_TV[:2], sampling_law_reference(tempered, *(x[:2] for x in columns(names))))
+    torch.testing.assert_close(law_TV[:2], sampling_law_reference(q_TV[:2], *(x[:2] for x in columns(names))))
     assert torch.equal(law_TV[2], torch.eye(V)[q_TV[2].argmax()])
     for row in range(3):
         drawn = torch.bincount(ids_T1[row::3, 0], minlength=V)
@@ -112,23 +111,15 @@ def test_drafts_follow_the_law_that_is_returned(seeded: bool) -> None:
 
 def test_seeded_drafts_do_not_see_their_batch() -> None:
     q_TV, positions, seeds = rows(3), torch.arange(T) + 4, torch.arange(T) * 7 - 100
-    info = batch_info(["all", "off"], T, 0.9, seeds)
+    info = batch_info(["all", "off"], T, seeds)
     _, ids, _ = draw_drafts(q_TV, info, positions, 1)
     order = torch.randperm(T // 2, generator=torch.Generator().manual_seed(0)) * 2 + 1  # the rows without a filter
-    _, again, _ = draw_drafts(q_TV[order], batch_info(["off"], T // 2, 0.9, seeds[order]), positions[order], 1)
+    _, again, _ = draw_drafts(q_TV[order], batch_info(["off"], T // 2, seeds[order]), positions[order], 1)
     assert torch.equal(again, ids[order])
     _, other_step, _ = draw_drafts(q_TV, info, positions, 2)
     _, other_position, _ = draw_drafts(q_TV, info, positions + 1, 1)
     assert not torch.equal(other_step, ids)
     assert not torch.equal(other_position, ids)
-
-
-def test_greedy_drafts() -> None:
-    q_TV = rows(4)
-    law_TV, ids_T1, probability_T1 = draw_drafts(q_TV, batch_info(["greedy"], T), torch.zeros(T), 0)
-    assert torch.equal(ids_T1[:, 0], q_TV.argmax(dim=-1))
-    assert torch.equal(law_TV, torch.eye(V)[q_TV.argmax(dim=-1)])
-    assert bool((probability_T1 == 1).all())
 
 
 def test_seeded_sampling_with_a_min_p() -> None:
