@@ -21,12 +21,12 @@ Ids = list[int]
 
 
 @contextmanager
-def running_engine(drafter: Path | None, **options: Any) -> Iterator[Any]:
+def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: Any) -> Iterator[Any]:
     import sglang
 
     assert_plugin_active()
     engine = sglang.Engine(
-        **engine_arguments(str(TARGET), None if drafter is None else str(drafter), **(ENGINE | options))
+        **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
     )
     try:
         yield engine

@@ -45,11 +45,15 @@ def matrix(head: DraftHead) -> Tensor:
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [None, 0.7, 1.6])
 @pytest.mark.parametrize("step", STEPS)
-def test_law_is_the_bases_times_the_matrix(base: str, step: int, stored: torch.dtype) -> None:
+def test_law_is_the_bases_times_the_matrix(
+    base: str, step: int, temperature: float | None, stored: torch.dtype
+) -> None:
+    """At every temperature: the base's law is tempered, and its mass then handed on."""
     head, drawn = make_head(BASES[base]).to(stored).double(), Rows.draw(T)
-    expected_TV = drawn.law(head.base, step).double() @ matrix(head)
-    torch.testing.assert_close(drawn.law(head, step).double(), expected_TV, rtol=1e-4, atol=1e-6)
+    expected_TV = drawn.law(head.base, step, temperature).double() @ matrix(head)
+    torch.testing.assert_close(drawn.law(head, step, temperature).double(), expected_TV, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_the_matrix_sum_to_one_also_once_they_are_rounded(base: str) -> None:

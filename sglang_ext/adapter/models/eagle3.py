@@ -39,24 +39,23 @@ class Answer(NamedTuple):
 
 @dataclass
 class Question:
-    """What the draft loop wants of the head: its k best tokens at a draft position, or all logits (k None)."""
+    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
 
     step: int
-    k: int | None
-    answer: Answer | None = None
+    k: int
+    temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
+    best: Answer | None = None
+    law_TV: Tensor | None = None  # float32
 
-    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> Answer | Tensor:
-        """The head's k best tokens, or its float32 logits [T, V]."""
-        with CLOCK.head():
-            if self.k is None:
-                return head.target_logits(hidden_TH, self.step, routed)
-            if self.k == 1:
-                ids_T1 = head.best(hidden_TH, self.step, routed)
-                self.answer = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
-            else:
-                proposal = head.propose(hidden_TH, self.step, self.k, routed)
-                self.answer = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
-            return self.answer
+    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
+        if self.temperature_T1 is not None:
+            self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
+        elif self.k == 1:
+            ids_T1 = head.best(hidden_TH, self.step, routed)
+            self.best = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
+        else:
+            proposal = head.propose(hidden_TH, self.step, self.k, routed)
+            self.best = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
 
 
 class HeadLogits(LogitsProcessor):
@@ -94,18 +93,25 @@ class HeadLogits(LogitsProcessor):
         embedding_bias: Tensor | None = None,
         use_logits_buffer: bool = True,
     ) -> Tensor:
-        question = self.question or Question(step=0, k=None)
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        logits = question.put_to(lm_head, hidden_TH, self.route(lm_head, question.step, self._batch))
-        if not isinstance(logits, Tensor):  # SGLang's top-k of these zeros is thrown away
-            return hidden_states.new_zeros((len(hidden_states), question.k))
+        if self.question is not None:
+            self.put(self.question, lm_head, hidden_TH, self._batch)
+            return hidden_states.new_zeros((len(hidden_states), self.question.k))  # SGLang's choice is thrown away
+        routed = self.route(lm_head, 0, self._batch)
+        with CLOCK.head():
+            logits = lm_head.target_logits(hidden_TH, 0, routed)
         if rows is None:
             return logits
         # the worker indexes by the row numbers of the whole block; the rows between are never read
         block = logits.new_empty((len(hidden_states), logits.shape[1]))
         block[rows] = logits
         return block
+
+    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor, batch: Any) -> None:
+        routed = self.route(head, question.step, batch)
+        with CLOCK.head():
+            question.put_to(head, hidden_TH, routed)
 
     def route(self, head: DraftHead, step: int, batch: Any) -> Tensor | None:
         if not head.routes:
@@ -162,11 +168,11 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         _, embeddings, features, *_ = arguments
         self.logits_processor.layer_input = (embeddings, features)
 
-    def draft_step(self, batch: Any, question: Question) -> tuple[Answer | Tensor, Tensor]:
-        """One pass of the layer in the draft loop: (the head's answer, the feature of the next step [T, H])."""
+    def draft_step(self, batch: Any, question: Question) -> Tensor:
+        """One pass of the layer in the draft loop, which answers the question; the feature of the next step [T, H]."""
         hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
-        routed = self.logits_processor.route(self.lm_head, question.step, batch)
-        return question.put_to(self.lm_head, hidden_TH, routed), feature_TH
+        self.logits_processor.put(question, self.lm_head, hidden_TH, batch)
+        return feature_TH
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
