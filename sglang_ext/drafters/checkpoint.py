@@ -24,13 +24,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, from_stock, stock_config, stock_shapes, to_stock
+from sglang_ext.drafters.stock import (
+    STOCK_ARCHITECTURE,
+    from_stock,
+    stock_config,
+    stock_matrix,
+    stock_shapes,
+    to_stock,
+)
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import build_head
 
 ARCHITECTURE = "RaySpecEagle3"
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+HEAD_PREFIX = "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +176,7 @@ def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": [i - 1 for i in c.tap_layers],
         },
-        "draft_head": {"kind": drafter.lm_head.kind, **drafter.lm_head.config.options()},
+        "draft_head": drafter.lm_head.spec(),
         "rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance},
     }
 
@@ -297,6 +305,7 @@ def save_drafter(
     Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
     for a head that the stock form cannot express.
     """
+    assert share_with is None or not stock, "a stock checkpoint stands alone"
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
@@ -304,17 +313,21 @@ def save_drafter(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
+        tensors: dict[str, Tensor] = drafter.state_dict()
+        config = config_json(drafter, target, provenance or {})
+        if stock:
+            weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
+            body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
+            tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
+            config = stock_config(config, len(ids_S))
         tensors = {
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
-            for name, t in drafter.state_dict().items()
+            for name, t in tensors.items()
         }
         bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
-        config = config_json(drafter, target, provenance or {})
-        if stock:
-            config, tensors = stock_config(config, path), to_stock(tensors, vocab_size=drafter.config.vocab_size)
-        elif share_with is not None:
+        if share_with is not None:
             shares = _shared_with(tensors, path, Path(share_with))
             config["rayspec"]["shares"] = asdict(shares)
             tensors = {name: t for name, t in tensors.items() if name not in shares.tensors}

@@ -90,6 +90,9 @@ class TruncatedHead(DraftHead):
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
 
+    def as_matrix(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.config.step_sizes else (self.all_rows("weight"), self.ids)
+
     def pack(self) -> None:
         self._packed = {}
         for size in set(self.config.step_sizes or (self.config.size,)):

@@ -22,12 +22,10 @@ from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
-from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info, shared_tensors
+from sglang_ext.drafters.checkpoint import HEAD_PREFIX, CheckpointInfo, check_tensors, parse_info, shared_tensors
 from sglang_ext.heads import DraftHead, build_head
 
 logger = logging.getLogger(__name__)
-
-HEAD_PREFIX = "lm_head."
 
 
 class Answer(NamedTuple):
