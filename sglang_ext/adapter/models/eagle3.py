@@ -6,8 +6,10 @@ reduced draft vocabulary exist from SGLang's point of view.
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import HEAD_PREFIX, CheckpointInfo, check_tensors, parse_info, shared_tensors
 from sglang_ext.heads import DraftHead, build_head
@@ -67,8 +70,17 @@ class HeadLogits(LogitsProcessor):
     def __init__(self, config: Any) -> None:
         super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
         self.question: Question | None = None
-        self.layer_input: tuple[Tensor, Tensor] | None = None  # (token embeddings, features) of the pass
+        self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
         self._batch: Any = None
+
+    @contextmanager
+    def asking(self, question: Question) -> Iterator[None]:
+        """The passes inside are of this question."""
+        self.question = question
+        try:
+            yield
+        finally:
+            self.question = None
 
     def forward(
         self,
@@ -95,7 +107,7 @@ class HeadLogits(LogitsProcessor):
         question = self.question or Question(step=0, k=None)
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        logits = question.put_to(lm_head, hidden_TH, self.route(lm_head, question.step, self._batch))
+        logits = question.put_to(lm_head, hidden_TH, self.routed())
         if not isinstance(logits, Tensor):  # SGLang's top-k of these zeros is thrown away
             return hidden_states.new_zeros((len(hidden_states), question.k))
         if rows is None:
@@ -105,14 +117,19 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def route(self, head: DraftHead, step: int, batch: Any) -> Tensor | None:
-        if not head.routes:
-            return None
-        assert self.layer_input is not None, "the layer ran before the head"
-        embed, feature = self.layer_input
+    def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: Any) -> None:
+        """Let the head choose its candidates while the layer, which is given these inputs, runs."""
+        step = self.question.step if self.question else 0
         rows = _layer_rows_of_the_head(batch)
         with CLOCK.head():
-            return head.route(embed, feature, step) if rows is None else head.route(embed[rows], feature[rows], step)
+            if rows is not None:
+                embed_TH, feature_TH = embed_TH[rows], feature_TH[rows]
+            self.routing = start_beside(partial(head.route, step=step), embed_TH, feature_TH)
+
+    def routed(self) -> Tensor | None:
+        """What the head chose in this pass; None for a head that does not route."""
+        routing, self.routing = self.routing, None
+        return None if routing is None else routing()
 
 
 def _rows_read_after_verify(batch: Any) -> Tensor | None:
@@ -154,17 +171,19 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         self.config = config
         self.lm_head = _head_of(self.info)
         self.logits_processor = HeadLogits(config)
-        self.model.layers[0].register_forward_pre_hook(self._keep_layer_input)
+        self.model.layers[0].register_forward_pre_hook(self._before_layer)
 
-    def _keep_layer_input(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        _, embeddings, features, *_ = arguments
-        self.logits_processor.layer_input = (embeddings, features)
+    def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self.lm_head.routes:
+            _, embed_TH, feature_TH, batch, *_ = arguments
+            self.logits_processor.start_routing(self.lm_head, embed_TH, feature_TH, batch)
 
     def draft_step(self, batch: Any, question: Question) -> tuple[Answer | Tensor, Tensor]:
         """One pass of the layer in the draft loop: (the head's answer, the feature of the next step [T, H])."""
-        hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
-        routed = self.logits_processor.route(self.lm_head, question.step, batch)
-        return question.put_to(self.lm_head, hidden_TH, routed), feature_TH
+        processor = self.logits_processor
+        with processor.asking(question):
+            hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
+            return question.put_to(self.lm_head, hidden_TH, processor.routed()), feature_TH
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
