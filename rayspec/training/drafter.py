@@ -79,7 +79,7 @@ def new_drafter(
 
 def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Eagle3Drafter:
     assert origin.base is not None, "the caller looked"
-    drafter, info = load_drafter(origin.base)
+    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
     if info.target is not None:
         info.target.check_served_with(target.info(), str(origin.base))
     drafter.requires_grad_(False)

@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +34,7 @@ from sglang_ext.drafters.stock import (
     to_stock,
 )
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import build_head
+from sglang_ext.heads import DraftHead, build_head
 
 ARCHITECTURE = "RaySpecEagle3"
 FORMAT_VERSION = 1
@@ -106,6 +107,12 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
         )
     body = _body(config, target.hidden_size, target.tap_layers, path)
+    if body.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
+            "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
+            "python jobs/train.py"
+        )
     shares = None if "shares" not in ours else SharedTensors.from_dict(ours["shares"], path)
     provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
     return CheckpointInfo(
@@ -123,6 +130,8 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     hidden = config.get("target_hidden_size", config["hidden_size"])
     body = _body(config, hidden, tuple(i + 1 for i in taps), path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
+    if not 1 <= draft_vocab <= body.vocab_size:
+        raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
@@ -182,10 +191,23 @@ def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[
 
 
 def empty_drafter(info: CheckpointInfo) -> Eagle3Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN)."""
-    return Eagle3Drafter(
-        info.body, build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-    )
+    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head."""
+    return Eagle3Drafter(info.body, empty_head(info))
+
+
+def empty_head(info: CheckpointInfo) -> DraftHead:
+    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+    with naming(info):
+        return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+
+
+@contextmanager
+def naming(info: CheckpointInfo) -> Iterator[None]:
+    """ValueErrors say which drafter they are of, which a head does not know."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"drafter {info.path}: {error}") from error
 
 
 def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
@@ -276,13 +298,17 @@ def weights_sha256(file: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Drafter, CheckpointInfo]:
-    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen."""
+def load_drafter(
+    path: str | Path, dtype: torch.dtype = torch.float32, stop_ids: Iterable[int] = ()
+) -> tuple[Eagle3Drafter, CheckpointInfo]:
+    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen, for
+    tensors of the head that contradict each other, and where it cannot propose one of the target's `stop_ids`."""
     info = read_info(path)
     tensors = read_tensors(info)
     drafter = empty_drafter(info)
-    drafter.load_state_dict(tensors)
-    drafter.lm_head.check()
+    with naming(info):
+        drafter.load_state_dict(tensors)
+        drafter.lm_head.check(stop_ids)
     return drafter.to(dtype), info
 
 

@@ -73,8 +73,14 @@ class TruncatedHead(DraftHead):
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         V = self.config.vocab_size
-        if len(self.ids.unique()) != len(self.ids) or not bool(((self.ids >= 0) & (self.ids < V)).all()):
-            raise ValueError(f"the ids of a truncated head must be distinct and in 0..{V - 1}; calibrate it again")
+        distinct, counts = self.ids.unique(return_counts=True)
+        wrong = distinct[(distinct < 0) | (distinct >= V) | (counts > 1)]
+        if len(wrong):
+            times = int(counts[distinct == wrong[0]])
+            raise ValueError(
+                f"the ids of a truncated head must be distinct and in 0..{V - 1}, got {int(wrong[0])}"
+                f"{f', which is there {times} times' if times > 1 else ''}; calibrate it again"
+            )
         smallest = min(self.config.step_sizes or (self.config.size,))
         missing = sorted(set(stop_ids) - set(self.ids[:smallest].tolist()))
         if missing:

@@ -25,8 +25,16 @@ from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
-from sglang_ext.drafters.checkpoint import HEAD_PREFIX, CheckpointInfo, check_tensors, parse_info, shared_tensors
-from sglang_ext.heads import DraftHead, build_head
+from sglang_ext.drafters.checkpoint import (
+    HEAD_PREFIX,
+    CheckpointInfo,
+    check_tensors,
+    empty_head,
+    naming,
+    parse_info,
+    shared_tensors,
+)
+from sglang_ext.heads import DraftHead
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +198,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
-        _load_head(self.lm_head, tensors)
+        _load_head(self.lm_head, tensors, self.info)
         self._load_body(tensors)
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
@@ -211,7 +219,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
         reference = self.model.fc.weight
         head = _head_of(info).to(reference.device, reference.dtype)
-        _load_head(head, tensors)
+        _load_head(head, tensors, info)
         self.lm_head, self.info = head, info
         self._load_body(tensors)
 
@@ -223,21 +231,22 @@ def check_target(info: CheckpointInfo) -> None:
 
 
 def _head_of(info: CheckpointInfo) -> DraftHead:
-    head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-    return head.to(torch.get_default_dtype())
+    return empty_head(info).to(torch.get_default_dtype())
 
 
-def _load_head(head: DraftHead, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where the tensors contradict each other or leave a stop token of the target out of reach."""
-    head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
-    head.check(served_stop_ids())
-    spec = get_spec()
-    fewest = head.fewest_candidates(spec.speculative_num_steps)
-    if fewest < spec.speculative_eagle_topk:
-        raise ValueError(
-            f"the draft head of kind '{head.kind}' may score as few as {fewest} tokens, but --speculative-eagle-topk "
-            f"is {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
-        )
+def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+    """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
+    where a row may have fewer candidates than the tree has branches."""
+    with naming(info):
+        head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
+        head.check(served_stop_ids())
+        spec = get_spec()
+        fewest = head.fewest_candidates(spec.speculative_num_steps)
+        if fewest < spec.speculative_eagle_topk:
+            raise ValueError(
+                f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
+                f"--speculative-eagle-topk {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
+            )
 
 
 EntryClass = [RaySpecEagle3]
