@@ -5,8 +5,7 @@ best tokens at a given draft position, so that what a head saves is really saved
 are SGLang's; only their top-k is replaced by the head's. Drafters that are not ours run SGLang's loop.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,14 +25,8 @@ class HeadDraftWorker(EagleDraftWorker):
     def _is_ours(self) -> bool:
         return isinstance(self.draft_runner.model, RaySpecEagle3)
 
-    @contextmanager
-    def _asking(self, question: Question) -> Iterator[None]:
-        processor = self.draft_runner.model.logits_processor
-        processor.question = question
-        try:
-            yield
-        finally:
-            processor.question = None
+    def _asking(self, question: Question) -> AbstractContextManager[None]:
+        return self.draft_runner.model.logits_processor.asking(question)
 
     def _question(self, step: int, sampling_info: Any) -> Question:
         return Question(step, self.topk, sampling_info.temperatures if _draws(sampling_info) else None)

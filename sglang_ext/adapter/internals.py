@@ -261,6 +261,6 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaDecoderLayer.forward",
         ("self", "positions", "embeds", "hidden_states", "forward_batch", "residual"),
-        "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._keep_layer_input",
+        "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._before_layer",
     ),
 )

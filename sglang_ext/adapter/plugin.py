@@ -33,7 +33,7 @@ def register() -> None:
 
     check_version()
     present = os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", MODEL_PACKAGE)
-    if present != MODEL_PACKAGE:
+    if present not in (MODEL_PACKAGE, ""):  # empty: none but SGLang's own models, which stock drafters need alone
         raise RuntimeError(
             f"SGLANG_EXTERNAL_MODEL_PACKAGE is {present!r}, but rayspec's drafters need {MODEL_PACKAGE!r}; unset it"
         )

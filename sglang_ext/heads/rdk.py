@@ -82,12 +82,19 @@ class RdkHead(DraftHead):
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         V = self.config.vocab_size
-        if not bool(((self.neighbour_ids >= 0) & (self.neighbour_ids < V)).all()):
-            raise ValueError(f"neighbour_ids must be in 0..{V - 1}; make the head again")
+        wrong = self.neighbour_ids[(self.neighbour_ids < 0) | (self.neighbour_ids >= V)]
+        if len(wrong):
+            raise ValueError(
+                f"neighbour_ids must be in 0..{V - 1}, got {int(wrong[0])}; make the head again with "
+                "python jobs/train.py"
+            )
         sums_V = self.neighbour_weights.float().sum(dim=1)
         # the weights are stored in bfloat16, whose rounding `candidates` undoes
         if bool((self.neighbour_weights < 0).any()) or not torch.allclose(sums_V, torch.ones_like(sums_V), atol=0.02):
-            raise ValueError("neighbour_weights must be non-negative rows that sum to 1; make the head again")
+            raise ValueError(
+                "neighbour_weights must be non-negative rows that sum to 1, got sums of "
+                f"{float(sums_V.min()):.3g} to {float(sums_V.max()):.3g}; make the head again with python jobs/train.py"
+            )
         self.base.check(stop_ids)
 
     def fewest_candidates(self, draft_steps: int) -> int:

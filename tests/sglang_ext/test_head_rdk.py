@@ -148,7 +148,7 @@ def test_cost_is_the_bases_and_a_law_over_the_vocabulary() -> None:
 
 def test_damaged_affinities_are_refused() -> None:
     for name, value, message in (
-        ("neighbour_ids", V, r"neighbour_ids must be in 0\.\.52; make the head again"),
+        ("neighbour_ids", V, r"neighbour_ids must be in 0\.\.52, got 53; make the head again"),
         ("neighbour_ids", -1, "neighbour_ids must be in"),
         ("neighbour_weights", 0.9, "must be non-negative rows that sum to 1"),
         ("neighbour_weights", torch.nan, "rows that sum to 1"),

@@ -88,6 +88,21 @@ def test_support_is_the_declared_ids_each_once(head: DraftHead, rows: int, step:
 
 
 @pytest.mark.parametrize("step", STEPS)
+def test_a_head_that_is_one_matrix_is_it_at_every_step(name: str, head: DraftHead, step: int) -> None:
+    matrix = head.as_matrix()
+    assert (matrix is not None) == (name in ("full", "slimspec", "truncated", "truncated_to_all"))
+    if matrix is None:
+        return
+    weight_SH, ids = matrix
+    drawn = Rows.draw(T)
+    logits_TV = head.target_logits(drawn.hidden_TH, step)
+    expected_TS = (drawn.hidden_TH @ weight_SH.double().T).float()
+    # a slim head's product is made in float32
+    torch.testing.assert_close(logits_TV if ids is None else logits_TV[:, ids], expected_TS, rtol=1e-4, atol=1e-4)
+    assert bool((logits_TV > NO_TOKEN).sum() == expected_TS.numel())
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_acceptance_is_at_most_the_targets_mass_on_the_support(head: DraftHead, step: int) -> None:
     drawn, p_TV = Rows.draw(T), some_law(T)
     accepted_T = torch.minimum(p_TV, drawn.law(head, step)).sum(dim=-1).detach()
