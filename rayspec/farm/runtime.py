@@ -15,9 +15,9 @@ import psutil
 import torch
 
 from rayspec.farm.head_latency import head_latencies
-from rayspec.farm.load import Load, closed_loop
+from rayspec.farm.load import Load, run_load
 from rayspec.farm.processes import end_processes, environment, redirected_output
-from rayspec.records import Measured, StepSeconds
+from rayspec.records import Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
     from sglang_ext.adapter.engine import StepTimes
@@ -110,7 +110,7 @@ class Runtime:
     def warm_up(self, load: Load) -> None:
         """Answer a block without recording it."""
         with self._readable_failure("failed while warming up"):
-            self._run(closed_loop(self._running_engine(), load))
+            self._run(self._answer(self._running_engine(), load))
 
     def measure(self, load: Load) -> Measured:
         """Answer a block that finds an empty prefix cache. Raises EngineFailed."""
@@ -118,10 +118,16 @@ class Runtime:
             engine = self._running_engine()
             self._flush()
             before = self._step_times()
-            wall_s, requests = self._run(closed_loop(engine, load))
+            wall_s, requests = self._run(self._answer(engine, load))
             after = self._step_times()
         steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
         return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
+
+    @staticmethod
+    def _answer(engine: Any, load: Load) -> Coroutine[Any, Any, tuple[float, tuple[RequestRecord, ...]]]:
+        from sglang_ext.adapter.engine import tokenizer
+
+        return run_load(engine, load, tokenizer(engine))
 
     def _step_times(self) -> "StepTimes | None":
         """The engine's clock over its life; None for the plain engine, and on an accelerator."""

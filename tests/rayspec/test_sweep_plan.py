@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rayspec.farm.load import Traffic
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, inspect_drafter, make_plan
 from rayspec.sweep.prepare import prepare
@@ -34,15 +35,15 @@ def test_blocks_cover_the_prompts_once() -> None:
     assert spans == {(0, 4), (4, 8), (8, 10)}
 
 
-def test_a_round_pairs_all_trials_of_its_concurrency_in_turning_order() -> None:
+def test_a_round_pairs_all_trials_of_its_traffic_in_turning_order() -> None:
     plan = make_plan(config(block_prompts=1), 8, DRAFTERS)
-    firsts: dict[int, list[str]] = defaultdict(list)
+    firsts: dict[Traffic, list[str]] = defaultdict(list)
     for phase in plan.phases:
         for r in phase.rounds:
-            assert {t.concurrency for t in r.trials} == {r.trials[0].concurrency}
+            assert {t.traffic for t in r.trials} == {r.traffic}
             assert {t.draft_steps for t in r.trials} == {0, phase.draft_steps}
             assert len(r.trials) == 4
-            firsts[r.trials[0].concurrency].append(r.trials[0].head)
+            firsts[r.traffic].append(r.trials[0].head)
     for heads in firsts.values():  # 8 blocks in each of 2 phases, 4 trials: each comes first as often as the others
         assert set(Counter(heads).values()) == {4}
 
