@@ -25,9 +25,7 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
 
-def turn_request(
-    conversation: Conversation, answers: Sequence[str], tokenizer: ChatTokenizer | None
-) -> dict[str, Any]:
+def turn_request(conversation: Conversation, answers: Sequence[str], tokenizer: ChatTokenizer | None) -> dict[str, Any]:
     """`prompt` or `input_ids` for SGLang's generate: the turn after `answers`, the target's own to the turns before.
 
     `tokenizer` None, or one without a template, gives plain text. Raises ValueError where the template refuses.

@@ -119,7 +119,9 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
                     arms = [plain[traffic], *own]
                     turn = (repeat * len(blocks) + b) % len(arms)
                     order = (*arms[turn:], *arms[:turn])
-                    rounds.append(Round(index=index, prompt_block=b, first=first, last=last, trials=order, repeat=repeat))
+                    rounds.append(
+                        Round(index=index, prompt_block=b, first=first, last=last, trials=order, repeat=repeat)
+                    )
                     index += 1
         phases.append(Phase(draft_steps=steps, rounds=tuple(rounds)))
     return Plan(trials=(*plain.values(), *candidates), phases=tuple(phases))

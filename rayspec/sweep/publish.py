@@ -42,7 +42,15 @@ class Publisher:
     def block(self, trial: Trial, block: BlockRecord) -> None:
         """One block as a step, under `block/`, so that the pooled metrics keep their names."""
         metrics = trial_metrics([block], trial.draft_steps, self.config.slo)
-        kept = ("output_tokens_per_s", "goodput_requests_per_s", "wall_s", "output_tokens", "tau", "accepted_drafts", "verify_steps")
+        kept = (
+            "output_tokens_per_s",
+            "goodput_requests_per_s",
+            "wall_s",
+            "output_tokens",
+            "tau",
+            "accepted_drafts",
+            "verify_steps",
+        )
         self._runs[trial].log_metrics({f"block/{k}": metrics[k] for k in kept if k in metrics}, step=block.index)
 
     def failed(self, trial: Trial, cause: str) -> None:

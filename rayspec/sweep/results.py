@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rayspec.farm.load import Traffic
 from rayspec.metrics import (
     category_key,
     head_kappa,
@@ -12,7 +13,6 @@ from rayspec.metrics import (
     trial_metrics,
 )
 from rayspec.records import BlockRecord
-from rayspec.farm.load import Traffic
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Trial
@@ -45,7 +45,9 @@ def score(
 ) -> list[TrialResult]:
     """Results of all trials that have blocks or an error. `head_latency_s[traffic][head]` may be empty."""
     trials = list(dict.fromkeys([*blocks, *errors]))
-    metrics = {t: trial_metrics(blocks[t], t.draft_steps, config.slo) for t in trials if t not in errors and blocks.get(t)}
+    metrics = {
+        t: trial_metrics(blocks[t], t.draft_steps, config.slo) for t in trials if t not in errors and blocks.get(t)
+    }
     results = []
     for trial in trials:
         if trial not in metrics:
@@ -95,9 +97,7 @@ def speedups(
     return found
 
 
-def _paired_passes(
-    own: Sequence[BlockRecord], base: Sequence[BlockRecord], *, is_open: bool
-) -> list[list[Pair]]:
+def _paired_passes(own: Sequence[BlockRecord], base: Sequence[BlockRecord], *, is_open: bool) -> list[list[Pair]]:
     """The rounds that both answered, by prompt block."""
     base_by_round = {b.index: b for b in base}
     passes: dict[int, list[Pair]] = {}

@@ -57,9 +57,7 @@ def load_workload(spec: str, seed: int = 0) -> list[Conversation]:
     parts = [parse_selection(text.strip()) for text in spec.split(",")]
     if len(parts) == 1:
         return parts[0].load(seed)
-    mixed = [
-        replace(c, id=f"{part.name or part.path}/{c.id}") for part in parts for c in part.load(seed)
-    ]
+    mixed = [replace(c, id=f"{part.name or part.path}/{c.id}") for part in parts for c in part.load(seed)]
     twice = [id_ for id_, n in Counter(c.id for c in mixed).items() if n > 1]
     if twice:
         raise ValueError(f"workload {spec!r} takes {twice[0]} and {len(twice) - 1} others more than once")

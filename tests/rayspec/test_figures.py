@@ -105,4 +105,6 @@ def test_verdict_goes_by_the_interval(results: list[TrialResult], low: float, hi
 
 
 def test_verdict_without_a_baseline(results: list[TrialResult]) -> None:
-    assert verdict(Traffic(concurrency=1), without(results, "speedup")) == "concurrency 1: no speed-up could be measured."
+    assert (
+        verdict(Traffic(concurrency=1), without(results, "speedup")) == "concurrency 1: no speed-up could be measured."
+    )

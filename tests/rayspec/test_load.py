@@ -161,7 +161,10 @@ def test_the_target_s_template_gives_the_token_ids(tokenizer: PreTrainedTokenize
     tokenizer.chat_template = CHATML
     try:
         request = turn_request(said, ["A1"], tokenizer)
-        assert tokenizer.decode(request["input_ids"]) == "<|system|>S\n<|user|>U1\n<|assistant|>A1\n<|user|>U2\n<|assistant|>"
+        assert (
+            tokenizer.decode(request["input_ids"])
+            == "<|system|>S\n<|user|>U1\n<|assistant|>A1\n<|user|>U2\n<|assistant|>"
+        )
         assert turn_request(conversation("a", "raw", is_chat=False), [], tokenizer) == {"prompt": "raw"}
         engine = ScriptedEngine()
         asyncio.run(run_load(engine, load(said), tokenizer))

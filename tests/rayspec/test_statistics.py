@@ -121,9 +121,7 @@ NOISE: dict[str, dict[str, float]] = {"busy": {}, "drifting": {"bursts": 0.0}, "
     ("noise", "blocks", "width"),
     [("busy", 6, 0.1), ("busy", 10, 0.05), ("drifting", 8, 0.08), ("calm", 10, 0.03)],
 )
-def test_a_a_covers_one_where_passes_end_when_the_interval_is_narrow(
-    noise: str, blocks: int, width: float
-) -> None:
+def test_a_a_covers_one_where_passes_end_when_the_interval_is_narrow(noise: str, blocks: int, width: float) -> None:
     hits = 0
     for i in range(SIMULATIONS):
         rng = np.random.default_rng([2, i])

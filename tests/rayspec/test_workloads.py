@@ -125,7 +125,10 @@ def test_the_demo_prompts_stay_in_their_order() -> None:
         ([b'{"conversations": [{"role": "user"}]}'], r"p.jsonl:1: conversations must be a list of"),
         ([b'{"conversations": [{"from": "human", "value": "x"}]}'], r"p.jsonl:1: conversations must be a list of"),
         ([b'{"messages": [{"role": "system", "content": "x"}]}'], r"no message of role 'user'"),
-        ([b'{"messages": [{"role": "assistant", "content": "x"}]}'], r"messages\[0\].role must be user, .* 'assistant'"),
+        (
+            [b'{"messages": [{"role": "assistant", "content": "x"}]}'],
+            r"messages\[0\].role must be user, .* 'assistant'",
+        ),
         (
             [b'{"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]}'],
             r"messages\[1\].role must be user, .* got 'tool'",
@@ -191,8 +194,14 @@ def test_published_set_is_read_as_a_hub_dataset(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gsm8k", "could not be loaded from the Hugging Face hub: .*RAYSPEC_DATA is not set. Get test.jsonl from https"),
-        ("spec_bench", "is on no hub; and RAYSPEC_DATA is not set. Get question.jsonl from https://github.com/hemingkx"),
+        (
+            "gsm8k",
+            "could not be loaded from the Hugging Face hub: .*RAYSPEC_DATA is not set. Get test.jsonl from https",
+        ),
+        (
+            "spec_bench",
+            "is on no hub; and RAYSPEC_DATA is not set. Get question.jsonl from https://github.com/hemingkx",
+        ),
     ],
 )
 def test_offline_says_what_to_get_and_where_to_put_it(name: str, message: str, tmp_path: Path) -> None:
