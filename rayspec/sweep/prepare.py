@@ -32,8 +32,8 @@ def prepare(config: SweepConfig) -> Prepared:
     num_blocks = -(-len(prompts) // config.block_prompts)
     if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
         raise ValueError(
-            f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {len(prompts)} prompts in "
-            f"blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
+            f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {len(prompts)} prompts "
+            f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
         )
     plan = make_plan(config, len(prompts), drafters)
     return Prepared(config=config, prompts=prompts, target=target, drafters=drafters, plan=plan)

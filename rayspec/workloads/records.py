@@ -4,10 +4,10 @@
 |---|---|
 | `{"turns": ["...", "..."]}` (MT-Bench, Spec-Bench, our own) | a turn each |
 | `{"prompt": "..."}` (HumanEval), `{"question": "..."}` (GSM8K) | one turn |
-| `{"messages": [{"role", "content"}]}` or `{"conversations": [...]}` | a turn for each message of `user`, after that of |
-|   | `system`; recorded answers of `assistant` are left out, since the target gives its own |
+| `{"messages": [{"role", "content"}]}` or `{"conversations": [...]}` | a turn for each message of `user` |
 | `{"text": "..."}` | one turn that is never put into a chat template |
 
+A message of `system` comes first; recorded answers of `assistant` are left out, since the target gives its own.
 `question_id`, `task_id` or `id` names the record (else its number in the file), `category` its category.
 """
 

@@ -1,6 +1,6 @@
 """What the config's `workload` asks for: `source[:count[:category]]`, several of them separated by commas.
 
-A source is a name (`mt_bench`), a file (`/data/prompts.jsonl`), or a name with its file (`mt_bench:/data/question.jsonl`).
+A source is a name (`mt_bench`), a file (`/data/prompts.jsonl`), or a name with its file (`gsm8k:/data/test.jsonl`).
 Without a count it is all of it (`spec_bench::rag` is all of one category).
 """
 
