@@ -57,6 +57,9 @@ def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int, slo: Slo | No
         "output_tokens_per_s": tokens / wall_s,
         "requests_per_s": len(requests) / wall_s,
     }
+    peaks = [b.measured.peak_memory_bytes for b in blocks if b.measured.peak_memory_bytes is not None]
+    if peaks:
+        metrics["peak_host_memory_gib"] = max(peaks) / 2**30
     metrics |= latency_metrics(requests)
     metrics |= goodput_metrics(requests, wall_s, slo or Slo())
     if draft_steps:

@@ -60,6 +60,7 @@ class Measured:
     wall_s: float
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
+    peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)

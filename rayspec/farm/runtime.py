@@ -16,7 +16,13 @@ import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Load, run_load
-from rayspec.farm.processes import end_processes, environment, redirected_output
+from rayspec.farm.processes import (
+    end_processes,
+    environment,
+    peak_memory_bytes,
+    redirected_output,
+    reset_peak_memory,
+)
 from rayspec.records import Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
@@ -118,10 +124,13 @@ class Runtime:
             engine = self._running_engine()
             self._flush()
             before = self._step_times()
+            children = self._children()
+            reset_peak_memory(children)
             wall_s, requests = self._run(self._answer(engine, load))
+            peak = peak_memory_bytes(children)
             after = self._step_times()
         steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
-        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
+        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps, peak_memory_bytes=peak)
 
     @staticmethod
     def _answer(engine: Any, load: Load) -> Coroutine[Any, Any, tuple[float, tuple[RequestRecord, ...]]]:
@@ -143,13 +152,17 @@ class Runtime:
 
     def stop(self) -> None:
         """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""
-        children = [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
+        children = self._children()
         try:
             if self._engine is not None:
                 self._engine.shutdown()
         finally:
             self._engine = None
             end_processes(children)
+
+    def _children(self) -> list[psutil.Process]:
+        """The processes that the engine started."""
+        return [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
 
     def log_tail(self) -> str:
         """The last lines of the engine's log."""

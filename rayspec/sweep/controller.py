@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from rayspec.costs import read_costs
 from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineFailed
@@ -62,7 +63,8 @@ def run_sweep(prepared: Prepared, home: Path, command: str) -> SweepOutcome:
                 measurement.run()
             finally:
                 publisher.logs(engines.log_folder)
-        results = score(config, measurement.blocks, measurement.errors, measurement.head_latency_s)
+        costs = read_costs(prepared.target, {d.label: d.path for d in measurement.measured_drafters()})
+        results = score(config, measurement.blocks, measurement.errors, measurement.head_latency_s, costs)
         text = summary(results)
         publisher.close(results, measurement.blocks, text, engines.machine)
         if all(r.error for r in results):
@@ -82,6 +84,10 @@ class _Measurement:
         self.errors: dict[Trial, str] = {}
         self.head_latency_s: dict[Traffic, dict[str, float]] = {}
         self.spent_s = 0.0  # on measuring, engine starts left out
+
+    def measured_drafters(self) -> list[Drafter]:
+        """Those with a trial that succeeded."""
+        return list({t.drafter.label: t.drafter for t in self.blocks if t.drafter and t not in self.errors}.values())
 
     def run(self) -> None:
         for drafter in self.prepared.drafters:

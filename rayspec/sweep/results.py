@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rayspec.costs import ModelCosts, StepShape, cost_metrics
 from rayspec.farm.load import Traffic
 from rayspec.metrics import (
     category_key,
@@ -42,6 +43,7 @@ def score(
     blocks: Mapping[Trial, Sequence[BlockRecord]],
     errors: Mapping[Trial, str],
     head_latency_s: Mapping[Traffic, Mapping[str, float]],
+    costs: ModelCosts | None = None,
 ) -> list[TrialResult]:
     """Results of all trials that have blocks or an error. `head_latency_s[traffic][head]` may be empty."""
     trials = list(dict.fromkeys([*blocks, *errors]))
@@ -54,6 +56,8 @@ def score(
             results.append(TrialResult(trial=trial, error=errors.get(trial, "never measured")))
             continue
         own = dict(metrics[trial])
+        if costs is not None:
+            own |= _costs(config, trial, own, blocks[trial], costs)
         if trial.drafter is not None:
             requests = [r for b in blocks[trial] for r in b.requests]
             own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
@@ -111,6 +115,21 @@ def _paired_passes(own: Sequence[BlockRecord], base: Sequence[BlockRecord], *, i
 
 def _seconds(block: BlockRecord, is_open: bool) -> float:
     return sum(r.e2e_s for r in block.requests) if is_open else block.wall_s
+
+
+def _costs(
+    config: SweepConfig,
+    trial: Trial,
+    metrics: Mapping[str, float],
+    blocks: Sequence[BlockRecord],
+    costs: ModelCosts,
+) -> dict[str, float]:
+    requests = [r for b in blocks for r in b.requests]
+    if trial.drafter is None:
+        return cost_metrics(metrics, requests, StepShape(), costs.target, None)
+    verified = config.num_draft_tokens or trial.draft_steps + 1
+    shape = StepShape(draft_steps=trial.draft_steps, topk=config.topk, num_draft_tokens=verified)
+    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
 
 
 def _head_tradeoff(

@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rayspec.farm.actor import RuntimeHandle, cluster
-from rayspec.farm.processes import environment, redirected_output
+from rayspec.farm.processes import environment, peak_memory_bytes, redirected_output, reset_peak_memory
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.shipped import ASSETS
 
@@ -47,3 +49,21 @@ def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (os.environ["RAYSPEC_A"], os.environ["RAYSPEC_B"]) == ("new", "new")
     assert os.environ["RAYSPEC_A"] == "old"
     assert "RAYSPEC_B" not in os.environ
+
+
+def test_peak_memory_is_that_since_the_reset() -> None:
+    """A child takes 300 MiB and gives them back; after a reset it holds little."""
+    code = "import mmap; m = mmap.mmap(-1, 300 << 20); m.write(bytes(300 << 20)); m.close(); print(); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        processes = [psutil.Process(child.pid)]
+        peak = peak_memory_bytes(processes)
+        assert peak is not None
+        assert peak > 300 << 20
+        reset_peak_memory(processes)
+        after = peak_memory_bytes(processes)
+        child.communicate(b"\n")
+    assert after is not None
+    assert after < 100 << 20
+    assert peak_memory_bytes(processes) is None
