@@ -24,8 +24,14 @@ def eagle_params(hidden: int, intermediate: int, vocabulary: int) -> int:
 
 @pytest.mark.parametrize(
     ("tau", "head", "published"),
-    [(3.237, V, 1.52), (3.193, 32768, 1.809), (2.937, V, 1.379), (2.860, 5000, 1.725), (3.638, V, 1.708)]
-    + [(3.434, 32768, 1.945)],
+    [
+        (3.237, V, 1.52),
+        (3.193, 32768, 1.809),
+        (2.937, V, 1.379),
+        (2.860, 5000, 1.725),
+        (3.638, V, 1.708),
+        (3.434, 32768, 1.945),
+    ],
     ids=["dolly_full", "dolly_trimmed", "xlam_full", "xlam_trimmed", "coding_full", "coding_trimmed"],
 )
 def test_mbsu_gives_vocabtrim_s_table_of_the_3b_target(tau: float, head: int, published: float) -> None:

@@ -103,9 +103,7 @@ def test_phases_share_the_time_that_is_left() -> None:
 
 
 def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
-    with pytest.raises(
-        ValueError, match=r"stop.ci_width needs .* at least 4 blocks; 8 prompts in blocks of .*=4 are 2"
-    ):
+    with pytest.raises(ValueError, match=r"stop.ci_width needs .* at least 4 blocks; 8 prompts .*=4 are 2"):
         prepare(SweepConfig(workload="heldout_python:8", stop=StopConfig(ci_width=0.1)))
 
 
