@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from rayspec.farm.load import Traffic
 from rayspec.metrics import break_even_rho, category_key
 from rayspec.report.style import (
     DASHES,
@@ -19,7 +20,7 @@ from rayspec.report.style import (
     panels,
     plt,
     steps_entries,
-    streams,
+    title,
 )
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
 
 
 def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """Throughput over plain decoding with its 95% interval: a panel per concurrency, a row per head."""
+    """Throughput over plain decoding with its 95% interval: a panel per traffic, a row per head."""
     if not results:
         return None
-    heads, steps, concurrencies = _values(results)
+    heads, steps, traffics = _values(results)
     height = 1.3 + 0.3 * len(heads) * max(2, len(steps))
-    figure, axes = panels(len(concurrencies), width=4.2, height=height, share=True)
+    figure, axes = panels(len(traffics), width=4.2, height=height, share=True)
     gap = 0.6 / len(steps)
-    for axis, c in zip(axes, concurrencies, strict=True):
-        for r in (r for r in results if r.trial.concurrency == c):
+    for axis, traffic in zip(axes, traffics, strict=True):
+        for r in (r for r in results if r.trial.traffic == traffic):
             interval = r.speedup("plain")
             assert interval is not None, "filtered by the caller"
             s = steps.index(r.trial.draft_steps)
@@ -74,7 +75,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
         axis.axvline(1, color="black", linestyle="--", linewidth=1)
         axis.margins(x=0.12)
         axis.set_yticks(range(len(heads)), heads)
-        axis.set_title(streams(c))
+        axis.set_title(title(traffic))
         axis.set_xlabel("speed-up over plain decoding (x, 95% CI)")
     axes[0].set_ylim(len(heads) - 0.5, -0.5)
     legend_below(figure, steps_entries(steps))
@@ -84,12 +85,12 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
 def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Left: tau per head and draft steps. Right: share of verify steps that accept at least i drafts.
 
-    From the lowest concurrency: acceptance does not depend on it under greedy decoding.
+    Under the lightest traffic: acceptance does not depend on it under greedy decoding.
     """
     if not results:
         return None
-    lowest = min(r.trial.concurrency for r in results)
-    results = [r for r in results if r.trial.concurrency == lowest]
+    lowest = min(r.trial.traffic for r in results)
+    results = [r for r in results if r.trial.traffic == lowest]
     heads, steps, _ = _values(results)
     figure, (left, *right) = panels(1 + len(steps), width=3.7, height=3.6)
     width = 0.8 / len(heads)
@@ -105,7 +106,7 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     left.set_xticks(range(len(steps)), [str(s) for s in steps])
     left.set_xlabel("draft steps")
     left.set_ylabel("tau (tokens per verify step)")
-    left.set_title(f"tau, {streams(lowest)}")
+    left.set_title(f"tau, {title(lowest)}")
     left.set_ylim(0, 1.1 * max(r.metrics["tau"] for r in results))
     left.grid(axis="x", visible=False)
     for axis, s in zip(right, steps, strict=True):
@@ -121,12 +122,12 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
 def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """tau of each prompt category relative to the full head's: a reduced vocabulary loses most on its long tail.
 
-    From the lowest concurrency and the longest draft. Nothing is shown of a workload of one category, or of so many
+    Under the lightest traffic and the longest draft. Nothing is shown of a workload of one category, or of so many
     that each has few prompts and the differences are noise.
     """
-    lowest = min((r.trial.concurrency for r in results), default=0)
+    lowest = min((r.trial.traffic for r in results), default=Traffic(concurrency=1))
     longest = max((r.trial.draft_steps for r in results), default=0)
-    results = [r for r in results if (r.trial.concurrency, r.trial.draft_steps) == (lowest, longest)]
+    results = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (lowest, longest)]
     full = next((r for r in results if r.is_baseline), None)
     if full is None or not 2 <= len(_categories(full)) <= MOST_CATEGORIES:
         return None
@@ -140,7 +141,7 @@ def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
     axis.set_yticks(range(len(heads)), heads)
     axis.set_ylim(len(heads) - 0.5, -0.5)
     axis.set_xlabel("tau relative to the full head on the same category")
-    axis.set_title(f"{streams(lowest)}, {longest} draft steps")
+    axis.set_title(f"{title(lowest)}, {longest} draft steps")
     legend_below(figure, list(zip(*axis.get_legend_handles_labels(), strict=True)))
     return figure
 
@@ -157,11 +158,11 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """
     if not results:
         return None
-    heads, steps, concurrencies = _values(results)
-    figure, axes = panels(len(concurrencies), width=4.4, height=4.0, share=True)
+    heads, steps, traffics = _values(results)
+    figure, axes = panels(len(traffics), width=4.4, height=4.0, share=True)
     nu = np.linspace(0, 1.05 * max(1.0, *(r.metrics["nu"] for r in results)), 100)
-    for axis, c in zip(axes, concurrencies, strict=True):
-        here = [r for r in results if r.trial.concurrency == c]
+    for axis, traffic in zip(axes, traffics, strict=True):
+        here = [r for r in results if r.trial.traffic == traffic]
         for i, s in enumerate(steps):
             kappa = next((r.metrics["kappa"] for r in here if r.trial.draft_steps == s and "kappa" in r.metrics), None)
             if kappa is not None:
@@ -173,7 +174,7 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
             if len(heads) > len(PALETTE):  # colours repeat
                 point = (r.metrics["nu"], r.metrics["rho"])
                 axis.annotate(r.trial.head, point, (5, 4), textcoords="offset points", fontsize=7)
-        axis.set_title(f"{streams(c)} (above its line: faster than full)")
+        axis.set_title(f"{title(traffic)} (above its line: faster than full)")
         axis.set_xlabel("head latency relative to full (nu)")
         axis.set_xlim(0, None)
         if axis.get_legend_handles_labels()[0]:
@@ -183,7 +184,7 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     return figure
 
 
-def _values(results: "Sequence[TrialResult]") -> tuple[list[str], list[int], list[int]]:
-    """Heads in the sweep's order, draft steps and concurrencies in increasing order."""
+def _values(results: "Sequence[TrialResult]") -> tuple[list[str], list[int], list[Traffic]]:
+    """Heads in the sweep's order, draft steps and traffics in increasing order."""
     heads = list(dict.fromkeys(r.trial.head for r in results))
-    return heads, sorted({r.trial.draft_steps for r in results}), sorted({r.trial.concurrency for r in results})
+    return heads, sorted({r.trial.draft_steps for r in results}), sorted({r.trial.traffic for r in results})

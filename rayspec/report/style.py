@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from rayspec.farm.load import Traffic
+
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -65,5 +67,8 @@ def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
     ]
 
 
-def streams(concurrency: int) -> str:
-    return f"{concurrency} stream{'s' if concurrency > 1 else ''}"
+def title(traffic: Traffic) -> str:
+    """Of a panel: `1 stream`, `4 streams`, `2.5 requests/s`."""
+    if traffic.is_open:
+        return str(traffic)
+    return f"{traffic.concurrency} stream{'s' if traffic.concurrency > 1 else ''}"

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rayspec.farm.load import Traffic
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-HEADERS = ["head", "steps", "concurrency", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
+HEADERS = ["head", "steps", "traffic", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
@@ -24,8 +25,8 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(results: "Sequence[TrialResult]") -> str:
-    """The table, a verdict for each concurrency, what the columns mean, and the first line of each failure."""
-    ordered = sorted(results, key=lambda r: (r.trial.concurrency, r.trial.draft_steps))
+    """The table, a verdict for each traffic, what the columns mean, and the first line of each failure."""
+    ordered = sorted(results, key=lambda r: (r.trial.traffic, r.trial.draft_steps))
     parts = [render_table(HEADERS, [_row(r) for r in ordered])]
     parts.append("\n".join(verdicts(results).values()))
     notes = [
@@ -34,6 +35,7 @@ def summary(results: "Sequence[TrialResult]") -> str:
         "rest of it. predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.",
         "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, "
         "not corrected for choosing the best of several.",
+        *_open_loop_note(results),
     ]
     mismatches = {r.trial.name: int(r.metrics["output_mismatches"]) for r in results if _differs(r)}
     if mismatches:
@@ -46,15 +48,15 @@ def summary(results: "Sequence[TrialResult]") -> str:
     return "\n\n".join([*parts, *failed])
 
 
-def verdicts(results: "Sequence[TrialResult]") -> dict[int, str]:
-    """A verdict for each concurrency."""
-    concurrencies = sorted({r.trial.concurrency for r in results})
-    return {c: verdict(c, [r for r in results if r.trial.concurrency == c]) for c in concurrencies}
+def verdicts(results: "Sequence[TrialResult]") -> dict[Traffic, str]:
+    """A verdict for each traffic."""
+    traffics = sorted({r.trial.traffic for r in results})
+    return {t: verdict(t, [r for r in results if r.trial.traffic == t]) for t in traffics}
 
 
-def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
+def verdict(traffic: Traffic, results: "Sequence[TrialResult]") -> str:
     """One sentence: the fastest trial, and whether it beats plain decoding and the full head beyond doubt."""
-    start = f"concurrency {concurrency}:"
+    start = f"{traffic}:"
     drafted = [r for r in results if r.speedup("plain") is not None]
     if not drafted:
         return f"{start} no speed-up could be measured."
@@ -75,9 +77,18 @@ def verdict(concurrency: int, results: "Sequence[TrialResult]") -> str:
     return text + "."
 
 
+def _open_loop_note(results: "Sequence[TrialResult]") -> list[str]:
+    if not any(r.trial.traffic.is_open for r in results):
+        return []
+    return [
+        "Under so many requests a second the arrivals fix the throughput: there a speed-up compares the time from "
+        "arrival to the last token, per output token."
+    ]
+
+
 def _row(result: "TrialResult") -> list[str]:
     t, m = result.trial, result.metrics
-    cells = [t.head, str(t.draft_steps or "-"), str(t.concurrency)]
+    cells = [t.head, str(t.draft_steps or "-"), str(t.traffic)]
     if result.error:
         return [*cells, "FAILED", *["-"] * (len(HEADERS) - len(cells) - 1)]
 

@@ -41,8 +41,16 @@ class Publisher:
 
     def block(self, trial: Trial, block: BlockRecord) -> None:
         """One block as a step, under `block/`, so that the pooled metrics keep their names."""
-        metrics = trial_metrics([block], trial.draft_steps)
-        kept = ("output_tokens_per_s", "wall_s", "output_tokens", "tau", "accepted_drafts", "verify_steps")
+        metrics = trial_metrics([block], trial.draft_steps, self.config.slo)
+        kept = (
+            "output_tokens_per_s",
+            "goodput_requests_per_s",
+            "wall_s",
+            "output_tokens",
+            "tau",
+            "accepted_drafts",
+            "verify_steps",
+        )
         self._runs[trial].log_metrics({f"block/{k}": metrics[k] for k in kept if k in metrics}, step=block.index)
 
     def failed(self, trial: Trial, cause: str) -> None:
@@ -71,7 +79,7 @@ class Publisher:
         failed = [r.trial.name for r in results if r.error]
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)})
         self.parent.log_text(summary + "\n", "summary.md")
-        self.parent.set_tags({f"verdict.c{c}": text for c, text in verdicts(results).items()})
+        self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
@@ -82,7 +90,8 @@ def trial_params(trial: Trial) -> dict[str, object]:
     params: dict[str, object] = {
         "trial.head": trial.head,
         "trial.draft_steps": trial.draft_steps,
-        "trial.concurrency": trial.concurrency,
+        "trial.concurrency": trial.traffic.concurrency,  # 0 under open-loop load
+        "trial.request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
     if trial.drafter is not None:
         params["trial.drafter_path"] = trial.drafter.path

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, Trial
@@ -62,7 +63,7 @@ def synthetic_results() -> list[TrialResult]:
                 window = float(np.exp(rng.normal(0, 0.2)))
                 for head, kept in (("plain", 0.0), *HEADS.items()):
                     drafter = None if head == "plain" else Drafter(label=head, path=f"/{head}", head={"kind": "full"})
-                    trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, concurrency=c)
+                    trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, traffic=Traffic(concurrency=c))
                     noise = window * float(np.exp(rng.normal(0, 0.03)))
                     cycle_s = 0.012 * noise if drafter is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
                     histograms = [_histogram(rng, 0.7 * kept, steps) if drafter else () for _ in range(4)]
@@ -72,7 +73,8 @@ def synthetic_results() -> list[TrialResult]:
                     record = BlockRecord(index=index, prompt_block=b, measured=measured)
                     blocks.setdefault(trial, []).append(record)
                 index += 1
-    return score(config, blocks, {}, {c: {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency})
+    latency_s = {Traffic(concurrency=c): {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency}
+    return score(config, blocks, {}, latency_s)
 
 
 def _histogram(rng: np.random.Generator, rate: float, steps: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
 from rayspec.report.table import summary, verdict
 from rayspec.sweep.results import TrialResult
@@ -71,7 +72,7 @@ def test_a_single_trial_and_no_interval_are_drawn(results: list[TrialResult], tm
     assert len(write_figures([dataclasses.replace(one[0], metrics=kept)], tmp_path)) == 6
 
 
-def test_table_has_a_row_a_trial_and_a_verdict_a_concurrency(results: list[TrialResult]) -> None:
+def test_table_has_a_row_a_trial_and_a_verdict_a_traffic(results: list[TrialResult]) -> None:
     text = summary(results)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(results)
     assert text.count("Best: ") == 2
@@ -98,10 +99,12 @@ def test_failed_trials_are_listed_with_their_cause(results: list[TrialResult]) -
 def test_verdict_goes_by_the_interval(results: list[TrialResult], low: float, high: float, claim: str) -> None:
     result = next(r for r in results if r.trial.name == "slimspec-r64-s4-c1")
     metrics = {**result.metrics, "speedup_vs_plain_ci_low": low, "speedup_vs_plain_ci_high": high}
-    text = verdict(1, [dataclasses.replace(result, metrics=metrics)])
+    text = verdict(Traffic(concurrency=1), [dataclasses.replace(result, metrics=metrics)])
     assert text.startswith("concurrency 1: ")
     assert claim in text
 
 
 def test_verdict_without_a_baseline(results: list[TrialResult]) -> None:
-    assert verdict(1, without(results, "speedup")) == "concurrency 1: no speed-up could be measured."
+    assert (
+        verdict(Traffic(concurrency=1), without(results, "speedup")) == "concurrency 1: no speed-up could be measured."
+    )
