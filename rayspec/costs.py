@@ -151,7 +151,7 @@ def cost_metrics(
     drafter: DrafterCost | None,
 ) -> dict[str, float]:
     """`gflops_per_token` at the mean context of the requests, and `mbsu` of a drafter; by the pooled `tau`."""
-    out = {}
+    out: dict[str, float] = {}
     tau = metrics.get("tau") if drafter is not None else 1.0
     if tau is None:  # no step was ever verified
         return out
