@@ -229,6 +229,11 @@ WRAPPED: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.swap.swap_drafter",
     ),
     Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
+        ("self",),
+        "sets `tokenizer`, which sglang_ext.adapter.engine.tokenizer reads",
+    ),
+    Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
         ("self", "forward_batch"),
         "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
