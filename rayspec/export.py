@@ -78,8 +78,8 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
         "target": info.target.to_dict(),
         **info.provenance,
     }
-    if info.shares is not None:
-        origin["shares"] = asdict(info.shares)
+    if info.shares:
+        origin["shares"] = [asdict(entry) for entry in info.shares]
     origin = json.loads(json.dumps(origin))  # tuples become lists, as in the file
     folder = output_dir / drafter_label(drafter)
     return Export(

@@ -26,7 +26,9 @@ PUBLISHED: dict[str, tuple[str, str]] = {
     "spec_bench": ("spec_bench/question.jsonl", "https://github.com/hemingkx/Spec-Bench"),
     "gsm8k": ("gsm8k/test.jsonl", "https://github.com/openai/grade-school-math"),
 }
-SHIPPED: dict[str, Path] = {"heldout_python": ASSETS / "prompts" / "heldout_python.jsonl"}
+SHIPPED: dict[str, Path] = {
+    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("heldout_python", "mixed_languages")
+}
 
 
 @dataclass(frozen=True, kw_only=True)

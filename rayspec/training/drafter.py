@@ -31,7 +31,7 @@ from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter, weights_sha256
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_config, head_from_target
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,18 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> E
     if info.target is not None:
         info.target.check_served_with(target.info(), str(origin.base))
     drafter.requires_grad_(False)
-    fewer_bits = {"weight_format", "group_size"}
-    if {k: v for k, v in head.draft_head.items() if k not in fewer_bits} == info.head:  # the same head, rounded
-        own = {k: v for k, v in head.draft_head.items() if k in fewer_bits}
-        drafter.lm_head.config = replace(drafter.lm_head.config, **own)
-        return drafter
+    body, found = drafter.config, drafter.lm_head.config
+    kind, wanted = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
+    if kind is type(drafter.lm_head) and found.weight_format is None:
+        knobs = {name: getattr(wanted, name) for name in wanted.knobs}
+        if replace(found, **knobs) == wanted:  # the same head with other knobs
+            drafter.lm_head.config = wanted
+            return drafter
     if info.head != {"kind": "full"}:
         raise ValueError(
             f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
-            "whose rows the new head takes over, or the same head, to be stored in fewer bits"
+            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
+            "not yet stored in fewer bits"
         )
     lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
     drafter.lm_head = lm_head

@@ -19,7 +19,8 @@ class NamedHead:
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
-    shares the base's tensors on disk. None trains body and head from nothing.
+    shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
+    shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
     """
 

@@ -2,8 +2,8 @@
 
 Two forms are read: our own (`architectures: [RaySpecEagle3]`, any head kind) and stock EAGLE-3
 (`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
-tensors with another one, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to
-a temporary folder that is renamed.
+tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to a
+temporary folder that is renamed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HEAD_PREFIX = "lm_head."
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTensors:
-    """`rayspec.shares`: the tensors that lie in another drafter's folder, and the fingerprint of its weights."""
+    """An entry of `rayspec.shares`: tensors that lie in another drafter's folder, the fingerprint of its weights."""
 
     drafter: str  # path relative to the folder that shares
     sha256: str
@@ -53,7 +53,9 @@ class SharedTensors:
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
         if set(entry) != set(cls.__dataclass_fields__):
-            raise ValueError(f"{path}: rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}")
+            raise ValueError(
+                f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
+            )
         return cls(**{**entry, "tensors": tuple(entry["tensors"])})
 
 
@@ -65,7 +67,7 @@ class CheckpointInfo:
     body: Eagle3Config
     head: Mapping[str, Any]
     target: TargetInfo | None
-    shares: SharedTensors | None = None
+    shares: tuple[SharedTensors, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,7 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "python jobs/train.py"
         )
-    shares = None if "shares" not in ours else SharedTensors.from_dict(ours["shares"], path)
+    shares = tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ()))
     provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
     return CheckpointInfo(
         path=path, body=body, head=dict(config["draft_head"]), target=target, shares=shares, provenance=provenance
@@ -247,10 +249,10 @@ def check_files(info: CheckpointInfo) -> None:
         shapes = {name.replace("layers.0.", "midlayer."): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         shapes = stock_shapes(shapes, info.body.vocab_size)
-    if info.shares is not None:
-        with safe_open(_shared_file(info, info.shares), framework="pt") as handle:
+    for shares in info.shares:
+        with safe_open(_shared_file(info, shares), framework="pt") as handle:
             present = set(handle.keys())
-            shapes |= {n: handle.get_slice(n).get_shape() for n in info.shares.tensors if n in present}
+            shapes |= {n: handle.get_slice(n).get_shape() for n in shares.tensors if n in present}
     check_tensors(shapes, info)
 
 
@@ -272,25 +274,25 @@ def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
 
 
 def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors that a drafter shares with another one. Raises ValueError."""
-    shares = info.shares
-    if shares is None:
-        return {}
-    file = _shared_file(info, shares)
-    if weights_sha256(file) != shares.sha256:
-        raise ValueError(
-            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-            "drafter again with python jobs/train.py"
-        )
-    twice = set(own) & set(shares.tensors)
-    with safe_open(file, framework="pt") as handle:
-        missing = set(shares.tensors) - set(handle.keys())
-        if twice or missing:
+    """The tensors that a drafter shares with others. Raises ValueError."""
+    tensors: dict[str, Tensor] = {}
+    for shares in info.shares:
+        file = _shared_file(info, shares)
+        if weights_sha256(file) != shares.sha256:
             raise ValueError(
-                f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or which "
-                f"{shares.drafter} does not have; make the drafter again"
+                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+                "drafter again with python jobs/train.py"
             )
-        return {name: handle.get_tensor(name) for name in shares.tensors}
+        twice = {*own, *tensors} & set(shares.tensors)
+        with safe_open(file, framework="pt") as handle:
+            missing = set(shares.tensors) - set(handle.keys())
+            if twice or missing:
+                raise ValueError(
+                    f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or "
+                    f"which {shares.drafter} does not have; make the drafter again"
+                )
+            tensors |= {name: handle.get_tensor(name) for name in shares.tensors}
+    return tensors
 
 
 def weights_sha256(file: str | Path) -> str:
@@ -325,7 +327,8 @@ def save_drafter(
 
     Args:
         extras: further files by name, such as a training report.
-        share_with: another drafter's folder; tensors that are equal there are named instead of stored.
+        share_with: another drafter's folder; tensors that are equal there, or in those that it shares with, are named
+            instead of stored.
         stock: write the form that SGLang serves without rayspec; only for heads that it can express.
 
     Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
@@ -355,8 +358,9 @@ def save_drafter(
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
         if share_with is not None:
             shares = _shared_with(tensors, path, Path(share_with))
-            config["rayspec"]["shares"] = asdict(shares)
-            tensors = {name: t for name, t in tensors.items() if name not in shares.tensors}
+            config["rayspec"]["shares"] = [asdict(entry) for entry in shares]
+            shared = {name for entry in shares for name in entry.tensors}
+            tensors = {name: t for name, t in tensors.items() if name not in shared}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config, indent=2) + "\n"
         (temporary / "config.json").write_text(text)
@@ -371,8 +375,14 @@ def save_drafter(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> SharedTensors:
-    theirs = load_file(other / WEIGHTS)
-    equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
-    relative = os.path.relpath(other.resolve(), path.resolve())
-    return SharedTensors(drafter=relative, sha256=weights_sha256(other / WEIGHTS), tensors=equal)
+def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list[SharedTensors]:
+    """Of the other drafter and of those with which it shares, each with what is equal there."""
+    folders = [other, *(other / entry.drafter for entry in read_info(other).shares)]
+    shares: list[SharedTensors] = []
+    for folder in folders:
+        theirs = load_file(folder / WEIGHTS)
+        equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
+        if equal:
+            relative = os.path.relpath(folder.resolve(), path.resolve())
+            shares.append(SharedTensors(drafter=relative, sha256=weights_sha256(folder / WEIGHTS), tensors=equal))
+    return shares

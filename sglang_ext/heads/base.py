@@ -34,7 +34,10 @@ class HeadConfig:
 
     `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
     `group_size`: how many columns share a scale of int4 (fewer where a matrix is narrower).
+    `knobs` are the options that need no other tensors: a trained head takes other values for them as it is.
     """
+
+    knobs: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
 
     hidden_size: int
     vocab_size: int

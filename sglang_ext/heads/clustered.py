@@ -26,6 +26,8 @@ class ClusteredConfig(HeadConfig):
     """`union`: a row may propose whatever any row of its call has chosen, instead of its own clusters alone. More
     tokens are in reach, and a row's law depends on the rows beside it."""
 
+    knobs = HeadConfig.knobs | {"union"}
+
     clusters: int
     union: bool = False
 

@@ -19,6 +19,8 @@ ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
 
 @dataclass(frozen=True, kw_only=True)
 class SpecVocabConfig(HeadConfig):
+    knobs = HeadConfig.knobs | {"size"}
+
     rank: int
     size: int
 

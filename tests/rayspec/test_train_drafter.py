@@ -525,6 +525,7 @@ def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers:
     for i in range(3):
         q_NV = drafter.lm_head.target_logits(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i)).softmax(-1)
         assert got.overlap[i] == pytest.approx(float(torch.minimum(p_NV, q_NV).sum(-1).mean()), rel=1e-4)
+        assert got.support[i] == pytest.approx(float((q_NV > 0).sum(-1).float().mean()))
 
 
 def test_a_finished_drafter_is_recognised_by_the_words_that_made_it(

@@ -92,7 +92,7 @@ def test_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no workload 'heldout_pyton'.*heldout_python, humaneval"):
+    with pytest.raises(ValueError, match=r"no workload 'heldout_pyton'.*heldout_python, mixed_languages, humaneval"):
         load_workload("heldout_pyton:4")
 
 
