@@ -159,7 +159,12 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     if not results:
         return None
     heads, steps, traffics = _values(results)
-    figure, axes = panels(len(traffics), width=4.4, height=4.0, share=True)
+    is_crowded = len(heads) > len(PALETTE)  # then colours tell kinds, and numbers heads
+    kinds = list(dict.fromkeys(_kind(r) for r in results))
+    kind_of = {r.trial.head: kinds.index(_kind(r)) for r in results}
+    figure, axes = panels(
+        len(traffics), width=6.4 if is_crowded else 4.4, height=5.6 if is_crowded else 4.0, share=True
+    )
     nu = np.linspace(0, 1.05 * max(1.0, *(r.metrics["nu"] for r in results)), 100)
     for axis, traffic in zip(axes, traffics, strict=True):
         here = [r for r in results if r.trial.traffic == traffic]
@@ -169,19 +174,31 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
                 label = f"break-even, {s} steps (κ = {kappa:.2f})"
                 axis.plot(nu, break_even_rho(nu, kappa), color="0.2", linewidth=1, linestyle=DASHES[i % 4], label=label)
         for r in here:
-            own, s = colour(heads.index(r.trial.head)), steps.index(r.trial.draft_steps)
-            axis.plot(r.metrics["nu"], r.metrics["rho"], color=own, marker=marker(s), markersize=8, alpha=0.9)
-            if len(heads) > len(PALETTE):  # colours repeat
-                point = (r.metrics["nu"], r.metrics["rho"])
-                axis.annotate(r.trial.head, point, (5, 4), textcoords="offset points", fontsize=7)
+            head, s, point = (
+                heads.index(r.trial.head),
+                steps.index(r.trial.draft_steps),
+                (r.metrics["nu"], r.metrics["rho"]),
+            )
+            own = colour(kind_of[r.trial.head] if is_crowded else head)
+            axis.plot(*point, color=own, marker=marker(s), markersize=11 if is_crowded else 8, alpha=0.9)
+            if is_crowded:
+                axis.annotate(str(head + 1), point, ha="center", va="center", fontsize=7, color="white")
         axis.set_title(f"{title(traffic)} (above its line: faster than full)")
         axis.set_xlabel("head latency relative to full (nu)")
         axis.set_xlim(0, None)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8, loc="lower right")
     axes[0].set_ylabel("tau relative to full (rho)")
-    legend_below(figure, [*head_entries(heads), *steps_entries(steps)])
+    names = [f"{i} {head}" for i, head in enumerate(heads, start=1)] if is_crowded else heads
+    legend_below(
+        figure, [*head_entries(names, [kind_of[h] for h in heads] if is_crowded else None), *steps_entries(steps)]
+    )
     return figure
+
+
+def _kind(result: "TrialResult") -> str:
+    assert result.trial.drafter is not None, "filtered by the caller"
+    return str(result.trial.drafter.head.get("kind"))
 
 
 def _values(results: "Sequence[TrialResult]") -> tuple[list[str], list[int], list[Traffic]]:

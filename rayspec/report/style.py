@@ -54,9 +54,13 @@ def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(entries)))
 
 
-def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
-    """Legend entries that tell heads by colour."""
-    return [(Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head) for i, head in enumerate(heads)]
+def head_entries(heads: Sequence[str], colours: Sequence[int] | None = None) -> list[tuple[Artist, str]]:
+    """Legend entries that tell heads by colour; `colours` are the places in the palette, their order's without."""
+    numbers = range(len(heads)) if colours is None else colours
+    return [
+        (Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head)
+        for i, head in zip(numbers, heads, strict=True)
+    ]
 
 
 def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
