@@ -19,11 +19,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
     parser.add_argument("--promote", action="store_true", help="register the winner's checkpoint as champion")
     parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="promote the winner at this number of streams")
+    parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, or r2.5 requests/s")
     parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
     options = parser.parse_args(arguments)
-    if not options.promote and (options.model or options.concurrency is not None or options.force):
-        parser.error("--model, --concurrency and --force belong to --promote")
+    if not options.promote and (options.model or options.traffic or options.force):
+        parser.error("--model, --traffic and --force belong to --promote")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         print(decision(sweep.results))
         print(f"\n{markdown}\n{page}")
         if options.promote:
-            best = winner(sweep.results, options.concurrency, options.force)
+            best = winner(sweep.results, options.traffic, options.force)
             done = promote(sweep, folder, best, options.model)
             print(f"{done.uri} is now version {done.version}: {best.trial.name}")
     except PromotionRefused as refused:

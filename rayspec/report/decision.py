@@ -1,4 +1,4 @@
-"""What to do with what was measured: for each number of streams the fastest trial, and whether it beats plain decoding.
+"""What to do with what was measured: under each traffic the fastest trial, and whether it beats plain decoding.
 
 A claim is made only where the whole confidence interval is on one side of 1. The fastest of several is chosen by the
 same numbers that its interval is made of, which flatters it a little; nothing here corrects for that.
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rayspec.farm.load import Traffic
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The fastest trial at one number of streams: of those that are clearly faster than plain decoding, if any are.
+    """The fastest trial under one traffic: of those that are clearly faster than plain decoding, if any are.
 
     `rivals` are the trials whose intervals overlap with its own.
     """
 
-    concurrency: int
+    traffic: Traffic
     best: "TrialResult | None"  # None where no speed-up could be measured
     rivals: "tuple[TrialResult, ...]" = ()
 
@@ -37,12 +38,13 @@ class Choice:
 
 
 def choices(results: "Sequence[TrialResult]") -> list[Choice]:
-    """One for each number of streams, in increasing order."""
-    return [_choice(c, [r for r in results if r.trial.concurrency == c]) for c in _concurrencies(results)]
+    """One for each traffic, in increasing order."""
+    traffics = sorted({r.trial.traffic for r in results})
+    return [_choice(traffic, [r for r in results if r.trial.traffic == traffic]) for traffic in traffics]
 
 
 def decision(results: "Sequence[TrialResult]") -> str:
-    """One line: what to serve with at each number of streams, and where to leave speculation off."""
+    """One line: what to serve with under each traffic, and where to leave speculation off."""
     made = choices(results)
     pays = [c for c in made if c.pays]
     off = [c for c in made if c.pays is False]
@@ -51,27 +53,27 @@ def decision(results: "Sequence[TrialResult]") -> str:
     parts = [_gains(group) for group in _same_best(pays)]
     if off:
         how = "; ".join(f"{_setting(c)} {ratio(c.speedup)}" for c in off)
-        parts.append(f"at {_streams(off)} turn speculation off (the best, {how}, is slower than plain decoding)")
+        parts.append(f"at {_loads(off)} turn speculation off (the best, {how}, is slower than plain decoding)")
     if unclear:
         how = "; ".join(f"{_setting(c)} {ratio(c.speedup)}" for c in unclear)
         reason = "the interval includes 1" if all(_has_interval(c) for c in unclear) else "too few blocks"
         parts.append(
-            f"at {_streams(unclear)} nothing is clearly faster than plain decoding, so leave speculation off (the "
+            f"at {_loads(unclear)} nothing is clearly faster than plain decoding, so leave speculation off (the "
             f"best: {how}; {reason})"
         )
     if unknown:
-        parts.append(f"at {_streams(unknown)} no speed-up could be measured")
+        parts.append(f"at {_loads(unknown)} no speed-up could be measured")
     return "; ".join(parts) + "." if parts else "Nothing was measured."
 
 
-def verdicts(results: "Sequence[TrialResult]") -> dict[int, str]:
-    """A sentence for each number of streams."""
-    return {c.concurrency: verdict(c) for c in choices(results)}
+def verdicts(results: "Sequence[TrialResult]") -> dict[Traffic, str]:
+    """A sentence for each traffic."""
+    return {c.traffic: verdict(c) for c in choices(results)}
 
 
 def verdict(choice: Choice) -> str:
     """The fastest trial, and whether it beats plain decoding, the full head and the other trials beyond doubt."""
-    start = f"concurrency {choice.concurrency}:"
+    start = f"{choice.traffic}:"
     best, plain = choice.best, choice.speedup
     if best is None or plain is None:
         return f"{start} no speed-up could be measured."
@@ -109,18 +111,14 @@ def beats_one(interval: Interval) -> bool | None:
     return False if round(high, 2) < 1 else None
 
 
-def _concurrencies(results: "Sequence[TrialResult]") -> list[int]:
-    return sorted({r.trial.concurrency for r in results})
-
-
-def _choice(concurrency: int, results: "Sequence[TrialResult]") -> Choice:
+def _choice(traffic: Traffic, results: "Sequence[TrialResult]") -> Choice:
     drafted = [(r, interval) for r in results if (interval := r.speedup("plain")) is not None]
     if not drafted:
-        return Choice(concurrency=concurrency, best=None)
+        return Choice(traffic=traffic, best=None)
     # a trial that is clearly faster than plain decoding goes before one that only seems to be
     best, own = max(drafted, key=lambda pair: (beats_one(pair[1]) is True, pair[1].value))
     rivals = tuple(r for r, interval in drafted if r is not best and _overlap(own, interval))
-    return Choice(concurrency=concurrency, best=best, rivals=rivals)
+    return Choice(traffic=traffic, best=best, rivals=rivals)
 
 
 def _overlap(one: Interval, other: Interval) -> bool:
@@ -156,7 +154,7 @@ def _same_best(made: Sequence[Choice]) -> list[list[Choice]]:
 
 
 def _gains(group: Sequence[Choice]) -> str:
-    how = ", ".join(f"{ratio(c.speedup)} at {_streams([c])}" for c in group)
+    how = ", ".join(f"{ratio(c.speedup)} at {_loads([c])}" for c in group)
     text = f"{_setting(group[0])}: {how.replace(' at ', ' over plain decoding at ', 1)}"
     rivals = {(r.trial.head, r.trial.draft_steps) for c in group for r in c.rivals}
     if rivals:
@@ -165,11 +163,19 @@ def _gains(group: Sequence[Choice]) -> str:
     return text
 
 
-def _streams(made: Sequence[Choice]) -> str:
-    return enumeration([c.concurrency for c in made])
+def _loads(made: Sequence[Choice]) -> str:
+    return enumeration([c.traffic for c in made])
 
 
-def enumeration(concurrencies: Sequence[int]) -> str:
-    """`1 stream`, `4 and 8 streams`, `1, 4 and 8 streams`."""
-    *most, last = map(str, concurrencies)
-    return f"{', '.join(most)} and {last} streams" if most else f"{last} stream{'s' if last != '1' else ''}"
+def enumeration(traffics: Sequence[Traffic]) -> str:
+    """`1 stream`, `1, 4 and 8 streams`, `4 streams and 2.5 requests/s`."""
+    streams = [str(t.concurrency) for t in traffics if not t.is_open]
+    rates = [f"{t.request_rate:g}" for t in traffics if t.is_open]
+    parts = [f"{_listed(streams)} stream{'s' if streams != ['1'] else ''}"] if streams else []
+    parts += [f"{_listed(rates)} requests/s"] if rates else []
+    return " and ".join(parts)
+
+
+def _listed(items: Sequence[str]) -> str:
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last

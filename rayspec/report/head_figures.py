@@ -9,17 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rayspec.metrics import break_even_rho, category_key
-from rayspec.report.speed_figures import bounds, values
-from rayspec.report.style import (
-    PALETTE,
-    colour,
-    head_entries,
-    legend_below,
-    marker,
-    panels,
-    steps_entries,
-    streams,
-)
+from rayspec.report.speed_figures import axes_of, bounds
+from rayspec.report.style import Heads, counted, legend_below, marker, panels, steps_entries, title
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
@@ -31,52 +22,52 @@ ISO_SPEEDUPS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Left: tau per head and draft steps. Right: share of verify steps that accept at least i drafts.
 
-    From the fewest streams: acceptance does not depend on their number under greedy decoding.
+    Under the lightest traffic: acceptance does not depend on it under greedy decoding.
     """
     results = [r for r in results if r.trial.drafter is not None and "tau" in r.metrics]
     if not results:
         return None
-    lowest = min(r.trial.concurrency for r in results)
-    results = [r for r in results if r.trial.concurrency == lowest]
-    heads, steps, _ = values(results)
+    lightest = min(r.trial.traffic for r in results)
+    results = [r for r in results if r.trial.traffic == lightest]
+    heads, (steps, _) = Heads.of(results), axes_of(results)
     figure, (left, *right) = panels(1 + len(steps), width=3.9, height=3.6, columns=3)
-    width = 0.8 / len(heads)
+    width = 0.8 / len(heads.names)
     for r in results:
-        head, s, tau = heads.index(r.trial.head), steps.index(r.trial.draft_steps), r.metrics["tau"]
-        x = s + (head - (len(heads) - 1) / 2) * width
-        left.bar(x, tau, width=0.9 * width, color=colour(head), zorder=2)
-        left.annotate(
-            f"{tau:.2f}", (x, tau), (0, 2), textcoords="offset points", ha="center", fontsize=8 if len(heads) < 6 else 6
-        )
+        head, s, tau = heads.names.index(r.trial.head), steps.index(r.trial.draft_steps), r.metrics["tau"]
+        own, x = heads.colour(r.trial.head), s + (head - (len(heads.names) - 1) / 2) * width
+        left.bar(x, tau, width=0.9 * width, color=own, zorder=2)
+        text = str(head + 1) if heads.is_crowded else f"{tau:.2f}"
+        left.annotate(text, (x, tau), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         positions = list(range(1, r.trial.draft_steps + 1))
         shares = [r.metrics[f"accept_pos_{i}"] for i in positions]
-        right[s].plot(positions, shares, color=colour(head), marker=marker(head), markersize=5, clip_on=False)
+        right[s].plot(positions, shares, color=own, marker=marker(head), markersize=5, clip_on=False)
     left.axhline(1, color="black", linestyle="--", linewidth=1, zorder=3)
     left.set_xticks(range(len(steps)), [str(s) for s in steps])
     left.set_xlabel("draft steps")
     left.set_ylabel("tau (tokens per verify step)")
-    left.set_title(f"tau, {streams(lowest)}")
+    left.set_title(f"tau, {title(lightest)}")
     left.set_ylim(0, 1.1 * max(r.metrics["tau"] for r in results))
     left.grid(axis="x", visible=False)
     for axis, s in zip(right, steps, strict=True):
-        axis.set_title(f"acceptance, {s} draft step{'s' if s > 1 else ''}")
+        axis.set_title(f"acceptance, {counted(s)}")
         axis.set_xlabel("draft position i")
         axis.set_xticks(range(1, s + 1))
         axis.set_ylim(0, 1)
     right[0].set_ylabel("share of steps with ≥ i accepted")
-    legend_below(figure, head_entries(heads))
+    legend_below(figure, heads.entries())
     return figure
 
 
 def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """tau by prompt category: a reduced vocabulary loses most on its long tail.
 
-    From the fewest streams and the longest draft; of many categories those where the heads differ most.
+    Under the lightest traffic and the longest draft; of many categories those where the heads differ most.
     """
     results = [r for r in results if categories(r)]
-    lowest = min((r.trial.concurrency for r in results), default=0)
-    longest = max((r.trial.draft_steps for r in results), default=0)
-    results = [r for r in results if (r.trial.concurrency, r.trial.draft_steps) == (lowest, longest)]
+    if not results:
+        return None
+    lightest, longest = min(r.trial.traffic for r in results), max(r.trial.draft_steps for r in results)
+    results = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (lightest, longest)]
     names = sorted({name for r in results for name in categories(r)})
     if len(names) < 2:
         return None
@@ -84,18 +75,22 @@ def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
     if len(names) > MOST_CATEGORIES:
         names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MOST_CATEGORIES]
     names.sort(key=lambda n: -max(taus[n]))
-    heads = [r.trial.head for r in results]
+    heads = Heads.of(results)
     figure, (axis,) = panels(1, width=7.5, height=1.4 + 0.27 * len(names))
     for y, name in enumerate(names):
         axis.plot([min(taus[name]), max(taus[name])], [y, y], color="0.8", linewidth=2, zorder=1)
     for i, r in enumerate(results):
         own = [categories(r).get(name, np.nan) for name in names]
-        axis.plot(own, range(len(names)), color=colour(i), marker=marker(i), markersize=6, linestyle="none", alpha=0.9)
+        tint = heads.colour(r.trial.head)
+        axis.plot(own, range(len(names)), color=tint, marker=marker(i), markersize=6, linestyle="none", alpha=0.9)
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlabel("tau (tokens per verify step)")
-    axis.set_title(f"tau by prompt category, {streams(lowest)}, {longest} draft steps")
-    entries = [(Line2D([], [], color=colour(i), marker=marker(i), linestyle="none"), h) for i, h in enumerate(heads)]
+    axis.set_title(f"tau by prompt category, {title(lightest)}, {counted(longest)}")
+    entries = [
+        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), head)
+        for i, head in enumerate(heads.names)
+    ]
     legend_below(figure, entries)
     return figure
 
@@ -107,7 +102,7 @@ def categories(result: "TrialResult") -> dict[str, float]:
 
 
 def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per load and draft steps.
+    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per traffic and draft steps.
 
     Above the thick break-even line a head is faster than the full one; the thin ones are of equal predicted speed-up.
     The lines need the measured kappa; without it there are none.
@@ -115,27 +110,24 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     results = [r for r in results if {"nu", "rho"} <= set(r.metrics)]
     if not results:
         return None
-    heads, steps, concurrencies = values(results)
-    cells = [(c, s) for c in concurrencies for s in steps]
-    columns = min(3, max(2, len(steps)))
-    figure, axes = panels(len(cells), width=4.2, height=3.7, share=True, columns=columns)
+    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    cells = [(traffic, s) for traffic in traffics for s in steps]
+    columns = min(3, max(2, len(steps)), len(cells))
+    scale = 1.4 if heads.is_crowded else 1.0
+    figure, axes = panels(len(cells), width=4.2 * scale, height=3.7 * scale, share=True, columns=columns)
     rho = [r.metrics["rho"] for r in results]
     low, high = min(rho) - 0.06, max(1.0, *rho) + 0.06
     right = 1.12 * max(1.0, *(r.metrics["nu"] for r in results))
-    for k, (axis, (c, s)) in enumerate(zip(axes, cells, strict=True)):
-        here = [r for r in results if (r.trial.concurrency, r.trial.draft_steps) == (c, s)]
+    for k, (axis, (traffic, s)) in enumerate(zip(axes, cells, strict=True)):
+        here = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (traffic, s)]
         kappa = next((r.metrics["kappa"] for r in here if "kappa" in r.metrics), None)
-        title = f"{streams(c)}, {s} draft step{'s' if s > 1 else ''}"
+        text = f"{title(traffic)}, {counted(s)}"
         if kappa is not None:
             _speedup_lines(axis, kappa, right, low, high)
-            title += f", κ = {kappa:.2f}"
+            text += f", κ = {kappa:.2f}"
         for r in here:
-            own, i = colour(heads.index(r.trial.head)), steps.index(r.trial.draft_steps)
-            point = (r.metrics["nu"], r.metrics["rho"])
-            axis.plot(*point, color=own, marker=marker(i), markersize=8, linestyle="none", zorder=3)
-            if len(heads) > len(PALETTE):  # colours repeat
-                axis.annotate(r.trial.head, point, (5, 4), textcoords="offset points", fontsize=7)
-        axis.set_title(title)
+            heads.point(axis, r.metrics["nu"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+        axis.set_title(text)
         axis.set_xlim(0, right)
         axis.set_ylim(low, high)
         axis.grid(visible=False)
@@ -147,7 +139,7 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
         (Line2D([], [], color="black", linewidth=1.6), "break-even with the full head"),
         (Line2D([], [], color="0.6", linewidth=0.8), "equal predicted speed-up"),
     ]
-    legend_below(figure, [*head_entries(heads), *steps_entries(steps), *lines], columns=4)
+    legend_below(figure, [*heads.entries(), *steps_entries(steps), *lines], columns=4)
     return figure
 
 
@@ -176,24 +168,24 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
 
 def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Measured speed-up over the full head, with its 95% interval, against what rho, nu and kappa predict."""
-    heads, steps, _ = values(results)  # of all, so that a head keeps its colour
+    heads, (steps, _) = Heads.of(results), axes_of(results)  # of all, so that a head keeps its colour
     results = [r for r in results if not r.is_baseline and prediction_error(r) is not None]
     if not results:
         return None
-    concurrencies = sorted({r.trial.concurrency for r in results})
-    figure, axes = panels(len(concurrencies), width=4.2, height=3.8, share=True, columns=3)
-    for axis, c in zip(axes, concurrencies, strict=True):
-        for r in (r for r in results if r.trial.concurrency == c):
+    traffics = sorted({r.trial.traffic for r in results})
+    figure, axes = panels(len(traffics), width=4.2, height=3.8, share=True, columns=3)
+    for axis, traffic in zip(axes, traffics, strict=True):
+        for r in (r for r in results if r.trial.traffic == traffic):
             interval = r.speedup("full")
             assert interval is not None, "filtered above"
-            x, own = r.metrics["speedup_vs_full_predicted"], colour(heads.index(r.trial.head))
-            axis.plot([x, x], bounds(interval), color=own, linewidth=1.5)
-            axis.plot(x, interval.value, color=own, marker=marker(steps.index(r.trial.draft_steps)), markersize=7)
+            x, head = r.metrics["speedup_vs_full_predicted"], r.trial.head
+            axis.plot([x, x], bounds(interval), color=heads.colour(head), linewidth=1.5)
+            heads.point(axis, x, interval.value, head, marker(steps.index(r.trial.draft_steps)))
         axis.axline((1, 1), slope=1, color="black", linestyle="--", linewidth=1)
-        axis.set_title(streams(c))
+        axis.set_title(title(traffic))
         axis.set_xlabel("predicted speed-up over full")
     axes[0].set_ylabel("measured (95% CI)")
-    shown = [entry for entry in head_entries(heads) if any(r.trial.head == entry[1] for r in results)]
+    shown = heads.entries([r.trial.head for r in results])
     legend_below(figure, [*shown, *steps_entries(steps)])
     return figure
 

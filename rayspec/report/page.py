@@ -11,7 +11,7 @@ from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.style import house_style, save_figures
-from rayspec.report.table import NOTES, mismatches, render_table, results_table
+from rayspec.report.table import mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
@@ -57,11 +57,11 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
 
 
 def chosen_category_speedups(sweep: StoredSweep) -> dict[str, dict[str, Interval]]:
-    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen at each number of streams."""
+    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic."""
     measured = {r.trial for r in sweep.results if r.error is None}
     speedups: dict[str, dict[str, Interval]] = {}
     for choice in choices(sweep.results):
-        plain = Trial(drafter=None, draft_steps=0, concurrency=choice.concurrency)
+        plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
         if choice.best is not None and plain in measured:
             own = category_speedups(sweep.requests(choice.best.trial), sweep.requests(plain))
             speedups[choice.best.trial.name] = own
@@ -94,7 +94,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         "## All trials",
         results_table(r),
         *_failures(r),
-        NOTES,
+        notes(r),
         mismatches(r),
         "## Provenance",
         _provenance(sweep),
@@ -157,7 +157,7 @@ def _failures(results: Sequence[TrialResult]) -> list[str]:
 
 def _setup(sweep: StoredSweep) -> str:
     p = sweep.params
-    loads = sorted({r.trial.concurrency for r in sweep.results})
+    loads = sorted({r.trial.traffic for r in sweep.results})
     failed = sum(r.error is not None for r in sweep.results)
     return (
         f"Target {p['target']}, workload {p['workload']}, up to {p['max_new_tokens']} tokens an answer at temperature "

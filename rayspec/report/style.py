@@ -1,9 +1,10 @@
-"""What the figures share: colours, panels, legends."""
+"""What the figures share: colours and markers of heads and draft steps, panels, legends, files."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import matplotlib
 
@@ -14,6 +15,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from rayspec.farm.load import Traffic
+
+if TYPE_CHECKING:
+    from rayspec.sweep.results import TrialResult
 
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -38,6 +44,53 @@ def colour(index: int) -> str:
 
 def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """How the figures of a sweep tell its heads apart, in the sweep's order.
+
+    By colour; where there are more heads than colours, by the colour of their kind and a number in the point.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, results: "Sequence[TrialResult]") -> Self:
+        kinds: dict[str, str] = {}
+        for r in results:
+            if r.trial.drafter is not None:
+                kinds.setdefault(r.trial.head, str(r.trial.drafter.head.get("kind")))
+        return cls(names=tuple(kinds), kinds=tuple(kinds.values()))
+
+    @property
+    def is_crowded(self) -> bool:
+        return len(self.names) > len(PALETTE)
+
+    def colour(self, head: str) -> str:
+        index = self.names.index(head)
+        return colour(list(dict.fromkeys(self.kinds)).index(self.kinds[index]) if self.is_crowded else index)
+
+    def label(self, head: str) -> str:
+        """The name in a legend, with its number where points carry it."""
+        return f"{self.names.index(head) + 1} {head}" if self.is_crowded else head
+
+    def point(self, axis: Axes, x: float, y: float, head: str, shape: str) -> None:
+        """A marker, with the head's number where colours do not suffice."""
+        size = 11 if self.is_crowded else 7.5
+        axis.plot(x, y, color=self.colour(head), marker=shape, markersize=size, linestyle="none", alpha=0.9, zorder=3)
+        if self.is_crowded:
+            number = str(self.names.index(head) + 1)
+            axis.annotate(number, (x, y), ha="center", va="center", fontsize=7, color="white", zorder=4)
+
+    def entries(self, only: Sequence[str] | None = None) -> list[tuple[Artist, str]]:
+        """Legend entries of all heads, or of some."""
+        return [
+            (Line2D([], [], color=self.colour(head), linewidth=6, solid_capstyle="butt"), self.label(head))
+            for head in self.names
+            if only is None or head in only
+        ]
 
 
 def panels(
@@ -66,17 +119,20 @@ def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]], columns:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(entries)))
 
 
-def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
-    """Legend entries that tell heads by colour."""
-    return [(Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head) for i, head in enumerate(heads)]
-
-
 def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
     """Legend entries that tell draft steps by marker."""
-    return [
-        (Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), f"{s} draft step{'s' if s > 1 else ''}")
-        for i, s in enumerate(steps)
-    ]
+    return [(Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), counted(s)) for i, s in enumerate(steps)]
+
+
+def counted(draft_steps: int) -> str:
+    return f"{draft_steps} draft step{'s' if draft_steps > 1 else ''}"
+
+
+def title(traffic: Traffic) -> str:
+    """Of a panel: `1 stream`, `4 streams`, `2.5 requests/s`."""
+    if traffic.is_open:
+        return str(traffic)
+    return f"{traffic.concurrency} stream{'s' if traffic.concurrency > 1 else ''}"
 
 
 @contextlib.contextmanager
@@ -97,7 +153,3 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
             plt.close(figure)
             files += [png, svg]
     return files
-
-
-def streams(concurrency: int) -> str:
-    return f"{concurrency} stream{'s' if concurrency > 1 else ''}"

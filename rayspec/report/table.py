@@ -8,7 +8,7 @@ from rayspec.report.decision import ratio, verdicts
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-HEADERS = ["head", "steps", "concurrency", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
+HEADERS = ["head", "steps", "traffic", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
@@ -32,9 +32,20 @@ NOTES = (
 )
 
 
+def notes(results: "Sequence[TrialResult]") -> str:
+    """What the columns mean."""
+    lines = [NOTES]
+    if any(r.trial.traffic.is_open for r in results):
+        lines.append(
+            "Under so many requests a second the arrivals fix the throughput: there a speed-up compares the time from "
+            "arrival to the last token, per output token."
+        )
+    return "\n".join(lines)
+
+
 def results_table(results: "Sequence[TrialResult]") -> str:
     """A row for each trial, failed ones included."""
-    ordered = sorted(results, key=lambda r: (r.trial.concurrency, r.trial.draft_steps))
+    ordered = sorted(results, key=lambda r: (r.trial.traffic, r.trial.draft_steps))
     return render_table(HEADERS, [_row(r) for r in ordered])
 
 
@@ -50,15 +61,15 @@ def mismatches(results: "Sequence[TrialResult]") -> str:
 
 
 def summary(results: "Sequence[TrialResult]") -> str:
-    """The table, a verdict for each concurrency, what the columns mean, and the first line of each failure."""
-    notes = "\n".join(line for line in (NOTES, mismatches(results)) if line)
+    """The table, a verdict for each traffic, what the columns mean, and the first line of each failure."""
+    explained = "\n".join(line for line in (notes(results), mismatches(results)) if line)
     failed = [f"{r.trial.name} FAILED: {r.error.splitlines()[0]}" for r in results if r.error]
-    return "\n\n".join([results_table(results), "\n".join(verdicts(results).values()), notes, *failed])
+    return "\n\n".join([results_table(results), "\n".join(verdicts(results).values()), explained, *failed])
 
 
 def _row(result: "TrialResult") -> list[str]:
     t, m = result.trial, result.metrics
-    cells = [t.head, str(t.draft_steps or "-"), str(t.concurrency)]
+    cells = [t.head, str(t.draft_steps or "-"), str(t.traffic)]
     if result.error:
         return [*cells, "FAILED", *["-"] * (len(HEADERS) - len(cells) - 1)]
 

@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.report.decision import choices, decision, ratio
+from rayspec.report.style import title
 from rayspec.sweep.publish import drafter_sha256
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
@@ -41,18 +42,18 @@ class Promotion:
         return f"models:/{self.model}@{ALIAS}"
 
 
-def winner(results: Sequence[TrialResult], concurrency: int | None = None, force: bool = False) -> TrialResult:
-    """The chosen trial of the load (or of the given one) at which speculation gains most.
+def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bool = False) -> TrialResult:
+    """The chosen trial of the traffic (or of that with this label) under which speculation gains most.
 
     Raises PromotionRefused where none is clearly faster than plain decoding; with `force`, only where none was
     measured.
     """
     made = choices(results)
-    if concurrency is not None:
-        made = [c for c in made if c.concurrency == concurrency]
+    if traffic is not None:
+        known = ", ".join(c.traffic.label for c in made)
+        made = [c for c in made if c.traffic.label == traffic]
         if not made:
-            known = ", ".join(str(c.concurrency) for c in choices(results))
-            raise ValueError(f"--concurrency must be one that the sweep measured ({known}), got {concurrency}")
+            raise ValueError(f"--traffic must be one that the sweep measured ({known}), got {traffic!r}")
     candidates = [c for c in made if c.pays] or ([c for c in made if c.best] if force else [])
     gains = [(c.speedup.value, c.best) for c in candidates if c.speedup and c.best]
     if not gains:
@@ -129,7 +130,7 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
     return {
         "head": trial.head,
         "draft_steps": str(trial.draft_steps),
-        "concurrency": str(trial.concurrency),
+        "traffic": str(trial.traffic),
         "clearly_faster_than_plain": claim,
         **{k: f"{v:.4g}" for k, v in values.items() if v is not None},
         "sweep_run_id": sweep.run_id,
@@ -143,7 +144,7 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
 def _description(sweep: StoredSweep, best: TrialResult) -> str:
     trial, p = best.trial, sweep.params
     tokens = p["num_draft_tokens"] if p["topk"] != "1" else str(trial.draft_steps + 1)
-    gain = f"{ratio(best.speedup('plain'))} over plain decoding with {trial.concurrency} stream(s) on {p['workload']}"
+    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {title(trial.traffic)} on {p['workload']}"
     serve = (
         f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm EAGLE3 "
         f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} "

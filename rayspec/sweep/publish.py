@@ -8,6 +8,7 @@ concurrency, draft_steps, head, head.*) come before the sweep's (sweep.*), and t
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import mlflow.data
@@ -24,19 +25,31 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, Plan, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
-from rayspec.workloads import Prompt
+from rayspec.workloads import Conversation
 from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
 
 # Groups of metrics, all of which sort behind output_tokens_per_s: names, and beginnings of names (ending in "_"). A
 # metric that is not here keeps its bare name.
 GROUPS = {
     "position": ("accept_pos_", "accept_cond_"),
+    "slo": ("goodput_",),
     "step": ("step_", "cycle_ms"),
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
-    "total": ("requests", "output_tokens", "wall_s", "verify_steps", "accepted_drafts", "output_mismatches"),
+    "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
+    "valid": ("output_mismatches",),
     "tradeoff": ("rho", "nu", "kappa", "head_latency_us"),
+    "work": ("mbsu", "gflops_per_token", "peak_host_memory_gib"),
 }
-BLOCK_METRICS = ("output_tokens_per_s", "wall_s", "output_tokens", "tau", "accepted_drafts", "verify_steps")
+DATASET_NAME_LIMIT = 500  # MLflow's
+BLOCK_METRICS = (
+    "output_tokens_per_s",
+    "goodput_requests_per_s",
+    "wall_s",
+    "output_tokens",
+    "tau",
+    "accepted_drafts",
+    "verify_steps",
+)
 
 
 class Publisher:
@@ -49,7 +62,7 @@ class Publisher:
         self.tags = tags
         self._runs: dict[Trial, Run] = {}
 
-    def open(self, plan: Plan, description: str, prompts: Sequence[Prompt]) -> None:
+    def open(self, plan: Plan, description: str, prompts: Sequence[Conversation]) -> None:
         """Parameters of the sweep, what it was measured on, and a run for each trial."""
         sweep_params = {f"sweep.{key}": value for key, value in flatten(self.config).items()}
         dataset = workload_dataset(self.config, prompts)
@@ -74,8 +87,8 @@ class Publisher:
 
     def block(self, trial: Trial, blocks: Sequence[BlockRecord]) -> None:
         """The last of a trial's blocks as a step, under `per_block/`, and its throughput over all of them so far."""
-        so_far = trial_metrics(blocks, trial.draft_steps)
-        last = trial_metrics(blocks[-1:], trial.draft_steps)
+        so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
+        last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
         metrics = {"output_tokens_per_s": so_far["output_tokens_per_s"]}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
         self._runs[trial].log_metrics(metrics, step=blocks[-1].index)
@@ -108,7 +121,7 @@ class Publisher:
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)})
         self.parent.log_text(summary + "\n", "summary.md")
         self.parent.set_tags({"decision": decision(results)})
-        self.parent.set_tags({f"verdict.c{c}": text for c, text in verdicts(results).items()})
+        self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
@@ -133,9 +146,10 @@ def metric_name(key: str) -> str | None:
 def trial_params(trial: Trial) -> dict[str, object]:
     """What sets a trial apart, beside the sweep's own parameters."""
     params: dict[str, object] = {
-        "concurrency": trial.concurrency,
+        "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
         "draft_steps": trial.draft_steps,
         "head": trial.head,
+        "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
     if trial.drafter is not None:
         params["head.checkpoint"] = trial.drafter.path
@@ -143,11 +157,11 @@ def trial_params(trial: Trial) -> dict[str, object]:
     return params
 
 
-def workload_dataset(config: SweepConfig, prompts: Sequence[Prompt]) -> Dataset:
+def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Dataset:
     """The prompts in their order, as MLflow describes a dataset: digest, columns and size, not the text itself."""
-    frame = pd.DataFrame([{"id": p.id, "category": p.category, "text": p.text} for p in prompts])
+    frame = pd.DataFrame([{"id": p.id, "category": p.category, "turns": json.dumps(asdict(p))} for p in prompts])
     source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed)})
-    return mlflow.data.from_pandas(frame, source=source, name=Path(config.workload).name)
+    return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
 
 
 def drafter_sha256(drafter: Drafter) -> str:

@@ -12,6 +12,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from rayspec.farm.load import Traffic
 from rayspec.sweep.plan import PLAIN, Drafter, Trial
 from rayspec.sweep.publish import metric_name
 from rayspec.sweep.results import TrialResult
@@ -113,7 +114,7 @@ def _read(client: MlflowClient, parent: Run) -> StoredSweep:
         raise TrackingError(f"sweep {parent.info.run_name} ({parent.info.run_id}) holds no trial that can be read")
     results = [_result(child) for child in children]
     order = {d: i for i, d in enumerate(_names(parent.data.params.get("sweep.drafters", "")))}
-    results.sort(key=lambda r: (r.trial.concurrency, r.trial.draft_steps, order.get(r.trial.head, -1)))
+    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.head, -1)))
     run_ids = {_trial(child): child.info.run_id for child in children}
     return StoredSweep(client=client, parent=parent, results=tuple(results), run_ids=run_ids)
 
@@ -138,4 +139,5 @@ def _trial(child: Run) -> Trial:
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         path = own.pop("checkpoint")
         drafter = Drafter(label=params["head"], path=path, head=own)
-    return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), concurrency=int(params["concurrency"]))
+    traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
+    return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def new_drafter(
 
 def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Eagle3Drafter:
     assert origin.base is not None, "the caller looked"
-    drafter, info = load_drafter(origin.base)
+    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
     if info.target is not None:
         info.target.check_served_with(target.info(), str(origin.base))
     drafter.requires_grad_(False)
@@ -131,8 +131,15 @@ def train_step(
 ) -> tuple[Tensor, dict[str, float]]:
     """One update; (mean loss of each rollout step [K], what is logged)."""
     with autocast(recipe):
-        loss_K = backward_batch(
-            drafter, target, batch, num_steps=recipe.ttt_steps, decay=recipe.ttt_decay, chunk_rows=recipe.chunk_rows
+        loss = backward_batch(
+            drafter,
+            target,
+            batch,
+            num_steps=recipe.ttt_steps,
+            decay=recipe.ttt_decay,
+            chunk_rows=recipe.chunk_rows,
+            csra_weight=recipe.csra_weight,
+            csra_temperature=recipe.csra_temperature,
         )
     norm = torch.nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], recipe.clip_norm)
     if not bool(norm.isfinite()):
@@ -143,7 +150,10 @@ def train_step(
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss_K, {"grad_norm": norm.item(), "lr": lr}
+    figures = {"grad_norm": norm.item(), "lr": lr}
+    if loss.csra is not None:
+        figures["loss_csra"] = loss.csra.item()
+    return loss.head_K, figures
 
 
 def train_drafter(
@@ -225,7 +235,7 @@ def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: Answe
     """What must be equal for two drafters to differ in their head alone."""
     return {
         "trained_on": {**answers.provenance(), "target_sha256": target_sha256},
-        "recipe": asdict(config.recipe),
+        "recipe": config.recipe.to_dict(),
     }
 
 

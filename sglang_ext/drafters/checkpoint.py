@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,13 +25,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, from_stock, stock_config, stock_shapes, to_stock
+from sglang_ext.drafters.stock import (
+    STOCK_ARCHITECTURE,
+    from_stock,
+    stock_config,
+    stock_matrix,
+    stock_shapes,
+    to_stock,
+)
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import build_head
+from sglang_ext.heads import DraftHead, build_head
 
 ARCHITECTURE = "RaySpecEagle3"
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+HEAD_PREFIX = "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +109,12 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
         )
     body = _body(config, target.hidden_size, target.tap_layers, path)
+    if body.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
+            "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
+            "python jobs/train.py"
+        )
     shares = tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ()))
     provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
     return CheckpointInfo(
@@ -117,6 +132,8 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     hidden = config.get("target_hidden_size", config["hidden_size"])
     body = _body(config, hidden, tuple(i + 1 for i in taps), path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
+    if not 1 <= draft_vocab <= body.vocab_size:
+        raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
@@ -170,16 +187,29 @@ def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": [i - 1 for i in c.tap_layers],
         },
-        "draft_head": {"kind": drafter.lm_head.kind, **drafter.lm_head.config.options()},
+        "draft_head": drafter.lm_head.spec(),
         "rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance},
     }
 
 
 def empty_drafter(info: CheckpointInfo) -> Eagle3Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN)."""
-    return Eagle3Drafter(
-        info.body, build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-    )
+    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head."""
+    return Eagle3Drafter(info.body, empty_head(info))
+
+
+def empty_head(info: CheckpointInfo) -> DraftHead:
+    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+    with naming(info):
+        return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+
+
+@contextmanager
+def naming(info: CheckpointInfo) -> Iterator[None]:
+    """ValueErrors say which drafter they are of, which a head does not know."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"drafter {info.path}: {error}") from error
 
 
 def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
@@ -270,13 +300,17 @@ def weights_sha256(file: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Drafter, CheckpointInfo]:
-    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen."""
+def load_drafter(
+    path: str | Path, dtype: torch.dtype = torch.float32, stop_ids: Iterable[int] = ()
+) -> tuple[Eagle3Drafter, CheckpointInfo]:
+    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen, for
+    tensors of the head that contradict each other, and where it cannot propose one of the target's `stop_ids`."""
     info = read_info(path)
     tensors = read_tensors(info)
     drafter = empty_drafter(info)
-    drafter.load_state_dict(tensors)
-    drafter.lm_head.check()
+    with naming(info):
+        drafter.load_state_dict(tensors)
+        drafter.lm_head.check(stop_ids)
     return drafter.to(dtype), info
 
 
@@ -300,6 +334,7 @@ def save_drafter(
     Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
     for a head that the stock form cannot express.
     """
+    assert share_with is None or not stock, "a stock checkpoint stands alone"
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
@@ -307,17 +342,21 @@ def save_drafter(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
+        tensors: dict[str, Tensor] = drafter.state_dict()
+        config = config_json(drafter, target, provenance or {})
+        if stock:
+            weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
+            body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
+            tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
+            config = stock_config(config, len(ids_S))
         tensors = {
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
-            for name, t in drafter.state_dict().items()
+            for name, t in tensors.items()
         }
         bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
-        config = config_json(drafter, target, provenance or {})
-        if stock:
-            config, tensors = stock_config(config, path), to_stock(tensors, vocab_size=drafter.config.vocab_size)
-        elif share_with is not None:
+        if share_with is not None:
             shares = _shared_with(tensors, path, Path(share_with))
             config["rayspec"]["shares"] = [asdict(entry) for entry in shares]
             shared = {name for entry in shares for name in entry.tensors}

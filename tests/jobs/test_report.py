@@ -50,4 +50,4 @@ def test_a_store_that_does_not_answer(tmp_path: Path, uri: str) -> None:
 def test_options_of_the_promotion_need_it(tmp_path: Path) -> None:
     run = report(tmp_path, "--force")
     assert run.returncode == 2
-    assert "--model, --concurrency and --force belong to --promote" in run.stderr
+    assert "--model, --traffic and --force belong to --promote" in run.stderr

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.shipped import drafter_path
 from rayspec.sweep.config import SweepConfig
@@ -79,7 +80,7 @@ def make_synthetic_sweep() -> SyntheticSweep:
                 window = float(np.exp(rng.normal(0, 0.2)))
                 for head, kept in (("plain", 0.0), *HEADS.items()):
                     drafter = None if head == "plain" else _drafter(head)
-                    trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, concurrency=c)
+                    trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, traffic=Traffic(concurrency=c))
                     noise = window * float(np.exp(rng.normal(0, 0.03)))
                     cycle_s = 0.012 * noise if drafter is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
                     histograms = [_histogram(rng, 0.7 * kept, steps) if drafter else () for _ in range(4)]
@@ -92,7 +93,7 @@ def make_synthetic_sweep() -> SyntheticSweep:
                     record = BlockRecord(index=index, prompt_block=b, measured=measured)
                     blocks.setdefault(trial, []).append(record)
                 index += 1
-    latency = {c: {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency}
+    latency = {Traffic(concurrency=c): {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency}
     return SyntheticSweep(config=config, blocks=blocks, results=score(config, blocks, {}, latency))
 
 

@@ -2,13 +2,14 @@
 
 from conftest import SyntheticSweep
 
+from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.plan import Drafter, Plan, Trial
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Tracker
-from rayspec.workloads import Prompt
+from rayspec.workloads import Conversation
 
 COMMAND = "python jobs/sweep.py --config configs/sweep/demo.yaml"
 CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
@@ -16,11 +17,13 @@ CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <scri
 
 def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
     """The parent's run id. One trial of a broken drafter fails beside those that were measured."""
-    broken = Trial(drafter=Drafter(label="broken", path="/broken", head={}), draft_steps=2, concurrency=1)
+    broken = Trial(
+        drafter=Drafter(label="broken", path="/broken", head={}), draft_steps=2, traffic=Traffic(concurrency=1)
+    )
     trials = (*sweep.blocks, broken)
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
     prompts = [
-        Prompt(id=id_, category=category, text=f"prompt {id_}")
+        Conversation(id=id_, category=category, turns=(f"prompt {id_}",))
         for id_, category in dict.fromkeys((r.prompt_id, r.category) for r in requests)
     ]
     tags = {"command": COMMAND, **provenance()}

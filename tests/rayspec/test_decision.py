@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from rayspec.report.decision import beats_one, choices, decision, verdicts
+from rayspec.farm.load import Traffic
+from rayspec.report.decision import beats_one, choices, decision, enumeration, verdicts
 from rayspec.statistics import Interval
 from rayspec.sweep.results import TrialResult
 
+ONE = Traffic(concurrency=1)
 Results = list[TrialResult]
 Speedups = dict[str, tuple[float, ...]]  # trial: (value,) or (value, low, high) over plain decoding
 
@@ -23,7 +25,7 @@ def with_speedups(results: Results) -> Callable[[Speedups], Results]:
             like, _, streams = name.rpartition("-c")
             template = next(r for r in results if r.trial.name == f"{like}-c1")
             keys = [f"speedup_vs_plain{end}" for end in ("", "_ci_low", "_ci_high")]
-            trial = dataclasses.replace(template.trial, concurrency=int(streams))
+            trial = dataclasses.replace(template.trial, traffic=Traffic(concurrency=int(streams)))
             made.append(dataclasses.replace(template, trial=trial, metrics=dict(zip(keys, values, strict=False))))
         return made
 
@@ -81,9 +83,9 @@ def test_too_few_blocks_are_named(with_speedups: Callable[[Speedups], Results]) 
 
 
 def test_without_a_baseline(results: Results) -> None:
-    bare = [dataclasses.replace(r, metrics={"output_tokens_per_s": 1.0}) for r in results if r.trial.concurrency == 1]
+    bare = [dataclasses.replace(r, metrics={"output_tokens_per_s": 1.0}) for r in results if r.trial.traffic == ONE]
     assert decision(bare) == "at 1 stream no speed-up could be measured."
-    assert verdicts(bare) == {1: "concurrency 1: no speed-up could be measured."}
+    assert verdicts(bare) == {ONE: "concurrency 1: no speed-up could be measured."}
     assert decision([]) == "Nothing was measured."
 
 
@@ -98,6 +100,13 @@ def test_without_a_baseline(results: Results) -> None:
 def test_verdict_goes_by_the_interval(
     with_speedups: Callable[[Speedups], Results], low: float, high: float, claim: str
 ) -> None:
-    text = verdicts(with_speedups({"slimspec-r64-s4-c1": (1.0, low, high)}))[1]
+    text = verdicts(with_speedups({"slimspec-r64-s4-c1": (1.0, low, high)}))[ONE]
     assert text.startswith("concurrency 1: ")
     assert claim in text
+
+
+def test_loads_are_enumerated() -> None:
+    loads = [Traffic(concurrency=c) for c in (1, 4, 8)] + [Traffic(request_rate=r) for r in (2.5, 5)]
+    assert enumeration(loads[:1]) == "1 stream"
+    assert enumeration(loads[1:3]) == "4 and 8 streams"
+    assert enumeration(loads) == "1, 4 and 8 streams and 2.5 and 5 requests/s"

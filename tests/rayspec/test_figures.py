@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
+from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
 from rayspec.report.speed_figures import frontier
 from rayspec.report.table import summary
@@ -79,10 +80,24 @@ def test_a_single_trial_and_no_interval_are_drawn(results: list[TrialResult], tm
 
 
 def test_speed_up_by_load_needs_several_loads(results: list[TrialResult], tmp_path: Path) -> None:
-    more = [dataclasses.replace(r, trial=dataclasses.replace(r.trial, concurrency=16)) for r in results[:9]]
+    more = [
+        dataclasses.replace(r, trial=dataclasses.replace(r.trial, traffic=Traffic(concurrency=16))) for r in results[:9]
+    ]
     files = write_figures([*results, *more], tmp_path)
     assert "speedup_by_load" in {f.stem for f in files}
     assert "streams" in svg_text(tmp_path / "speedup_by_load.svg")
+
+
+def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_path: Path) -> None:
+    """Colours then tell kinds, which the synthetic heads have two of."""
+    more = []
+    for n in range(8):
+        for r in (r for r in results if r.trial.head == "slimspec-r64"):
+            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+    write_figures([*results, *more], tmp_path)
+    for name in ("head_tradeoff", "pareto", "prediction"):
+        assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
 
 
 def test_frontier_by_hand(results: list[TrialResult]) -> None:
@@ -97,7 +112,7 @@ def test_frontier_by_hand(results: list[TrialResult]) -> None:
     ]
 
 
-def test_table_has_a_row_a_trial_and_a_verdict_a_concurrency(results: list[TrialResult]) -> None:
+def test_table_has_a_row_a_trial_and_a_verdict_a_traffic(results: list[TrialResult]) -> None:
     text = summary(results)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(results)
     assert text.count("Best: ") == 2

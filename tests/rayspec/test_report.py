@@ -195,8 +195,8 @@ def test_no_promotion_without_a_clear_gain(stored: StoredSweep) -> None:
     assert winner(slow, force=True).metrics["speedup_vs_plain"] == max(r.metrics["speedup_vs_plain"] for r in slow)
     with pytest.raises(PromotionRefused, match="Nothing was measured"):
         winner([], force=True)
-    with pytest.raises(ValueError, match=r"--concurrency must be one that the sweep measured \(1, 4\), got 8"):
-        winner(stored.results, concurrency=8)
+    with pytest.raises(ValueError, match=r"--traffic must be one that the sweep measured \(c1, c4\), got 'c8'"):
+        winner(stored.results, traffic="c8")
 
 
 def test_a_drafter_that_has_changed_is_not_promoted(

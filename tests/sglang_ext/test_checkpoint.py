@@ -194,11 +194,38 @@ def test_stock_maps_that_lie(tmp_path: Path, edit: Any, message: str) -> None:
         load_drafter(tmp_path / "stock")
 
 
-def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path) -> None:
-    drafter = make(tmp_path / "own", {"kind": "slimspec", "rank": 4})
-    with pytest.raises(ValueError, match="a stock EAGLE-3 checkpoint can hold a full head"):
+def test_what_is_one_matrix_goes_through_the_stock_form(tmp_path: Path) -> None:
+    """A slim head multiplied out and a quantised one rounded are full heads there."""
+    for spec in ({"kind": "slimspec", "rank": 4}, {"kind": "full", "weight_format": "int8"}):
+        drafter = make(tmp_path / "own", spec)
+        drafter.lm_head.quantize()
         save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
-    assert not (tmp_path / "stock").exists()
+        loaded, info = load_drafter(tmp_path / "stock")
+        assert info.head == {"kind": "full"}
+        hidden_TH = torch.randn(5, H)
+        # the stored matrix has bfloat16's 8 bits
+        torch.testing.assert_close(
+            loaded.lm_head.target_logits(hidden_TH), drafter.lm_head.target_logits(hidden_TH), rtol=0.02, atol=0.1
+        )
+
+
+REFUSED = {
+    "specvocab": {"kind": "specvocab", "rank": 4, "size": 9},
+    "dynaspec": {"kind": "dynaspec", "clusters": 3, "first": 1, "later": 1, "router_width": 4},
+    "coral": {"kind": "coral", "clusters": 3, "top": 1},
+    "rdk": {"kind": "rdk", "base": {"kind": "full"}},
+    "truncated by step": {"kind": "truncated", "size": 9, "step_sizes": [9, 5]},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path, kind: str) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    maps = {"ids": torch.arange(V), "cluster_of": torch.arange(V) % 4}
+    drafter.lm_head = head_from_target(REFUSED[kind], drafter.lm_head.weight.data, maps)
+    with pytest.raises(ValueError, match=r"holds one matrix for every draft step .* serve it with rayspec"):
+        save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["own"]
 
 
 def test_a_body_is_stored_once(tmp_path: Path) -> None:
