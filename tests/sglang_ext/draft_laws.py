@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from laws import pooled, sum_of_draws
+from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
 from rayspec.training.ttt import unroll
