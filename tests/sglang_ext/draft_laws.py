@@ -4,7 +4,8 @@ The number of accepted drafts and the next emitted token follow from the target'
 P(the first draft is accepted and is v) = min(p, q)(v), P(it is rejected and v is emitted) = max(p - q, 0)(v). So their
 counts are held against p by Hugging Face and q by `DraftHead.distribution` in plain torch.
 
-V = vocabulary, R = sequences, T = tokens of a sequence, K = draft positions, A = DRAFT_STEPS + 1 numbers of drafts.
+V = vocabulary, R = requests or sequences, S = pairs of tokens, T = tokens of a sequence, K = draft positions,
+A = numbers of accepted drafts.
 """
 
 import functools
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from chi_square import p_value
+from laws import pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
@@ -54,22 +55,25 @@ def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, reques
     return runs
 
 
-def draft_p_values(toy: Toy, drafter: Eagle3Drafter, run: Rounds, sampling: Mapping[str, Any]) -> tuple[float, float]:
+def draft_p_value(
+    toy: Toy, drafter: Eagle3Drafter, run: Rounds, sampling: Mapping[str, Any], drafted_at: float | None = None
+) -> float:
     """Of the first round, whose first draft comes from the prompt's pass, and of the first draft of the second round,
-    which comes from the pass after a verification."""
+    which comes from the pass after a verification.
+
+    `drafted_at`: the temperature that q is taken at; None for the request's.
+    """
     x1_R, x2_R, x3_R = run.tokens_RJ.T
-    law_VVA = _first_round(*_laws(toy, drafter, DRAFT_STEPS, 0, sampling))
+    law_VVA = _first_round(*_laws(toy, drafter, DRAFT_STEPS, 0, sampling, drafted_at))
     again_R = run.rounds_R == 2  # so the first round accepted nothing
-    counts_VVA = np.zeros_like(law_VVA)
-    np.add.at(counts_VVA, (x1_R, x2_R, np.where(again_R, 0, run.correct_R)), 1)
-    p_R1V, q_R1V = _laws(toy, drafter, 2, 1, sampling)
-    law_RV2 = np.concatenate([(p_R1V - q_R1V).clip(0), np.minimum(p_R1V, q_R1V)], axis=1).swapaxes(1, 2)
-    counts_RV2 = np.zeros_like(law_RV2)
-    np.add.at(counts_RV2, ((x1_R * V + x2_R)[again_R], x3_R[again_R], (run.correct_R > 0)[again_R].astype(int)), 1)
-    return tuple(
-        p_value(*((count, law) for count, law in zip(*tables, strict=True) if count.any()))
-        for tables in ((counts_VVA, law_VVA), (counts_RV2, law_RV2))
-    )
+    cell_R = x2_R * (DRAFT_STEPS + 1) + np.where(again_R, 0, run.correct_R)
+    first = sum_of_draws(cell_R, law_VVA.reshape(V, -1)[x1_R])
+
+    p_S1V, q_S1V = _laws(toy, drafter, 2, 1, sampling, drafted_at)
+    law_SVA = np.stack([(p_S1V - q_S1V).clip(0)[:, 0], np.minimum(p_S1V, q_S1V)[:, 0]], axis=-1)
+    cell_R = x3_R * 2 + (run.correct_R > 0)
+    second = sum_of_draws(cell_R[again_R], law_SVA.reshape(V * V, -1)[(x1_R * V + x2_R)[again_R]])
+    return pooled([first, second])
 
 
 def _first_round(p_RKV: np.ndarray, q_RKV: np.ndarray) -> np.ndarray:
@@ -94,13 +98,18 @@ def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, np.ndarray]:
 
 @torch.no_grad()
 def _laws(
-    toy: Toy, drafter: Eagle3Drafter, free: int, verified: int, sampling: Mapping[str, Any]
+    toy: Toy,
+    drafter: Eagle3Drafter,
+    free: int,
+    verified: int,
+    sampling: Mapping[str, Any],
+    drafted_at: float | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """p and q [R, K, V] of the tokens after PROMPT and its first 1 + `verified` tokens, given the tokens before."""
     ids_RT, taps, logits_RTV = _target_part(toy, free)
     last, K = len(PROMPT) + verified, free - verified
     unrolled = unroll(drafter, toy.target, ids_RT, taps, K)
-    temperature_R1 = torch.full((len(ids_RT), 1), sampling.get("temperature", 1.0))
+    temperature_R1 = torch.full((len(ids_RT), 1), drafted_at or sampling.get("temperature", 1.0))
     filters = {name: value for name, value in sampling.items() if name != "temperature"}
     q = []
     for step in range(K):

@@ -120,17 +120,18 @@ def fit(samples: list[Sample], law: Callable[[np.ndarray], np.ndarray]) -> Fit:
     bins_RJ = np.minimum((u_RJ * 64).astype(int), 63)
     pairs_P2 = (bins_RJ // 8)[:, : u_RJ.shape[1] // 2 * 2].reshape(-1, 2)  # disjoint, so that they are independent
     before_N, token_N, law_NV = answers_RJ[:, :-1].ravel(), answers_RJ[:, 1:].ravel(), law_RJV[:, 1:].reshape(-1, V)
-    after_token = [_sum_of_draws(token_N[before_N == v], law_NV[before_N == v]) for v in range(V)]
+    after_token = [sum_of_draws(token_N[before_N == v], law_NV[before_N == v]) for v in range(V)]
     return Fit(
-        after_prefix=_pooled(after_prefix),
-        tokens=_pooled([_sum_of_draws(token_N, law_NV)]),
-        after_token=_pooled(after_token),
+        after_prefix=pooled(after_prefix),
+        tokens=pooled([sum_of_draws(token_N, law_NV)]),
+        after_token=pooled(after_token),
         uniform=p_value((np.bincount(bins_RJ.ravel(), minlength=64), np.ones(64))),
         pairs=p_value((np.bincount(pairs_P2 @ [8, 1], minlength=64), np.ones(64))),
     )
 
 
-def _pooled(statistics: Sequence[tuple[float, int]]) -> float:
+def pooled(statistics: Sequence[tuple[float, int]]) -> float:
+    """P-value of independent statistics with their degrees of freedom."""
     statistic, freedom = np.sum(statistics, axis=0)
     return float(chi2.sf(statistic, freedom)) if freedom else 1.0
 
@@ -143,14 +144,14 @@ def _after_prefix(prefix_Rj: np.ndarray, token_R: np.ndarray, law_RV: np.ndarray
     return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
-def _sum_of_draws(token_N: np.ndarray, law_NV: np.ndarray) -> tuple[float, int]:
+def sum_of_draws(token_N: np.ndarray, law_NV: np.ndarray) -> tuple[float, int]:
     """Statistic and degrees of freedom of tokens drawn from known laws, however seldom a law comes back: the distance
     of their counts from the sum of the laws, in units of its covariance, follows the chi-square law."""
     often_V = law_NV.sum(axis=0) >= LEAST_EXPECTED
     if not often_V.any():
         return 0.0, 0
     law_NV = law_NV[:, often_V]
-    difference_V = np.bincount(token_N, minlength=V)[often_V] - law_NV.sum(axis=0)
+    difference_V = np.bincount(token_N, minlength=len(often_V))[often_V] - law_NV.sum(axis=0)
     covariance_VV = np.diag(law_NV.sum(axis=0)) - law_NV.T @ law_NV
     inverse_VV = np.linalg.pinv(covariance_VV, rcond=1e-9, hermitian=True)
     rank = np.linalg.matrix_rank(covariance_VV, rtol=1e-9, hermitian=True)

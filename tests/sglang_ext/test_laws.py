@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_laws import draft_p_values, run_rounds
+from draft_laws import draft_p_value, run_rounds
 from engines import running_engine
 from faults import plant
 from laws import LEAST, check_greedy_in_a_mixed_batch, check_laws, check_seeds, fit, sample_laws
-from toy import DRAFT_STEPS, HEADS, IDS, Toy, V, filtered, make_toy
+from toy import DRAFT_STEPS, HEADS, IDS, PROMPTS, Toy, V, filtered, make_toy
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -34,6 +34,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "all": {"temperature": 0.8, "top_k": 8, "top_p": 0.85, "min_p": 0.05},
     "logit_bias": {"logit_bias": {"3": 1.5, "5": -1000.0, "9": -0.5}, "top_k": 6, "top_p": 0.9},
 }
+
+LONG = 53  # tokens of an answer: fewer requests for as many pairs
+FEWER = 30_000  # pairs, where other tests see more of the same rule
 
 
 @pytest.fixture(scope="module")
@@ -88,30 +91,31 @@ def test_greedy_requests_stay_greedy(engine: Any, toy: Toy) -> None:
     check_greedy_in_a_mixed_batch(engine, toy)
 
 
-@pytest.mark.parametrize("engine", ["plain", "one_hot_chain"], indirect=True)
+@every_engine
 def test_law(engine: Any, toy: Toy) -> None:
-    check_pairs(engine, toy, {})
+    check_pairs(engine, toy, FEWER)
 
 
-@chain_and_tree
+@pytest.mark.parametrize(("engine", "pairs"), [("sampled_chain", 100_000), ("tree", FEWER)], indirect=["engine"])
 @pytest.mark.parametrize("head", HEADS)
-def test_law_with_every_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str) -> None:
+def test_law_with_every_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str, pairs: int) -> None:
     swap_drafter(engine, str(drafters[head]))
-    check_pairs(engine, toy, {})
+    check_pairs(engine, toy, pairs)
 
 
 @chain_and_tree
 def test_law_of_redistribution_at_another_temperature(engine: Any, toy: Toy, drafters: dict[str, Path]) -> None:
     swap_drafter(engine, str(drafters["rdk"]))
-    check_pairs(engine, toy, {"temperature": 0.7})
+    check_pairs(engine, toy, FEWER, temperature=0.7)
 
 
-def check_pairs(engine: Any, toy: Toy, sampling: dict[str, Any]) -> None:
+def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> None:
     """Also that a law that is only a little wrong would be seen."""
-    report = check_laws(engine, toy, {"alone": sampling}, requests=2_000, new_tokens=53)["alone"]
-    assert report.num_pairs >= 100_000
-    warmer = sampling.get("temperature", 1.0) * 1.1
-    assert fit(report.samples, lambda logits: filtered(logits, temperature=warmer)).p_value < 1e-6
+    requests = -(-pairs // (LONG - 2) // len(PROMPTS)) * len(PROMPTS)
+    settings = {"alone": {"temperature": temperature}}
+    report = check_laws(engine, toy, settings, requests=requests, new_tokens=LONG)["alone"]
+    assert report.num_pairs >= pairs
+    assert fit(report.samples, lambda logits: filtered(logits, temperature=1.1 * temperature)).p_value < 1e-6
 
 
 @sampled_chain
@@ -129,10 +133,11 @@ def test_verifying_with_another_law_than_the_drafts_is_caught(engine: Any, toy: 
 @sampled_chain
 @pytest.mark.parametrize("head", [head for head in HEADS if head != "dynaspec_union"])  # its law is that of a batch
 def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str) -> None:
-    settings = {"warm": {}, "cold": {"temperature": 0.7}, "filters": FILTERS["all"]}
+    settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[head]))
     drafter, _ = load_drafter(drafters[head])
-    for name, run in run_rounds(engine, settings, requests=1_500).items():
-        values = draft_p_values(toy, drafter, run, settings[name])
-        print(head, name, values)
-        assert min(values) > LEAST, name
+    runs = run_rounds(engine, settings, requests=2_000)
+    for name, run in runs.items():
+        assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
+    # and drafts of another temperature would be seen
+    assert draft_p_value(toy, drafter, runs["cold"], settings["cold"], drafted_at=1.0) < 1e-6
