@@ -42,14 +42,19 @@ def main(arguments: list[str]) -> int:
 
     from rayspec.farm.runtime import EngineFailed
     from rayspec.sweep.controller import run_sweep  # imports Ray and MLflow
+    from rayspec.tracking import TrackingError, how_to_look
 
     try:
         outcome = run_sweep(prepared, home, shlex.join(["python", "jobs/sweep.py", *arguments]))
     except EngineFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except TrackingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(f"\n{outcome.summary}\n")
-    print(f"Look at it: mlflow ui --backend-store-uri {outcome.tracking_uri}   (run {outcome.parent_run_id})")
+    print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
+    print(f"Report: python jobs/report.py --sweep {outcome.parent_run_id}")
     if outcome.failed:
         print(f"{len(outcome.failed)} of {len(outcome.results)} trials failed", file=sys.stderr)
         return 1

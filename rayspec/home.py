@@ -6,6 +6,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Ray unpacks a job's --working-dir under such a folder on the node and deletes it after the job.
 RAY_EPHEMERAL = "working_dir_files"
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # schemes that MLflow opens without a server
 
 
 def home() -> Path:
@@ -35,5 +36,6 @@ def tracking_uri() -> str:
 
 
 def artifact_uri() -> str | None:
-    """Where a new experiment keeps its artifacts; None lets a tracking server that was given decide."""
-    return None if os.environ.get("MLFLOW_TRACKING_URI") else (home() / "mlartifacts").as_uri()
+    """Where a new experiment keeps its artifacts: in the home folder beside a database, else as the server decides."""
+    is_database = tracking_uri().startswith(DATABASES)
+    return (home() / "mlartifacts").as_uri() if is_database else None

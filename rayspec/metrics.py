@@ -5,11 +5,13 @@ prefill and is in neither count. SGLang counts a step's whole acceptance even wh
 what makes tau free of the answer's length; `tau_emitted` counts only the tokens that left the server, so it is lower,
 the more the shorter the answers are. Per-position shares come from the histogram of the same steps.
 
-TTFT is measured by the client. TPOT = (e2e - TTFT) / (output tokens - 1) of a request. ITL is the time between streamed
-chunks, which carry several tokens under speculation: it is no TPOT.
+TTFT is measured by the client, from the request's arrival, so that under open-loop load it holds the wait in the queue.
+TPOT = (e2e - TTFT) / (output tokens - 1) of a request. ITL is the time between streamed chunks, which carry several
+tokens under speculation: it is no TPOT. Goodput counts the requests that keep both limits of an `Slo`.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +24,27 @@ PERCENTILES = (50, 90, 99)
 T = TypeVar("T", float, NDArray[np.float64])
 
 
-def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class Slo:
+    """A service-level objective: the limits that a request must keep; None is no limit. Milliseconds."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"slo.{name} must be positive, or absent for no limit, got {value}")
+
+    def is_met(self, request: RequestRecord) -> bool:
+        """An answer of one token has no TPOT, and keeps that limit."""
+        tpot_s = request.tpot_s
+        is_prompt = self.ttft_ms is None or 1e3 * request.ttft_s <= self.ttft_ms
+        return is_prompt and (self.tpot_ms is None or tpot_s is None or 1e3 * tpot_s <= self.tpot_ms)
+
+
+def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int, slo: Slo | None = None) -> dict[str, float]:
     """Metrics of one trial over its blocks; `draft_steps` is 0 without speculation."""
     requests = [r for b in blocks for r in b.requests]
     assert requests, "a trial is scored only once it has answered something"
@@ -33,8 +55,13 @@ def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int) -> dict[str, 
         "output_tokens": float(tokens),
         "wall_s": wall_s,
         "output_tokens_per_s": tokens / wall_s,
+        "requests_per_s": len(requests) / wall_s,
     }
+    peaks = [b.measured.peak_memory_bytes for b in blocks if b.measured.peak_memory_bytes is not None]
+    if peaks:
+        metrics["peak_host_memory_gib"] = max(peaks) / 2**30
     metrics |= latency_metrics(requests)
+    metrics |= goodput_metrics(requests, wall_s, slo or Slo())
     if draft_steps:
         metrics |= acceptance_metrics(requests, draft_steps)
         metrics |= step_metrics(blocks)
@@ -45,7 +72,7 @@ def latency_metrics(requests: Sequence[RequestRecord]) -> dict[str, float]:
     """TTFT, TPOT and ITL percentiles in milliseconds; one that no request can give is left out."""
     series = {
         "ttft_ms": [r.ttft_s for r in requests],
-        "tpot_ms": [(r.e2e_s - r.ttft_s) / (r.output_tokens - 1) for r in requests if r.output_tokens > 1],
+        "tpot_ms": [r.tpot_s for r in requests if r.tpot_s is not None],
         "itl_ms": [gap for r in requests for gap in r.chunk_gaps_s],
     }
     return {
@@ -54,6 +81,14 @@ def latency_metrics(requests: Sequence[RequestRecord]) -> dict[str, float]:
         if values
         for p in PERCENTILES
     }
+
+
+def goodput_metrics(requests: Sequence[RequestRecord], wall_s: float, slo: Slo) -> dict[str, float]:
+    """Share and rate of the requests that keep both limits; empty without a limit."""
+    if slo == Slo():
+        return {}
+    good = sum(slo.is_met(r) for r in requests)
+    return {"goodput_share": good / len(requests), "goodput_requests_per_s": good / wall_s}
 
 
 def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> dict[str, float]:
@@ -118,9 +153,24 @@ def category_key(category: str) -> str:
 
 
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:
-    """Requests whose output tokens differ from those that plain decoding gave to the same prompt."""
-    expected = {r.prompt_id: r.output_ids for b in plain for r in b.requests}
-    return sum(r.output_ids != expected[r.prompt_id] for b in blocks for r in b.requests if r.prompt_id in expected)
+    """Requests whose output tokens differ from those that plain decoding gave to the same turn.
+
+    A turn that comes after a different answer is a different prompt, and is not compared.
+    """
+    expected: dict[str, list[tuple[int, ...]]] = {}
+    for request in (r for b in plain for r in b.requests):
+        answers = expected.setdefault(request.prompt_id, [])
+        if request.turn == len(answers):  # the first pass is enough
+            answers.append(request.output_ids)
+    mismatches = 0
+    for block in blocks:
+        differs: set[str] = set()
+        for r in block.requests:
+            answers = expected.get(r.prompt_id, [])
+            if r.prompt_id not in differs and r.turn < len(answers) and r.output_ids != answers[r.turn]:
+                mismatches += 1
+                differs.add(r.prompt_id)
+    return mismatches
 
 
 def head_kappa(head_s: float, cycle_s: float) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One answered request. Times are wall-clock seconds of the client, from sending the request.
+    """One answered request. Times are wall-clock seconds of the client, from the request's arrival.
 
     `accepted_histogram[j]` counts the verify steps in which exactly j drafts were accepted. As SGLang counts them,
     verify steps leave out the prefill, which gives the first output token, and accepted drafts include those of the
@@ -14,6 +14,7 @@ class RequestRecord:
     """
 
     prompt_id: str
+    turn: int = 0  # of the conversation, from 0
     category: str
     prompt_tokens: int
     cached_tokens: int
@@ -29,6 +30,11 @@ class RequestRecord:
     @property
     def output_tokens(self) -> int:
         return len(self.output_ids)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token after the first; None for an answer of one token."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,6 +60,7 @@ class Measured:
     wall_s: float
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
+    peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,22 +3,43 @@
 import contextlib
 import logging
 import os
+import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+import sqlalchemy
+from mlflow import MlflowClient, entities
+from mlflow.data.dataset import Dataset
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME, MLFLOW_USER
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_DATASET_CONTEXT,
+    MLFLOW_GIT_COMMIT,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_USER,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from rayspec.home import DATABASES
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
 TAG_VALUE_LIMIT = 5000
+SYSTEM_METRICS_INTERVAL_S = 10
+
+
+class TrackingError(ValueError):
+    """The MLflow store cannot be used; the message says why and what to do, without any password."""
 
 
 class Run:
@@ -46,6 +67,11 @@ class Run:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self.client.log_batch(self.run_id, tags=[RunTag(k, v[:TAG_VALUE_LIMIT]) for k, v in tags.items()])
+
+    def log_dataset(self, dataset: Dataset, context: str) -> None:
+        """Record what the run was measured on, under `context` ("eval", "training")."""
+        tags = [InputTag(MLFLOW_DATASET_CONTEXT, context)]
+        self.client.log_inputs(self.run_id, [DatasetInput(entities.Dataset(**dataset.to_dict()), tags)])
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Store `text` as the artifact `artifact_file` (a path with folders)."""
@@ -75,18 +101,18 @@ class Tracker:
 
     def __init__(self, uri: str, experiment: str, artifact_uri: str | None = None) -> None:
         self.uri = uri
-        with _quiet_migrations():
-            self.client = MlflowClient(tracking_uri=uri)
-            self.experiment_id = self._experiment(experiment, artifact_uri)
+        self.client = connect(uri)
+        self.experiment_id = self._experiment(experiment, artifact_uri)
         self._children: list[Run] = []
 
     @contextlib.contextmanager
     def parent(self, name: str, tags: Mapping[str, str]) -> Iterator[Run]:
         """A parent run: FINISHED at the end of the block; with any exception (Ctrl-C too) it and its open children
-        are FAILED with the traceback, and the exception goes on."""
+        are FAILED with the traceback, and the exception goes on. It carries this machine's system metrics."""
         run = self._create(name, tags)
         try:
-            yield run
+            with _system_metrics(self.uri, run.run_id):
+                yield run
         except BaseException as error:
             cause = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else traceback.format_exc()
             for child in self._children:
@@ -114,13 +140,99 @@ class Tracker:
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
-            raise ValueError(f"MLflow experiment {name!r} in {self.uri} is deleted; restore it or set experiment=...")
+            raise TrackingError(
+                f"MLflow experiment {name!r} in {redacted(self.uri)} is deleted; restore it or set experiment=..."
+            )
         return found.experiment_id
 
     def _create(self, name: str, tags: Mapping[str, str]) -> Run:
         own = {MLFLOW_SOURCE_NAME: "rayspec", MLFLOW_USER: os.environ.get("USER", "unknown")}
+        if tags.get("git.commit", "unknown") != "unknown":
+            own[MLFLOW_GIT_COMMIT] = tags["git.commit"]  # what MLflow's own pages show as the version
         run = self.client.create_run(self.experiment_id, run_name=name, tags={**own, **tags})
         return Run(self.client, run.info.run_id)
+
+
+def connect(uri: str) -> MlflowClient:
+    """A client of the store, once it has answered. Raises TrackingError.
+
+    Who may log in is MLflow's own business: MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN.
+    """
+    try:
+        with _quiet_migrations(), _few_retries():
+            _try_database(uri)
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+    except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
+        cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TrackingError(
+            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. Check MLFLOW_TRACKING_URI, "
+            "and for a server with a login MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        ) from None  # a driver's own message may repeat the password
+    return client
+
+
+def _try_database(uri: str) -> None:
+    """Connect once where MLflow would try for minutes, with warnings."""
+    if uri.startswith(DATABASES) and not uri.startswith("sqlite"):
+        engine = sqlalchemy.create_engine(uri)
+        with engine.connect():
+            pass
+        engine.dispose()
+
+
+def redacted(uri: str) -> str:
+    """The address without its user, password and query, for whatever is printed or logged."""
+    parts = urlsplit(uri)
+    if "@" not in parts.netloc and not parts.query:
+        return uri
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{'***' if user else ''}{at}{host}", query=""))
+
+
+def _without_password(text: str, uri: str) -> str:
+    password = urlsplit(uri).password
+    text = text.replace(uri, redacted(uri))
+    return text.replace(password, "***") if password else text
+
+
+def how_to_look(uri: str) -> str:
+    """Where a person finds the runs of a store."""
+    return redacted(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {redacted(uri)}"
+
+
+@contextlib.contextmanager
+def _few_retries() -> Iterator[None]:
+    """MLflow tries for minutes; who mistyped an address should not wait for that. What the user has set, stays."""
+    variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
+    if variable.is_set():
+        yield
+        return
+    variable.set(1)
+    try:
+        yield
+    finally:
+        variable.unset()
+
+
+@contextlib.contextmanager
+def _system_metrics(uri: str, run_id: str) -> Iterator[None]:
+    """Sample this machine for the length of the block, unless MLflow's own switch says no.
+
+    The names carry the host: on a cluster the engines may run elsewhere.
+    """
+    if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.is_set() and not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+        yield
+        return
+    logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.WARNING)  # says when it starts and stops
+    monitor = SystemMetricsMonitor(
+        run_id, sampling_interval=SYSTEM_METRICS_INTERVAL_S, node_id=socket.gethostname(), tracking_uri=uri
+    )
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
 
 
 @contextlib.contextmanager

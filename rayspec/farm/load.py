@@ -1,4 +1,9 @@
-"""Closed-loop load on an engine: `concurrency` streams, each sending its next prompt when its last is answered."""
+"""Load on an engine: closed loop, or arrivals at random times.
+
+Closed loop: `concurrency` streams, each beginning its next conversation when its last has ended. Open loop: a Poisson
+process of `request_rate` conversations a second that does not wait for answers. In both, a later turn of a conversation
+is sent as soon as the answer before it is complete.
+"""
 
 import asyncio
 import time
@@ -7,25 +12,53 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
+
+from rayspec.farm.chat import ChatTokenizer, turn_request
 from rayspec.records import RequestRecord
-from rayspec.workloads import Prompt
+from rayspec.workloads import Conversation
 
 
 class StreamingEngine(Protocol):
-    """The part of sglang.Engine that load needs."""
+    """The part of sglang.Engine that load needs; a request has a `prompt` or `input_ids`."""
 
-    async def async_generate(self, prompt: str, sampling_params: dict[str, Any], *, stream: bool) -> Any: ...
+    async def async_generate(self, *, sampling_params: dict[str, Any], stream: bool, **request: Any) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Traffic:
+    """How requests come; exactly one field is not 0. Ordered: closed loops first, then by size."""
+
+    request_rate: float = 0.0  # conversations a second
+    concurrency: int = 0  # streams
+
+    def __post_init__(self) -> None:
+        assert (self.request_rate > 0) != (self.concurrency > 0), "either a closed loop or an open one"
+
+    @property
+    def is_open(self) -> bool:
+        return self.request_rate > 0
+
+    @property
+    def label(self) -> str:
+        """For names of trials: `c4`, `r2.5`."""
+        return f"r{self.request_rate:g}" if self.is_open else f"c{self.concurrency}"
+
+    def __str__(self) -> str:
+        return f"{self.request_rate:g} requests/s" if self.is_open else f"concurrency {self.concurrency}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One block to answer. Fields are those of the sweep's config."""
+    """One block to answer. `arrival_seed` fixes the times of an open loop, so that all trials meet the same."""
 
-    prompts: tuple[Prompt, ...]
-    concurrency: int
+    prompts: tuple[Conversation, ...]
+    traffic: Traffic
     max_new_tokens: int
     temperature: float
     ignore_eos: bool
+    arrival_seed: int = 0
+    chat_template: bool = True  # where the target's tokenizer has one
 
     def sampling_params(self) -> dict[str, Any]:
         return {
@@ -34,56 +67,92 @@ class Load:
             "ignore_eos": self.ignore_eos,
         }
 
+    def arrivals_s(self) -> list[float]:
+        """When the conversations of an open loop arrive, in seconds after the start: a Poisson process."""
+        gaps = np.random.default_rng(self.arrival_seed).exponential(1 / self.traffic.request_rate, len(self.prompts))
+        return [float(t) for t in gaps.cumsum()]
+
 
 class RequestFailed(RuntimeError):
     """The engine refused or aborted a request."""
 
 
-async def closed_loop(engine: StreamingEngine, load: Load) -> tuple[float, tuple[RequestRecord, ...]]:
-    """Answer all prompts of the block: (wall seconds, records in the order of the prompts). Raises RequestFailed."""
-    waiting = list(enumerate(load.prompts))[::-1]
-    records: dict[int, RequestRecord] = {}
+async def run_load(
+    engine: StreamingEngine, load: Load, tokenizer: ChatTokenizer | None = None
+) -> tuple[float, tuple[RequestRecord, ...]]:
+    """Answer a block: (wall seconds, records in the order of conversations and turns). Raises RequestFailed."""
+    tokenizer = tokenizer if load.chat_template else None
+    answered: dict[int, list[RequestRecord]] = {}
+    start = time.perf_counter()
 
-    async def stream() -> None:
+    async def converse(index: int, arrival: float) -> None:
+        answered[index] = await _converse(engine, load, load.prompts[index], tokenizer, arrival)
+
+    async def stream(waiting: list[int]) -> None:
         while waiting:
-            index, prompt = waiting.pop()
-            records[index] = await _answer(engine, prompt, load.sampling_params())
+            await converse(waiting.pop(), time.perf_counter())
 
-    start = time.perf_counter()
-    async with asyncio.TaskGroup() as group:  # the first failure cancels the other streams
-        for _ in range(min(load.concurrency, len(load.prompts))):
-            group.create_task(stream())
-    return time.perf_counter() - start, tuple(records[i] for i in range(len(load.prompts)))
+    async def arrive(index: int, after_s: float) -> None:
+        await asyncio.sleep(start + after_s - time.perf_counter())
+        await converse(index, start + after_s)  # a late loop counts as waiting, as it does for a client
+
+    async with asyncio.TaskGroup() as group:  # the first failure cancels the others
+        if load.traffic.is_open:
+            for index, after_s in enumerate(load.arrivals_s()):
+                group.create_task(arrive(index, after_s))
+        else:
+            waiting = list(range(len(load.prompts)))[::-1]
+            for _ in range(min(load.traffic.concurrency, len(load.prompts))):
+                group.create_task(stream(waiting))
+    wall_s = time.perf_counter() - start
+    return wall_s, tuple(record for i in range(len(load.prompts)) for record in answered[i])
 
 
-async def _answer(engine: StreamingEngine, prompt: Prompt, sampling_params: dict[str, Any]) -> RequestRecord:
-    start = time.perf_counter()
-    arrivals: list[float] = []
-    last: dict[str, Any] = {}
-    async for chunk in await engine.async_generate(prompt.text, sampling_params, stream=True):
-        arrivals.append(time.perf_counter() - start)
-        last = chunk
-    if not last:
-        raise RequestFailed(f"prompt {prompt.id}: the engine sent nothing")
-    return _record(prompt, last["output_ids"], last["meta_info"], arrivals)
+async def _converse(
+    engine: StreamingEngine, load: Load, conversation: Conversation, tokenizer: ChatTokenizer | None, arrival: float
+) -> list[RequestRecord]:
+    """All turns of a conversation whose first arrives at `arrival` (of time.perf_counter)."""
+    answers: list[str] = []
+    records: list[RequestRecord] = []
+    for turn in range(len(conversation.turns)):
+        name = f"prompt {conversation.id}" + (f", turn {turn + 1}" if turn else "")
+        chunk_times: list[float] = []
+        last: dict[str, Any] = {}
+        request = turn_request(conversation, answers, tokenizer)
+        stream = await engine.async_generate(**request, sampling_params=load.sampling_params(), stream=True)
+        async for chunk in stream:
+            chunk_times.append(time.perf_counter() - arrival)
+            last = chunk
+        if not last:
+            raise RequestFailed(f"{name}: the engine sent nothing")
+        records.append(_record(conversation, turn, name, last["output_ids"], last["meta_info"], chunk_times))
+        answers.append(last["text"])
+        arrival = time.perf_counter()
+    return records
 
 
 def _record(
-    prompt: Prompt, output_ids: Sequence[int], meta: dict[str, Any], arrivals: Sequence[float]
+    conversation: Conversation,
+    turn: int,
+    name: str,
+    output_ids: Sequence[int],
+    meta: dict[str, Any],
+    chunk_times: Sequence[float],
 ) -> RequestRecord:
     reason = meta["finish_reason"] or {"type": "none"}
     if reason["type"] not in ("length", "stop"):
-        raise RequestFailed(f"prompt {prompt.id}: ended with {reason['type']}: {reason.get('message', 'no message')}")
+        raise RequestFailed(f"{name}: ended with {reason['type']}: {reason.get('message', 'no message')}")
     return RequestRecord(
-        prompt_id=prompt.id,
-        category=prompt.category,
+        prompt_id=conversation.id,
+        turn=turn,
+        category=conversation.category,
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta.get("cached_tokens", 0),
         output_ids=tuple(output_ids),
         finish_reason=reason["type"],
-        ttft_s=arrivals[0],
-        e2e_s=arrivals[-1],
-        chunk_gaps_s=tuple(b - a for a, b in pairwise(arrivals)),
+        ttft_s=chunk_times[0],
+        e2e_s=chunk_times[-1],
+        chunk_gaps_s=tuple(b - a for a, b in pairwise(chunk_times)),
         # absent without speculation, and where the prefill's token was the whole answer
         verify_steps=meta.get("spec_verify_ct", 0),
         accepted_drafts=meta.get("spec_num_correct_drafts", 0),

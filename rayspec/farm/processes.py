@@ -18,6 +18,30 @@ def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> No
     psutil.wait_procs(processes, timeout=timeout_s)
 
 
+def reset_peak_memory(processes: list[psutil.Process]) -> None:
+    """Let the peaks of `peak_memory_bytes` begin anew, where the kernel allows it (Linux, own processes)."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def peak_memory_bytes(processes: list[psutil.Process]) -> int | None:
+    """Sum of the processes' largest resident sets since the last reset; None where the kernel does not tell.
+
+    Pages that several of them share count in each.
+    """
+    total = 0
+    for process in processes:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            return None
+        peak = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+        if peak is not None:  # a process that has ended has none
+            total += 1024 * int(peak.split()[1])
+    return total or None
+
+
 @contextlib.contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
     """Environment variables for children started meanwhile."""

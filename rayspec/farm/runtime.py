@@ -15,9 +15,15 @@ import psutil
 import torch
 
 from rayspec.farm.head_latency import head_latencies
-from rayspec.farm.load import Load, closed_loop
-from rayspec.farm.processes import end_processes, environment, redirected_output
-from rayspec.records import Measured, StepSeconds
+from rayspec.farm.load import Load, run_load
+from rayspec.farm.processes import (
+    end_processes,
+    environment,
+    peak_memory_bytes,
+    redirected_output,
+    reset_peak_memory,
+)
+from rayspec.records import Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
     from sglang_ext.adapter.engine import StepTimes
@@ -110,7 +116,7 @@ class Runtime:
     def warm_up(self, load: Load) -> None:
         """Answer a block without recording it."""
         with self._readable_failure("failed while warming up"):
-            self._run(closed_loop(self._running_engine(), load))
+            self._run(self._answer(self._running_engine(), load))
 
     def measure(self, load: Load) -> Measured:
         """Answer a block that finds an empty prefix cache. Raises EngineFailed."""
@@ -118,10 +124,19 @@ class Runtime:
             engine = self._running_engine()
             self._flush()
             before = self._step_times()
-            wall_s, requests = self._run(closed_loop(engine, load))
+            children = self._children()
+            reset_peak_memory(children)
+            wall_s, requests = self._run(self._answer(engine, load))
+            peak = peak_memory_bytes(children)
             after = self._step_times()
         steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
-        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps)
+        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps, peak_memory_bytes=peak)
+
+    @staticmethod
+    def _answer(engine: Any, load: Load) -> Coroutine[Any, Any, tuple[float, tuple[RequestRecord, ...]]]:
+        from sglang_ext.adapter.engine import tokenizer
+
+        return run_load(engine, load, tokenizer(engine))
 
     def _step_times(self) -> "StepTimes | None":
         """The engine's clock over its life; None for the plain engine, and on an accelerator."""
@@ -137,13 +152,17 @@ class Runtime:
 
     def stop(self) -> None:
         """Shut the engine down and end every process that it started. Safe to call twice, and after a failed start."""
-        children = [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
+        children = self._children()
         try:
             if self._engine is not None:
                 self._engine.shutdown()
         finally:
             self._engine = None
             end_processes(children)
+
+    def _children(self) -> list[psutil.Process]:
+        """The processes that the engine started."""
+        return [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
 
     def log_tail(self) -> str:
         """The last lines of the engine's log."""

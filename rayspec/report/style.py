@@ -1,7 +1,10 @@
-"""What the figures share: colours, panels, legends."""
+"""What the figures share: colours and markers of heads and draft steps, panels, legends, files."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import matplotlib
 
@@ -12,6 +15,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from rayspec.farm.load import Traffic
+
+if TYPE_CHECKING:
+    from rayspec.sweep.results import TrialResult
 
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -38,32 +46,110 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def panels(count: int, *, width: float, height: float, share: bool = False) -> tuple[Figure, list[Axes]]:
-    """A row of `count` axes of `width` x `height` inches each; `share` gives them the same scales."""
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """How the figures of a sweep tell its heads apart, in the sweep's order.
+
+    By colour; where there are more heads than colours, by the colour of their kind and a number in the point.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, results: "Sequence[TrialResult]") -> Self:
+        kinds: dict[str, str] = {}
+        for r in results:
+            if r.trial.drafter is not None:
+                kinds.setdefault(r.trial.head, str(r.trial.drafter.head.get("kind")))
+        return cls(names=tuple(kinds), kinds=tuple(kinds.values()))
+
+    @property
+    def is_crowded(self) -> bool:
+        return len(self.names) > len(PALETTE)
+
+    def colour(self, head: str) -> str:
+        index = self.names.index(head)
+        return colour(list(dict.fromkeys(self.kinds)).index(self.kinds[index]) if self.is_crowded else index)
+
+    def label(self, head: str) -> str:
+        """The name in a legend, with its number where points carry it."""
+        return f"{self.names.index(head) + 1} {head}" if self.is_crowded else head
+
+    def point(self, axis: Axes, x: float, y: float, head: str, shape: str) -> None:
+        """A marker, with the head's number where colours do not suffice."""
+        size = 11 if self.is_crowded else 7.5
+        axis.plot(x, y, color=self.colour(head), marker=shape, markersize=size, linestyle="none", alpha=0.9, zorder=3)
+        if self.is_crowded:
+            number = str(self.names.index(head) + 1)
+            axis.annotate(number, (x, y), ha="center", va="center", fontsize=7, color="white", zorder=4)
+
+    def entries(self, only: Sequence[str] | None = None) -> list[tuple[Artist, str]]:
+        """Legend entries of all heads, or of some."""
+        return [
+            (Line2D([], [], color=self.colour(head), linewidth=6, solid_capstyle="butt"), self.label(head))
+            for head in self.names
+            if only is None or head in only
+        ]
+
+
+def panels(
+    count: int, *, width: float, height: float, share: bool = False, columns: int = 4
+) -> tuple[Figure, list[Axes]]:
+    """`count` axes of `width` x `height` inches each in rows of `columns`; `share` gives them the same scales."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
     figure, axes = plt.subplots(
-        1, count, figsize=(width * count, height), sharex=share, sharey=share, squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        sharex=share,
+        sharey=share,
+        squeeze=False,
+        layout="constrained",
     )
-    return figure, list(axes[0])
+    for unused in axes.flat[count:]:
+        unused.remove()
+    return figure, list(axes.flat[:count])
 
 
-def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
+def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]], columns: int = 6) -> None:
     """One legend below all panels."""
     handles, labels = zip(*entries, strict=True)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(entries)))
-
-
-def head_entries(heads: Iterable[str]) -> list[tuple[Artist, str]]:
-    """Legend entries that tell heads by colour."""
-    return [(Line2D([], [], color=colour(i), linewidth=6, solid_capstyle="butt"), head) for i, head in enumerate(heads)]
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(entries)))
 
 
 def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
     """Legend entries that tell draft steps by marker."""
-    return [
-        (Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), f"{s} draft steps")
-        for i, s in enumerate(steps)
-    ]
+    return [(Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), counted(s)) for i, s in enumerate(steps)]
 
 
-def streams(concurrency: int) -> str:
-    return f"{concurrency} stream{'s' if concurrency > 1 else ''}"
+def counted(draft_steps: int) -> str:
+    return f"{draft_steps} draft step{'s' if draft_steps > 1 else ''}"
+
+
+def title(traffic: Traffic) -> str:
+    """Of a panel: `1 stream`, `4 streams`, `2.5 requests/s`."""
+    if traffic.is_open:
+        return str(traffic)
+    return f"{traffic.concurrency} stream{'s' if traffic.concurrency > 1 else ''}"
+
+
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """Figures made inside look alike."""
+    with plt.rc_context(STYLE):
+        yield
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files."""
+    files: list[Path] = []
+    with house_style():
+        for name, figure in figures.items():
+            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+            figure.savefig(png, dpi=150)
+            figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
+            plt.close(figure)
+            files += [png, svg]
+    return files

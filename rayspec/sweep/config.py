@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayspec.farm.load import Traffic
+from rayspec.metrics import Slo
 from rayspec.shipped import DEMO_TARGET, drafter_label
+from rayspec.statistics import looks, sequential_confidence
 
 
 def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
@@ -65,8 +68,23 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    """When to end the passes over the workload after the first `repeats`. Without `ci_width` there are no others."""
+
+    ci_width: float | None = None  # end once every speed-up's interval is narrower: high - low as a share of the value
+    max_repeats: int = 20  # or after this many passes
+    max_seconds: float | None = None  # or after this time of measuring in the sweep; its phases share it evenly
+
+    def __post_init__(self) -> None:
+        _require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
+        _require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
+        _require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """Trials: drafters x draft_steps x concurrency, and a trial without speculation at each concurrency."""
+    """Trials: drafters x draft_steps x traffic (each concurrency and each request rate), and a trial without
+    speculation under each traffic."""
 
     name: str = "sweep"  # name of the parent run
     experiment: str = "rayspec-sweep"  # MLflow experiment
@@ -76,10 +94,14 @@ class SweepConfig:
     draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain
     num_draft_tokens: int | None = None  # verified tokens per step with the root; None: draft_steps + 1 for a chain
-    concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams
-    workload: str = "heldout_python:32"  # name or JSONL path, with :count
+    concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside request_rate
+    request_rate: list[float] = field(default_factory=list)  # open loop: Poisson arrivals of conversations per second
+    workload: str = "heldout_python:32"  # name or JSONL path, with :count:category; several with commas
+    chat_template: bool = True  # send turns through the target's chat template, where it has one
     block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
-    repeats: int = 1  # passes over the workload
+    repeats: int = 1  # passes over the workload, or the fewest of them with stop.ci_width
+    stop: StopConfig = field(default_factory=StopConfig)
+    slo: Slo = field(default_factory=Slo)  # limits in milliseconds that make a request count as good
     max_new_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
     ignore_eos: bool = False  # True gives every request exactly max_new_tokens
@@ -90,9 +112,10 @@ class SweepConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        for name in ("drafters", "draft_steps", "concurrency"):
+        for name in ("drafters", "draft_steps", "concurrency", "request_rate"):
             values = getattr(self, name)
-            _require(len(values) > 0, name, values, "a list of at least one entry")
+            is_optional = name == "request_rate" or (name == "concurrency" and self.request_rate)
+            _require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
             _require(len(set(values)) == len(values), name, values, "without repetition")
         labels = [drafter_label(d) for d in self.drafters]
         _require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
@@ -100,12 +123,29 @@ class SweepConfig:
             self.baseline in labels, "baseline", self.baseline, f"one of the drafters' names ({', '.join(labels)})"
         )
         for name in ("draft_steps", "concurrency"):
-            _require(min(getattr(self, name)) >= 1, name, getattr(self, name), "at least 1 everywhere")
+            _require(min(getattr(self, name), default=1) >= 1, name, getattr(self, name), "at least 1 everywhere")
+        rates = self.request_rate
+        _require(all(0 < r < float("inf") for r in rates), "request_rate", rates, "positive everywhere")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
+        _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
         self._check_draft_tokens()
+
+    def traffic(self) -> list[Traffic]:
+        """How requests come, in the order of measurement."""
+        closed = [Traffic(concurrency=c) for c in self.concurrency]
+        return [*closed, *(Traffic(request_rate=r) for r in self.request_rate)]
+
+    def looks(self) -> list[int]:
+        """The numbers of passes after which the measurement may end."""
+        return looks(self.repeats, self.stop.max_repeats if self.stop.ci_width is not None else self.repeats)
+
+    def confidence(self) -> float:
+        """The level of each interval, so that the reported one covers in 95% whenever the passes ended."""
+        return sequential_confidence(0.95, len(self.looks()))
 
     def _check_draft_tokens(self) -> None:
         if self.topk == 1:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rayspec.farm.actor import RuntimeHandle, cluster_gpus
-from rayspec.farm.load import Load
+from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter
-from rayspec.workloads import Prompt
+from rayspec.workloads import Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +76,24 @@ class Engines:
             self._loaded = drafter.label
         return handle
 
-    def load(self, prompts: tuple[Prompt, ...], concurrency: int, max_new_tokens: int | None = None) -> Load:
+    def load(
+        self,
+        prompts: tuple[Conversation, ...],
+        traffic: Traffic,
+        *,
+        max_new_tokens: int | None = None,
+        arrival_seed: int = 0,
+    ) -> Load:
         """A block's load with the sweep's sampling settings."""
         c = self.config
         return Load(
             prompts=prompts,
-            concurrency=concurrency,
+            traffic=traffic,
             max_new_tokens=max_new_tokens or c.max_new_tokens,
             temperature=c.temperature,
             ignore_eos=c.ignore_eos,
+            arrival_seed=arrival_seed,
+            chat_template=c.chat_template,
         )
 
     def _handle(self, drafter: Drafter | None, draft_steps: int, name: str) -> RuntimeHandle:

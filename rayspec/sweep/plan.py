@@ -2,8 +2,9 @@
 
 One engine without speculation lives through the whole sweep. Beside it, one engine for each value of draft_steps lives
 through a phase, and the drafters are swapped in it while it runs. A phase is a sequence of rounds: a round is one block
-of prompts at one concurrency, answered by every trial in turn, in an order that rotates from round to round, so that no
-trial always comes first and a change of the machine's speed meets them all.
+of prompts under one traffic (so many streams, or so many arrivals a second), answered by every trial in turn, in an
+order that rotates from round to round, so that no trial always comes first and a change of the machine's speed meets
+them all. The plan holds as many passes over the workload as there may be; `stopping` decides how many are made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
 
+from rayspec.farm.load import Traffic
 from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
@@ -35,7 +37,7 @@ class Trial:
 
     drafter: Drafter | None
     draft_steps: int
-    concurrency: int
+    traffic: Traffic
 
     @property
     def head(self) -> str:
@@ -44,7 +46,7 @@ class Trial:
     @property
     def name(self) -> str:
         steps = f"-s{self.draft_steps}" if self.drafter else ""
-        return f"{self.head}{steps}-c{self.concurrency}"
+        return f"{self.head}{steps}-{self.traffic.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,11 @@ class Round:
     first: int
     last: int
     trials: tuple[Trial, ...]
+    repeat: int = 0  # pass over the workload that it belongs to
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.trials[0].traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +80,7 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Measurements in total: one trial on one block."""
+        """Measurements in total, at most: one trial on one block."""
         return sum(len(r.trials) for phase in self.phases for r in phase.rounds)
 
 
@@ -93,11 +100,11 @@ def inspect_drafter(name: str) -> Drafter:
 
 def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
     """The trials of the config and their schedule over `num_prompts` prompts."""
-    plain = {c: Trial(drafter=None, draft_steps=0, concurrency=c) for c in config.concurrency}
+    plain = {t: Trial(drafter=None, draft_steps=0, traffic=t) for t in config.traffic()}
     candidates = [
-        Trial(drafter=d, draft_steps=s, concurrency=c)
+        Trial(drafter=d, draft_steps=s, traffic=t)
         for s in config.draft_steps
-        for c in config.concurrency
+        for t in config.traffic()
         for d in drafters
     ]
     blocks = [(i, min(i + config.block_prompts, num_prompts)) for i in range(0, num_prompts, config.block_prompts)]
@@ -105,19 +112,22 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
     index = 0
     for steps in config.draft_steps:
         rounds: list[Round] = []
-        for repeat in range(config.repeats):
+        for repeat in range(config.looks()[-1]):
             for b, (first, last) in enumerate(blocks):
-                for c in config.concurrency:
-                    arms = [plain[c], *(t for t in candidates if (t.draft_steps, t.concurrency) == (steps, c))]
+                for traffic in config.traffic():
+                    own = (t for t in candidates if (t.draft_steps, t.traffic) == (steps, traffic))
+                    arms = [plain[traffic], *own]
                     turn = (repeat * len(blocks) + b) % len(arms)
                     order = (*arms[turn:], *arms[:turn])
-                    rounds.append(Round(index=index, prompt_block=b, first=first, last=last, trials=order))
+                    rounds.append(
+                        Round(index=index, prompt_block=b, first=first, last=last, trials=order, repeat=repeat)
+                    )
                     index += 1
         phases.append(Phase(draft_steps=steps, rounds=tuple(rounds)))
     return Plan(trials=(*plain.values(), *candidates), phases=tuple(phases))
 
 
-def describe(plan: Plan, config: SweepConfig, num_prompts: int) -> str:
+def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) -> str:
     """The plan as a table with a line on its size."""
     rows = [
         [
@@ -125,16 +135,19 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int) -> str:
             t.head,
             ", ".join(f"{k}={v}" for k, v in t.drafter.head.items()) if t.drafter else "no speculation",
             str(t.draft_steps or "-"),
-            str(t.concurrency),
+            str(t.traffic),
             (t.drafter.problem or "ok").split("\n")[0][:60] if t.drafter else "ok",
         ]
         for t in plan.trials
     ]
-    table = render_table(["trial", "head", "draft_head", "steps", "concurrency", "checkpoint"], rows)
-    per_trial = -(-num_prompts // config.block_prompts) * config.repeats
-    tokens = num_prompts * config.repeats * config.max_new_tokens
+    table = render_table(["trial", "head", "draft_head", "steps", "traffic", "checkpoint"], rows)
+    passes = config.looks()[-1]
+    per_trial = -(-num_prompts // config.block_prompts) * passes
+    tokens = num_turns * passes * config.max_new_tokens
+    until = f", and up to {passes} passes" if passes > config.repeats else ""
+    turns = f" ({num_turns} turns)" if num_turns > num_prompts else ""
     return (
-        f"{table}\n\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts of {config.workload!r} in "
-        f"{per_trial} blocks, up to {tokens} tokens in each of {len(plan.phases)} phase(s); "
-        f"{plan.num_blocks} block measurements on {1 + len(plan.phases)} engine starts."
+        f"{table}\n\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts{turns} of "
+        f"{config.workload!r} in {per_trial} blocks{until}, up to {tokens} tokens in each of {len(plan.phases)} "
+        f"phase(s); {plan.num_blocks} block measurements on {1 + len(plan.phases)} engine starts."
     )

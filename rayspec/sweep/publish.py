@@ -1,49 +1,97 @@
-"""A sweep in MLflow: one parent run, one child per trial."""
+"""A sweep in MLflow: one parent run, one child per trial. `rayspec.sweep.stored` reads it back.
+
+Names are chosen for MLflow's comparison page, which sorts them and draws the first: a child's own parameters (bare:
+concurrency, draft_steps, head, head.*) come before the sweep's (sweep.*), and the metrics that answer the question
+(bare: output_tokens_per_s, speedup_vs_*, tau) before the rest, which sits in groups.
+"""
 
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import mlflow.data
+import pandas as pd
+from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.data.dataset import Dataset
+
 from rayspec.config import flatten, to_yaml
-from rayspec.metrics import trial_metrics
+from rayspec.metrics import category_key, trial_metrics
 from rayspec.records import BlockRecord
+from rayspec.report.decision import decision, verdicts
 from rayspec.report.figures import write_figures
-from rayspec.report.table import verdicts
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Plan, Trial
+from rayspec.sweep.plan import Drafter, Plan, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
+from rayspec.workloads import Conversation
+from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+
+# Groups of metrics, all of which sort behind output_tokens_per_s: names, and beginnings of names (ending in "_"). A
+# metric that is not here keeps its bare name.
+GROUPS = {
+    "position": ("accept_pos_", "accept_cond_"),
+    "slo": ("goodput_",),
+    "step": ("step_", "cycle_ms"),
+    "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
+    "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
+    "valid": ("output_mismatches",),
+    "tradeoff": ("rho", "nu", "kappa", "head_latency_us"),
+    "work": ("mbsu", "gflops_per_token", "peak_host_memory_gib"),
+}
+DATASET_NAME_LIMIT = 500  # MLflow's
+BLOCK_METRICS = (
+    "output_tokens_per_s",
+    "goodput_requests_per_s",
+    "wall_s",
+    "output_tokens",
+    "tau",
+    "accepted_drafts",
+    "verify_steps",
+)
 
 
 class Publisher:
-    """Writes what the controller tells it; decides nothing."""
+    """Writes what the controller tells it; decides nothing. `tags` (provenance) go to every run."""
 
-    def __init__(self, tracker: Tracker, parent: Run, config: SweepConfig) -> None:
+    def __init__(self, tracker: Tracker, parent: Run, config: SweepConfig, tags: Mapping[str, str]) -> None:
         self.tracker = tracker
         self.parent = parent
         self.config = config
+        self.tags = tags
         self._runs: dict[Trial, Run] = {}
 
-    def open(self, plan: Plan, description: str) -> None:
-        """Parameters of the sweep and a run for each trial."""
-        sweep_params = flatten(self.config)
+    def open(self, plan: Plan, description: str, prompts: Sequence[Conversation]) -> None:
+        """Parameters of the sweep, what it was measured on, and a run for each trial."""
+        sweep_params = {f"sweep.{key}": value for key, value in flatten(self.config).items()}
+        dataset = workload_dataset(self.config, prompts)
         self.parent.log_params(sweep_params)
+        self.parent.log_dataset(dataset, "eval")
         self.parent.log_text(to_yaml(self.config), "config.yaml")
+        self.parent.log_text(self.tags["command"] + "\n", "command.txt")
         self.parent.log_text(description + "\n", "plan.md")
+        drafters = {t.drafter for t in plan.trials if t.drafter is not None}
+        weights = {drafter: drafter_sha256(drafter) for drafter in drafters}
         for trial in plan.trials:
-            run = self.tracker.child(self.parent, trial.name, {"kind": "trial", "head": trial.head})
-            run.log_params({**sweep_params, **trial_params(trial)})
+            tags = {**self.tags, "kind": "trial", "head": trial.head}
+            if trial.drafter is not None:
+                tags["drafter.sha256"] = weights[trial.drafter]
+            run = self.tracker.child(self.parent, trial.name, tags)
+            run.log_params({**trial_params(trial), **sweep_params})
+            run.log_dataset(dataset, "eval")
             self._runs[trial] = run
 
     def engine_started(self, name: str, seconds: float) -> None:
         self.parent.log_metrics({f"engine_start_s/{name}": seconds})
 
-    def block(self, trial: Trial, block: BlockRecord) -> None:
-        """One block as a step, under `block/`, so that the pooled metrics keep their names."""
-        metrics = trial_metrics([block], trial.draft_steps)
-        kept = ("output_tokens_per_s", "wall_s", "output_tokens", "tau", "accepted_drafts", "verify_steps")
-        self._runs[trial].log_metrics({f"block/{k}": metrics[k] for k in kept if k in metrics}, step=block.index)
+    def block(self, trial: Trial, blocks: Sequence[BlockRecord]) -> None:
+        """The last of a trial's blocks as a step, under `per_block/`, and its throughput over all of them so far."""
+        so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
+        last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
+        metrics = {"output_tokens_per_s": so_far["output_tokens_per_s"]}
+        metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
+        self._runs[trial].log_metrics(metrics, step=blocks[-1].index)
 
     def failed(self, trial: Trial, cause: str) -> None:
         self._runs[trial].fail(cause)
@@ -62,32 +110,64 @@ class Publisher:
         """Pooled metrics, requests, table and figures; ends the runs of the trials that succeeded."""
         self.parent.set_tags(machine)  # the engines', which need not be the driver's
         for result in results:
-            run = self._runs[result.trial]
-            run.log_text(_requests_jsonl(blocks.get(result.trial, ())), "requests.jsonl")
+            run, own_blocks = self._runs[result.trial], blocks.get(result.trial, ())
+            run.log_text(_requests_jsonl(own_blocks), "requests.jsonl")
             if result.error is None:
-                run.log_metrics(result.metrics)
+                step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
+                run.log_metrics({metric_key(k): v for k, v in result.metrics.items()}, step)
                 run.set_tags(machine)
                 run.finish()
         failed = [r.trial.name for r in results if r.error]
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)})
         self.parent.log_text(summary + "\n", "summary.md")
-        self.parent.set_tags({f"verdict.c{c}": text for c, text in verdicts(results).items()})
+        self.parent.set_tags({"decision": decision(results)})
+        self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
 
 
+def metric_key(name: str) -> str:
+    """The metric's name in MLflow, with its group."""
+    for group, members in GROUPS.items():
+        if any(name == m or (m.endswith("_") and name.startswith(m)) for m in members):
+            return f"{group}/{name}"
+    return name
+
+
+def metric_name(key: str) -> str | None:
+    """The metric of a name in MLflow; None for what is no metric of the trial (per_block/..., system/...)."""
+    group, slash, name = key.partition("/")
+    if not slash or key.startswith(category_key("")):
+        return key
+    return name if group in GROUPS else None
+
+
 def trial_params(trial: Trial) -> dict[str, object]:
     """What sets a trial apart, beside the sweep's own parameters."""
     params: dict[str, object] = {
-        "trial.head": trial.head,
-        "trial.draft_steps": trial.draft_steps,
-        "trial.concurrency": trial.concurrency,
+        "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
+        "draft_steps": trial.draft_steps,
+        "head": trial.head,
+        "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
     if trial.drafter is not None:
-        params["trial.drafter_path"] = trial.drafter.path
-        params |= {f"trial.draft_head.{k}": v for k, v in trial.drafter.head.items()}
+        params["head.checkpoint"] = trial.drafter.path
+        params |= {f"head.{k}": v for k, v in trial.drafter.head.items()}
     return params
+
+
+def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Dataset:
+    """The prompts in their order, as MLflow describes a dataset: digest, columns and size, not the text itself."""
+    frame = pd.DataFrame([{"id": p.id, "category": p.category, "turns": json.dumps(asdict(p))} for p in prompts])
+    source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed)})
+    return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
+
+
+def drafter_sha256(drafter: Drafter) -> str:
+    """The fingerprint of a drafter's weights, `unknown` for one without."""
+    file = Path(drafter.path) / WEIGHTS
+    return weights_sha256(file) if file.is_file() else "unknown"
 
 
 def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rayspec.costs import ModelCosts, StepShape, cost_metrics
+from rayspec.farm.load import Traffic
 from rayspec.metrics import (
     category_key,
     head_kappa,
@@ -12,7 +14,7 @@ from rayspec.metrics import (
     trial_metrics,
 )
 from rayspec.records import BlockRecord
-from rayspec.statistics import Interval, throughput_ratio
+from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Trial
 
@@ -23,7 +25,7 @@ class TrialResult:
 
     trial: Trial
     metrics: Mapping[str, float] = field(default_factory=dict)
-    is_baseline: bool = False  # the full head that the others of its draft steps and concurrency are compared with
+    is_baseline: bool = False  # the full head that the others of its draft steps and traffic are compared with
     error: str | None = None
 
     def speedup(self, baseline: str) -> Interval | None:
@@ -40,63 +42,94 @@ def score(
     config: SweepConfig,
     blocks: Mapping[Trial, Sequence[BlockRecord]],
     errors: Mapping[Trial, str],
-    head_latency_s: Mapping[int, Mapping[str, float]],
+    head_latency_s: Mapping[Traffic, Mapping[str, float]],
+    costs: ModelCosts | None = None,
 ) -> list[TrialResult]:
-    """Results of all trials that have blocks or an error. `head_latency_s[concurrency][head]` may be empty."""
+    """Results of all trials that have blocks or an error. `head_latency_s[traffic][head]` may be empty."""
     trials = list(dict.fromkeys([*blocks, *errors]))
-    metrics = {t: trial_metrics(blocks[t], t.draft_steps) for t in trials if t not in errors and blocks.get(t)}
+    metrics = {
+        t: trial_metrics(blocks[t], t.draft_steps, config.slo) for t in trials if t not in errors and blocks.get(t)
+    }
     results = []
     for trial in trials:
         if trial not in metrics:
             results.append(TrialResult(trial=trial, error=errors.get(trial, "never measured")))
             continue
         own = dict(metrics[trial])
+        if costs is not None:
+            own |= _costs(config, trial, own, blocks[trial], costs)
         if trial.drafter is not None:
             requests = [r for b in blocks[trial] for r in b.requests]
             own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
-            plain = Trial(drafter=None, draft_steps=0, concurrency=trial.concurrency)
-            full = _baseline(config, trial, trials)
-            own |= _against("plain", trial, plain, blocks, errors, config.seed)
-            own |= _against("full", trial, full, blocks, errors, config.seed)
+            plain, full = _plain(trial), _baseline(config, trial, trials)
+            for name, interval in speedups(config, trial, blocks, errors).items():
+                own[f"speedup_vs_{name}"] = interval.value
+                if interval.low is not None and interval.high is not None:
+                    own[f"speedup_vs_{name}_ci_low"] = interval.low
+                    own[f"speedup_vs_{name}_ci_high"] = interval.high
             if config.temperature == 0 and plain in metrics:
                 own["output_mismatches"] = float(output_mismatches(blocks[trial], blocks[plain]))
-            own |= _head_tradeoff(config, trial, full, metrics, head_latency_s.get(trial.concurrency, {}))
+            own |= _head_tradeoff(config, trial, full, metrics, head_latency_s.get(trial.traffic, {}))
         is_baseline = trial.head == config.baseline
         results.append(TrialResult(trial=trial, metrics=own, is_baseline=is_baseline))
     return results
 
 
 def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
-    same = (t for t in trials if (t.draft_steps, t.concurrency) == (trial.draft_steps, trial.concurrency))
+    same = (t for t in trials if (t.draft_steps, t.traffic) == (trial.draft_steps, trial.traffic))
     return next((t for t in same if t.head == config.baseline), None)
 
 
-def _against(
-    name: str,
+def _plain(trial: Trial) -> Trial:
+    return Trial(drafter=None, draft_steps=0, traffic=trial.traffic)
+
+
+def speedups(
+    config: SweepConfig, trial: Trial, blocks: Mapping[Trial, Sequence[BlockRecord]], errors: Mapping[Trial, str]
+) -> dict[str, Interval]:
+    """The speed-ups of a drafted trial over `plain` and `full`, those that were measured beside it.
+
+    In a closed loop the ratio of throughputs. In an open loop arrivals fix the throughput, and it is the ratio of the
+    seconds from arrival to the last token, per output token.
+    """
+    found = {}
+    for name, baseline in (("plain", _plain(trial)), ("full", _baseline(config, trial, list(blocks)))):
+        if baseline is not None and baseline not in errors and blocks.get(baseline) and blocks.get(trial):
+            passes = _paired_passes(blocks[trial], blocks[baseline], is_open=trial.traffic.is_open)
+            if passes:
+                found[name] = paired_speedup(passes, confidence=config.confidence(), seed=config.seed)
+    return found
+
+
+def _paired_passes(own: Sequence[BlockRecord], base: Sequence[BlockRecord], *, is_open: bool) -> list[list[Pair]]:
+    """The rounds that both answered, by prompt block."""
+    base_by_round = {b.index: b for b in base}
+    passes: dict[int, list[Pair]] = {}
+    for block in own:
+        if block.index in base_by_round:
+            other = base_by_round[block.index]
+            pair = Pair(block.output_tokens, _seconds(block, is_open), other.output_tokens, _seconds(other, is_open))
+            passes.setdefault(block.prompt_block, []).append(pair)
+    return list(passes.values())
+
+
+def _seconds(block: BlockRecord, is_open: bool) -> float:
+    return sum(r.e2e_s for r in block.requests) if is_open else block.wall_s
+
+
+def _costs(
+    config: SweepConfig,
     trial: Trial,
-    baseline: Trial | None,
-    blocks: Mapping[Trial, Sequence[BlockRecord]],
-    errors: Mapping[Trial, str],
-    seed: int,
+    metrics: Mapping[str, float],
+    blocks: Sequence[BlockRecord],
+    costs: ModelCosts,
 ) -> dict[str, float]:
-    """Speed-up over a baseline on the rounds that both answered, added up per prompt block."""
-    if baseline is None or baseline in errors or not blocks.get(baseline):
-        return {}
-    base_by_round = {b.index: b for b in blocks[baseline]}
-    pairs = [(b, base_by_round[b.index]) for b in blocks[trial] if b.index in base_by_round]
-    sums: dict[int, list[float]] = {}
-    for own, base in pairs:
-        row = sums.setdefault(own.prompt_block, [0.0] * 4)
-        for i, value in enumerate((own.output_tokens, own.wall_s, base.output_tokens, base.wall_s)):
-            row[i] += value
-    if not sums:
-        return {}
-    interval = throughput_ratio(*zip(*sums.values(), strict=True), seed=seed)
-    key = f"speedup_vs_{name}"
-    out = {key: interval.value}
-    if interval.low is not None and interval.high is not None:
-        out |= {f"{key}_ci_low": interval.low, f"{key}_ci_high": interval.high}
-    return out
+    requests = [r for b in blocks for r in b.requests]
+    if trial.drafter is None:
+        return cost_metrics(metrics, requests, StepShape(), costs.target, None)
+    verified = config.num_draft_tokens or trial.draft_steps + 1
+    shape = StepShape(draft_steps=trial.draft_steps, topk=config.topk, num_draft_tokens=verified)
+    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
 
 
 def _head_tradeoff(

@@ -18,6 +18,7 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch, roll_out
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.heads.base import NO_TOKEN
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Acceptance:
     tau: list[float]  # tau[k - 1] = 1 + u_1 + .. + u_k: k draft steps, every answer position as a start
     tau_walk: float  # K draft steps from the positions that decoding would really stop at
     overlap: list[float]  # sum_v min(p, q) of each step: acceptance when sampling at temperature 1
+    support: list[float]  # tokens that a row scores at each step, mean
     chains: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,12 +53,13 @@ def measure(
     if not len(greedy):
         raise ValueError(f"the held-out answers {answers.name} hold no greedy sequence; set held_out.greedy_share: 1")
     chains: list[Tensor] = []
-    overlap_K, rows = torch.zeros(num_steps), 0
+    overlap_K, support_K, rows = torch.zeros(num_steps), torch.zeros(num_steps), 0
     accepted = steps = 0
     for indices in greedy.split(batch_size):
         batch = Batch.of(answers, indices)
-        match_KN, overlap_sum_K = _rollout(drafter, target, batch, num_steps, chunk_rows)
+        match_KN, overlap_sum_K, support_sum_K = _rollout(drafter, target, batch, num_steps, chunk_rows)
         overlap_K += overlap_sum_K
+        support_K += support_sum_K
         rows += match_KN.shape[1]
         for sequence in batch.sequence_N.unique():
             # row n drafts for position n at step 0, n + 1 at step 1 ...: a chain is a diagonal
@@ -85,18 +88,19 @@ def measure(
         tau=(1 + u.cumsum(dim=0)).tolist(),
         tau_walk=1 + accepted / steps,
         overlap=(overlap_K / rows).tolist(),
+        support=(support_K / rows).tolist(),
         chains=len(prefix_RK),
     )
 
 
 def _rollout(
     drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
-) -> tuple[Tensor, Tensor]:
-    """(draft == answer token, bool [K, N]; sum over rows of sum_v min(p, q), [K])."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(draft == answer token, bool [K, N]; sums over rows of sum_v min(p, q) and of the tokens scored, [K] each)."""
     all_rows = roll_out(drafter, target, batch, num_steps)
     next_ids_N = batch.next_ids_N
     match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool)
-    overlap_K = torch.zeros(num_steps)
+    overlap_K, support_K = torch.zeros(num_steps), torch.zeros(num_steps)
     for rows, chunk in all_rows.chunks(chunk_rows):
         p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
         for i, hidden_nH in enumerate(chunk.hidden_KNH):
@@ -106,4 +110,6 @@ def _rollout(
             q_nS, ids = drafter.lm_head.distribution(hidden_nH, i, routed)
             p_nS = p_nV if ids is None else p_nV[:, ids] if ids.dim() == 1 else p_nV.gather(1, ids)
             overlap_K[i] += torch.minimum(p_nS, q_nS).sum()
-    return match_KN, overlap_K
+            scored_nS = drafter.lm_head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2
+            support_K[i] += scored_nS.sum()
+    return match_KN, overlap_K, support_K

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter, weights_sha256
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_config, head_from_target
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,22 @@ def new_drafter(
 
 def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Eagle3Drafter:
     assert origin.base is not None, "the caller looked"
-    drafter, info = load_drafter(origin.base)
+    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
     if info.target is not None:
         info.target.check_served_with(target.info(), str(origin.base))
     drafter.requires_grad_(False)
-    fewer_bits = {"weight_format", "group_size"}
-    if {k: v for k, v in head.draft_head.items() if k not in fewer_bits} == info.head:  # the same head, rounded
-        own = {k: v for k, v in head.draft_head.items() if k in fewer_bits}
-        drafter.lm_head.config = replace(drafter.lm_head.config, **own)
-        return drafter
+    body, found = drafter.config, drafter.lm_head.config
+    kind, wanted = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
+    if kind is type(drafter.lm_head) and found.weight_format is None:
+        knobs = {name: getattr(wanted, name) for name in wanted.knobs}
+        if replace(found, **knobs) == wanted:  # the same head with other knobs
+            drafter.lm_head.config = wanted
+            return drafter
     if info.head != {"kind": "full"}:
         raise ValueError(
             f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
-            "whose rows the new head takes over, or the same head, to be stored in fewer bits"
+            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
+            "not yet stored in fewer bits"
         )
     lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
     drafter.lm_head = lm_head
@@ -128,8 +131,15 @@ def train_step(
 ) -> tuple[Tensor, dict[str, float]]:
     """One update; (mean loss of each rollout step [K], what is logged)."""
     with autocast(recipe):
-        loss_K = backward_batch(
-            drafter, target, batch, num_steps=recipe.ttt_steps, decay=recipe.ttt_decay, chunk_rows=recipe.chunk_rows
+        loss = backward_batch(
+            drafter,
+            target,
+            batch,
+            num_steps=recipe.ttt_steps,
+            decay=recipe.ttt_decay,
+            chunk_rows=recipe.chunk_rows,
+            csra_weight=recipe.csra_weight,
+            csra_temperature=recipe.csra_temperature,
         )
     norm = torch.nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], recipe.clip_norm)
     if not bool(norm.isfinite()):
@@ -140,7 +150,10 @@ def train_step(
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss_K, {"grad_norm": norm.item(), "lr": lr}
+    figures = {"grad_norm": norm.item(), "lr": lr}
+    if loss.csra is not None:
+        figures["loss_csra"] = loss.csra.item()
+    return loss.head_K, figures
 
 
 def train_drafter(
@@ -222,7 +235,7 @@ def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: Answe
     """What must be equal for two drafters to differ in their head alone."""
     return {
         "trained_on": {**answers.provenance(), "target_sha256": target_sha256},
-        "recipe": asdict(config.recipe),
+        "recipe": config.recipe.to_dict(),
     }
 
 

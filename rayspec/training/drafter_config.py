@@ -19,7 +19,8 @@ class NamedHead:
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
-    shares the base's tensors on disk. None trains body and head from nothing.
+    shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
+    shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
     """
 
@@ -74,6 +75,12 @@ class DrafterTrainConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"heads[].name must be unique, got {twice[0]!r} more than once")
+        frozen = [head.name for head in self.heads if head.base is not None]
+        if self.recipe.csra_weight and frozen:
+            raise ValueError(
+                f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but heads[{frozen[0]}].base "
+                "takes over a body and freezes it; leave base out to train body and head, or set recipe.csra_weight=0"
+            )
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -72,4 +72,5 @@ class DrafterLog:
                 figures[f"held_out.accept_pos_{i + 1}"] = acceptance.u[i]
                 figures[f"held_out.conditional_{i + 1}"] = acceptance.conditional[i]
                 figures[f"held_out.overlap_{i + 1}"] = acceptance.overlap[i]
+                figures[f"held_out.support_{i + 1}"] = acceptance.support[i]
             self.run.log_metrics(figures, step=self.progress.step)

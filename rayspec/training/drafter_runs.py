@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     lines.append(
         f"recipe: {r.num_steps} steps of {r.batch_size} sequences "
         f"({r.num_steps * r.batch_size / config.answers.count:.2f} passes), {r.ttt_steps} rollout steps, {r.optimizer}"
+        + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
     for head in config.heads:
         folder = Path(config.output_dir) / head.name
@@ -93,7 +93,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
     compared = {
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
-        "recipe": (ours.get("recipe"), asdict(config.recipe)),
+        "recipe": (ours.get("recipe"), config.recipe.to_dict()),
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }
     base = config.base_folder(head)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,15 @@ OPTIMIZERS = ("adamw", "muon")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """`optimizer`: muon takes the body's matrices and leaves the head and the norms to AdamW."""
+    """`optimizer`: muon takes the body's matrices and leaves the head and the norms to AdamW.
+
+    `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
+    """
 
     ttt_steps: int = 4  # rollout length in training
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
+    csra_weight: float = 0.0
+    csra_temperature: float = 0.07
     batch_size: int = 8  # sequences
     num_steps: int = 1000
     optimizer: str = "muon"  # demo target, 60 steps: 5.39 nats, AdamW 5.99 (lr 1e-3) and 6.14 (3e-3)
@@ -46,10 +52,25 @@ class Recipe:
                 raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
         if not 0.0 < self.ttt_decay <= 1.0:
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
+        if self.csra_weight < 0.0:
+            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off), got {self.csra_weight}")
+        if self.csra_temperature <= 0.0:
+            raise ValueError(f"recipe.csra_temperature must be above 0, got {self.csra_temperature}")
+        if self.csra_weight and self.ttt_steps < 2:
+            raise ValueError(
+                f"recipe.csra_weight={self.csra_weight} aligns a position across rollout steps, so recipe.ttt_steps "
+                f"must be at least 2, got {self.ttt_steps}"
+            )
         if not 0 <= self.warmup_steps < self.num_steps:
             raise ValueError(f"recipe.warmup_steps must be in 0..{self.num_steps - 1}, got {self.warmup_steps}")
         if not 0.0 <= self.final_lr_share <= 1.0:
             raise ValueError(f"recipe.final_lr_share must be in 0..1, got {self.final_lr_share}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a drafter and a training state name as their recipe; an option that is off is left out, so that those
+        from before it existed are still recognised."""
+        left_out = () if self.csra_weight else ("csra_weight", "csra_temperature")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def lr_factor(self, step: int) -> float:
         """Share of the peak learning rate at `step` (0-based): linear warm-up, then a cosine."""

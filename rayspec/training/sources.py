@@ -96,22 +96,31 @@ def discover(config: CorpusConfig) -> list[Document]:
     stdlib_root = Path(sysconfig.get_path("stdlib"))
     candidates: list[tuple[Package, Path, Path]] = [
         (library_tests if _is_test(path.relative_to(stdlib_root)) else library, stdlib_root, path)
-        for path in _python_files(stdlib_root)
+        for path in source_files(stdlib_root)
     ]
     owners = permissive_packages()
     for site in sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
-        for path in _python_files(Path(site)):
+        for path in source_files(Path(site)):
             top = path.relative_to(site).parts[0].removesuffix(".py")
             if top in owners:
                 candidates.append((owners[top], Path(site), path))
     for package, root, path in candidates:
-        if config.min_bytes <= path.stat().st_size <= config.max_bytes:
-            content = path.read_bytes()
-            sha256 = hashlib.sha256(content).hexdigest()
-            if sha256 not in found and is_usable_source(content):
-                name = path.relative_to(root).as_posix()
-                found[sha256] = Document(package=package, name=name, sha256=sha256, num_bytes=len(content), path=path)
+        document = read_document(path, root, package, config)
+        if document is not None:
+            found.setdefault(document.sha256, document)
     return [found[sha256] for sha256 in sorted(found)]
+
+
+def read_document(path: Path, root: Path, package: Package, config: CorpusConfig) -> Document | None:
+    """The file as a document of its package, None if it is not usable or too short or long."""
+    if not config.min_bytes <= path.stat().st_size <= config.max_bytes:
+        return None
+    content = path.read_bytes()
+    if not is_usable_source(content):
+        return None
+    name = path.relative_to(root).as_posix()
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Document(package=package, name=name, sha256=sha256, num_bytes=len(content), path=path)
 
 
 def is_usable_source(content: bytes) -> bool:
@@ -143,10 +152,11 @@ def permissive_packages() -> dict[str, Package]:
     return owners
 
 
-def _python_files(root: Path) -> Iterator[Path]:
+def source_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    """Files under a folder by their endings, in order of name, without vendored ones."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(suffixes))
 
 
 def _is_test(relative: Path) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayspec.training.answers import AnswerSet
+from rayspec.training.csra import csra_gradient
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import DraftHead
@@ -140,6 +141,11 @@ def backward_head(
     return grad_KNH, loss_K
 
 
+class BatchLoss(NamedTuple):
+    head_K: Tensor  # mean over the rows at each step
+    csra: Tensor | None  # None where it is off
+
+
 def backward_batch(
     drafter: Eagle3Drafter,
     target: FrozenTarget,
@@ -148,10 +154,18 @@ def backward_batch(
     num_steps: int,
     decay: float,
     chunk_rows: int,
-) -> Tensor:
-    """One batch: gradients accumulate in the drafter; returns the mean loss of each step [K]."""
+    csra_weight: float = 0.0,
+    csra_temperature: float = 0.07,
+) -> BatchLoss:
+    """One batch: gradients of the head's loss + `csra_weight` * CSRA accumulate in the drafter. CSRA needs a trainable
+    body."""
     rows = roll_out(drafter, target, batch, num_steps)
     grad_KNH, loss_K = backward_head(drafter.lm_head, rows, target, decay=decay, chunk_rows=chunk_rows)
+    csra = None
+    if csra_weight:
+        assert rows.hidden_KNH.requires_grad, "DrafterTrainConfig refuses CSRA on a frozen body"
+        pull_KNH, csra = csra_gradient(rows.hidden_KNH, temperature=csra_temperature, chunk_rows=chunk_rows)
+        grad_KNH += csra_weight * pull_KNH
     if rows.hidden_KNH.requires_grad:  # not where the body is frozen
         rows.hidden_KNH.backward(grad_KNH)
-    return loss_K
+    return BatchLoss(loss_K, csra)

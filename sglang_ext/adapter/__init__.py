@@ -8,6 +8,7 @@ spec_ops.py    tree, verification and cache operations of the CPU platform
 fused_ops.py   norm and rotary embedding of the CPU platform
 packing.py     projections of the CPU platform
 internals.py   every SGLang internal that we touch, by name
+side_stream.py routing beside the drafter's layer, on a CUDA stream of its own
 step_clock.py  where the time of a step goes (CPU platform)
 swap.py        live swap of the drafter in a running scheduler
 models/        SGLang model classes (an external model package)

@@ -5,8 +5,7 @@ best tokens at a given draft position, so that what a head saves is really saved
 are SGLang's; only their top-k is replaced by the head's. Drafters that are not ours run SGLang's loop.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import sample_draft_proposal, select_top_k_tokens
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from torch import Tensor
 
 from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
+from sglang_ext.adapter.sampling import draw_drafts
 
 
 class HeadDraftWorker(EagleDraftWorker):
@@ -25,31 +25,42 @@ class HeadDraftWorker(EagleDraftWorker):
     def _is_ours(self) -> bool:
         return isinstance(self.draft_runner.model, RaySpecEagle3)
 
-    @contextmanager
-    def _asking(self, question: Question) -> Iterator[None]:
-        processor = self.draft_runner.model.logits_processor
-        processor.question = question
-        try:
-            yield
-        finally:
-            processor.question = None
+    def _asking(self, question: Question) -> AbstractContextManager[None]:
+        return self.draft_runner.model.logits_processor.asking(question)
+
+    def _question(self, step: int, sampling_info: Any) -> Question:
+        return Question(step, self.topk, sampling_info.temperatures if _draws(sampling_info) else None)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_ours or get_spec().speculative_use_rejection_sampling:
+        if not self._is_ours:
             return super()._draft_extend_for_prefill(batch, *args, **kwargs)
-        question = Question(step=0, k=self.topk)
+        question = self._question(0, batch.sampling_info)
         with self._asking(question):
             draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
-        return _with_answer(draft_input, question)
+        self._take_answer(draft_input, question, batch.sampling_info, batch.seq_lens)
+        return draft_input
 
     def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **kwargs: Any) -> None:
-        if not self._is_ours or get_spec().speculative_use_rejection_sampling:
+        if not self._is_ours:
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
-        question = Question(step=0, k=self.topk)
+        question = self._question(0, batch.sampling_info)
         with self._asking(question):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
-        _with_answer(batch_result.next_draft_input, question)
+        self._take_answer(batch_result.next_draft_input, question, batch.sampling_info, batch_result.new_seq_lens)
+
+    def _take_answer(self, draft_input: Any, question: Question, sampling_info: Any, positions_B: Tensor) -> None:
+        """Give SGLang's input of the next draft the head's own first drafts; a replayed graph asks no head."""
+        if question.law_TV is not None:
+            draft_input.draft_probs, draft_input.topk_index, draft_input.topk_p = draw_drafts(
+                question.law_TV, sampling_info, positions_B, question.step
+            )
+        elif question.best is not None:
+            draft_input.topk_p, draft_input.topk_index = question.best
+            if get_spec().speculative_use_rejection_sampling:  # sampled requests may join before the next draft
+                ids_B1, vocab_size = question.best.token_ids_Tk, self.draft_runner.model.info.body.vocab_size
+                certain_BV = torch.zeros(len(ids_B1), vocab_size, device=ids_B1.device)
+                draft_input.draft_probs = certain_BV.scatter_(1, ids_B1, 1.0)
 
     def draft_forward(self, forward_batch: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """(parents, numbers of the chosen candidates, their tokens, q [B, steps, V] or None), as SGLang's.
@@ -58,9 +69,8 @@ class HeadDraftWorker(EagleDraftWorker):
         """
         if not self._is_ours or forward_batch.forward_mode.is_idle():
             return super().draft_forward(forward_batch)
-        spec = forward_batch.spec_info
-        samples = get_spec().speculative_use_rejection_sampling and not forward_batch.sampling_info.is_all_greedy
-        laws = [spec.draft_probs] if samples else []
+        spec, info = forward_batch.spec_info, forward_batch.sampling_info
+        laws = [spec.draft_probs] if _draws(info) else []
         slots = per_step_draft_out_cache_loc(
             forward_batch.out_cache_loc, forward_batch.batch_size, self.topk, self.speculative_num_steps
         )
@@ -81,40 +91,27 @@ class HeadDraftWorker(EagleDraftWorker):
             forward_batch.input_ids = input_ids
             forward_batch.out_cache_loc = slots[step]
             spec.hidden_states = hidden
-            question = Question(step=step + 1, k=None if samples else self.topk)
+            question = self._question(step + 1, info)
             context = ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[step])
             with forward_context(context, forward_batch=forward_batch):
                 # SGLang's runner and logits processor would cost a small drafter as much as its layer does
-                answer, hidden = self.draft_runner.model.draft_step(forward_batch, question)
-            if samples:
-                law_BV, p_Bk, ids_Bk = self._sample(answer, forward_batch, step + 1)
+                hidden = self.draft_runner.model.draft_step(forward_batch, question)
+            if question.law_TV is not None:
+                law_BV, ids_Bk, p_Bk = draw_drafts(question.law_TV, info, forward_batch.positions + 1, step + 1)
                 laws.append(law_BV)
             else:
-                p_Bk, ids_Bk = answer
+                assert question.best is not None, "the head was asked"
+                p_Bk, ids_Bk = question.best
             forward_batch.positions.add_(1)
         scores, tokens, parents = map(list, zip(*trees, strict=True))
-        law = torch.stack(laws, dim=1) if samples else None
+        law = torch.stack(laws, dim=1) if laws else None
         if self.topk == 1:
             B = len(tokens[0])
             rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
             return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), law)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
 
-    @staticmethod
-    def _sample(logits_BV: Tensor, forward_batch: Any, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        info = forward_batch.sampling_info
-        return sample_draft_proposal(
-            logits_BV,
-            info.temperatures,
-            info.top_ks,
-            sampling_seed=info.sampling_seed,
-            positions=forward_batch.positions + 1,
-            draft_step=step,
-        )
 
-
-def _with_answer(draft_input: Any, question: Question) -> Any:
-    """SGLang's input of the next draft with the head's own top-k; a replayed graph asks no head."""
-    if question.answer is not None:
-        draft_input.topk_p, draft_input.topk_index = question.answer
-    return draft_input
+def _draws(sampling_info: Any) -> bool:
+    """Rejection sampling draws the drafts of a batch with sampled requests; all others are the head's best tokens."""
+    return get_spec().speculative_use_rejection_sampling and not sampling_info.is_all_greedy

@@ -105,6 +105,11 @@ def step_times(engine: Any) -> StepTimes | None:
     return StepTimes(**{f.name: clock[f.name] for f in fields(StepTimes)})
 
 
+def tokenizer(engine: Any) -> Any:
+    """The target's Hugging Face tokenizer as the engine uses it, with its chat template if it has one."""
+    return engine.tokenizer_manager.tokenizer
+
+
 def swap_drafter(engine: Any, path: str) -> None:
     """Replace the drafter of a running engine (same body shapes, any head) and flush its caches; milliseconds.
 

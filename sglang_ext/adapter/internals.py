@@ -17,6 +17,7 @@ class Internal(NamedTuple):
 
 _OPS = "sglang_ext.adapter.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
+_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 
 # Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
 CPU_REPLACEMENTS: tuple[Internal, ...] = (
@@ -57,6 +58,33 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
             "topk",
         ),
         f"{_OPS}.verify_tree_greedy",
+    ),
+    Internal(
+        f"{_SPEC}.reject_sampling.chain_speculative_sampling_triton",
+        (
+            "predicts",
+            "accept_index",
+            "accept_token_num",
+            "candidates",
+            "retrive_index",
+            "retrive_next_token",
+            "retrive_next_sibling",
+            "uniform_samples",
+            "uniform_samples_for_final_sampling",
+            "target_probs",
+            "draft_probs",
+            "threshold_single",
+            "threshold_acc",
+            "deterministic",
+            "block_verification",
+        ),
+        f"{_OPS}.verify_chain_sampled",
+    ),
+    Internal(f"{_SPEC}.row_argmax.row_argmax", ("x",), f"{_OPS}.row_argmax"),
+    Internal(
+        "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+        ("seed", "positions", "col_indices"),
+        f"{_OPS}.murmur_hash32",
     ),
     Internal(
         f"{_SPEC}.cache_locs.assign_draft_cache_locs_contiguous_func",
@@ -116,6 +144,13 @@ CPU_WRAPPED: tuple[Internal, ...] = (
         ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
         "sglang_ext.adapter.packing.compute_lm_head",
     ),
+    Internal(f"{_INFO}.from_schedule_batch", ("batch", "vocab_size"), "sglang_ext.adapter.seeds.make_with_seeds"),
+    Internal(f"{_INFO}.merge_batch", ("self", "other"), "sglang_ext.adapter.seeds.merge_with_seeds"),
+    Internal(
+        f"{_INFO}.filter_batch",
+        ("self", "keep_indices", "keep_indices_device"),
+        "sglang_ext.adapter.seeds.filter_and_see_greedy",
+    ),
 )
 
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take
@@ -124,15 +159,37 @@ CPU_MISSING: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only", (), f"{_OPS}.verify_tree_sampled"
     ),
+)
+
+# Wrapped through the hook registry on every platform: sampling follows one law.
+SAMPLING_WRAPPED: tuple[Internal, ...] = (
     Internal(
-        "sglang.srt.speculative.eagle_utils.top_k_renorm_prob",
-        (),
-        "rayspec_kernels.tree_verify.reference.keep_top_k_reference",
+        "sglang.srt.speculative.eagle_utils.eagle_sample",
+        (
+            "verify_input",
+            "batch",
+            "logits_output",
+            "grammar_mask",
+            "uno_target_max_top_k",
+            "watermark_state",
+            "watermark_full_mask",
+        ),
+        "sglang_ext.adapter.sampling.verify_plain_law",
     ),
     Internal(
-        "sglang.srt.speculative.eagle_utils.top_p_renorm_prob",
-        (),
-        "rayspec_kernels.tree_verify.reference.keep_top_p_reference",
+        "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        (
+            "probs",
+            "top_ks",
+            "top_ps",
+            "min_ps",
+            "need_min_p_sampling",
+            "sampling_seed",
+            "positions",
+            "return_filtered_probs",
+            "max_top_k",
+        ),
+        "sglang_ext.adapter.sampling.sample_min_p",
     ),
 )
 
@@ -172,6 +229,11 @@ WRAPPED: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.swap.swap_drafter",
     ),
     Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
+        ("self",),
+        "sets `tokenizer`, which sglang_ext.adapter.engine.tokenizer reads",
+    ),
+    Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
         ("self", "forward_batch"),
         "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
@@ -192,11 +254,6 @@ WRAPPED: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.draft_worker",
     ),
     Internal(
-        "sglang.srt.speculative.spec_utils.sample_draft_proposal",
-        ("next_token_logits", "temperatures", "top_ks", "sampling_seed", "positions", "draft_step"),
-        "called by sglang_ext.adapter.draft_worker",
-    ),
-    Internal(
         "sglang.srt.speculative.eagle_utils.organize_draft_results",
         ("score_list", "token_list", "parents_list", "num_draft_token"),
         "called by sglang_ext.adapter.draft_worker",
@@ -209,6 +266,6 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaDecoderLayer.forward",
         ("self", "positions", "embeds", "hidden_states", "forward_batch", "residual"),
-        "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._keep_layer_input",
+        "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._before_layer",
     ),
 )

@@ -21,11 +21,17 @@ class CpuPlatform(SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill in what the user left open: float32, a KV pool for a laptop, no busy waiting."""
-        if server_args.speculative_use_rejection_sampling:
+        if server_args.enable_deterministic_inference:
             raise ValueError(
-                "--speculative-use-rejection-sampling needs SGLang's Triton sampler, which the CPU platform does not "
-                "run; leave it out: sampled requests are verified exactly without it"
+                "--enable-deterministic-inference needs SGLang's batch-invariant CUDA kernels, which the CPU platform "
+                "does not run; leave it out: a request's sampling_seed is honoured without it"
             )
+        for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+            if getattr(server_args, name) != 1.0:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} below 1 changes the output's law, which the CPU platform does not "
+                    f"offer (got {getattr(server_args, name)}); leave it at 1.0"
+                )
         if server_args.enable_multi_layer_eagle:
             raise ValueError("--enable-multi-layer-eagle is not offered by rayspec's CPU platform; leave it out")
         if server_args.dtype == "auto":  # greedy equality with plain decoding needs float32

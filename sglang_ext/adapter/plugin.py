@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sglang_ext.adapter import SGLANG_VERSION
-from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, WRAPPED
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, SAMPLING_WRAPPED, WRAPPED, Internal
 
 MODEL_PACKAGE = "sglang_ext.adapter.models"
 
@@ -33,11 +33,13 @@ def register() -> None:
 
     check_version()
     present = os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", MODEL_PACKAGE)
-    if present != MODEL_PACKAGE:
+    if present not in (MODEL_PACKAGE, ""):  # empty: none but SGLang's own models, which stock drafters need alone
         raise RuntimeError(
             f"SGLANG_EXTERNAL_MODEL_PACKAGE is {present!r}, but rayspec's drafters need {MODEL_PACKAGE!r}; unset it"
         )
     HookRegistry.register(WRAPPED[0].target, create_worker, HookType.AROUND)
+    for internal in SAMPLING_WRAPPED:
+        HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.AROUND)
     if _is_cpu_platform(current_platform):
         for internal in CPU_REPLACEMENTS:
             HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.REPLACE)
@@ -58,22 +60,28 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
     from sglang_ext.adapter.step_clock import write_step_clock
     from sglang_ext.adapter.swap import swap_drafter
 
+    check_hooks(SAMPLING_WRAPPED)
     eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
     Scheduler.rayspec_swap_drafter = swap_drafter
     Scheduler.rayspec_write_step_clock = write_step_clock
     return original(algorithm, server_args)
 
 
-def check_cpu_hooks() -> None:
-    """Raise RuntimeError unless SGLang applied every CPU replacement (it only logs those that fail)."""
+def check_hooks(internals: tuple[Internal, ...]) -> None:
+    """Raise RuntimeError unless SGLang applied every one of these hooks (it only logs those that fail)."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [i.target for i in CPU_REPLACEMENTS + CPU_WRAPPED if i.target not in HookRegistry._patched]
+    missing = [i.target for i in internals if i.target not in HookRegistry._patched]
     if missing:
         raise RuntimeError(
-            f"SGLang did not apply rayspec's CPU replacement of {', '.join(missing)}; its log above says why "
+            f"SGLang did not apply rayspec's hook on {', '.join(missing)}; its log above says why "
             f"(the adapter is written against sglang {SGLANG_VERSION}, installed is {version('sglang')})"
         )
+
+
+def check_cpu_hooks() -> None:
+    """Raise RuntimeError unless SGLang applied every CPU replacement."""
+    check_hooks(CPU_REPLACEMENTS + CPU_WRAPPED)
 
 
 def install_missing_cpu_ops() -> None:

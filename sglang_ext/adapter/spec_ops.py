@@ -16,8 +16,14 @@ from rayspec_kernels.kv_slots.reference import (
     read_window_reference,
     write_slots_reference,
 )
+from rayspec_kernels.murmur_hash.reference import murmur_hash32_reference
 from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
-from rayspec_kernels.tree_verify.reference import Accepted, verify_greedy_reference, verify_sampled_reference
+from rayspec_kernels.tree_verify.reference import (
+    Accepted,
+    verify_chain_reference,
+    verify_greedy_reference,
+    verify_sampled_reference,
+)
 from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend
 
 
@@ -96,11 +102,7 @@ def verify_tree_sampled(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    if threshold_single < 1.0 or threshold_acc < 1.0:
-        raise ValueError(
-            "speculative_accept_threshold_single and _acc below 1 change the output's law, which the CPU platform does "
-            f"not offer (got {threshold_single} and {threshold_acc}); leave them at 1.0"
-        )
+    assert threshold_single == threshold_acc == 1.0, "CpuPlatform refuses thresholds that change the law"
     accepted = verify_sampled_reference(
         candidates,
         target_probs,
@@ -111,6 +113,39 @@ def verify_tree_sampled(
         accept_index.shape[1],
     )
     _write_accepted(accepted, candidates, predicts, accept_index, accept_token_num)
+
+
+def verify_chain_sampled(
+    predicts: Tensor,  # mutable, int32 [B * N]
+    accept_index: Tensor,  # mutable, int32 [B, N]
+    accept_token_num: Tensor,  # mutable, int32 [B]
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float,
+    threshold_acc: float,
+    deterministic: bool,
+    *,
+    block_verification: bool = False,
+) -> None:
+    assert not block_verification, "SGLang refuses --speculative-use-block-verification without CUDA"
+    accepted = verify_chain_reference(
+        candidates, target_probs, draft_probs, uniform_samples, uniform_samples_for_final_sampling
+    )
+    _write_accepted(accepted, candidates, predicts, accept_index, accept_token_num)
+
+
+def row_argmax(x: Tensor) -> Tensor:
+    return x.argmax(dim=-1)
+
+
+def murmur_hash32(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
+    return murmur_hash32_reference(seed, positions, col_indices)
 
 
 def draft_slots(

@@ -2,8 +2,8 @@
 
 Two forms are read: our own (`architectures: [RaySpecEagle3]`, any head kind) and stock EAGLE-3
 (`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
-tensors with another one, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to
-a temporary folder that is renamed.
+tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to a
+temporary folder that is renamed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,18 +25,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, from_stock, stock_config, stock_shapes, to_stock
+from sglang_ext.drafters.stock import (
+    STOCK_ARCHITECTURE,
+    from_stock,
+    stock_config,
+    stock_matrix,
+    stock_shapes,
+    to_stock,
+)
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import build_head
+from sglang_ext.heads import DraftHead, build_head
 
 ARCHITECTURE = "RaySpecEagle3"
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+HEAD_PREFIX = "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTensors:
-    """`rayspec.shares`: the tensors that lie in another drafter's folder, and the fingerprint of its weights."""
+    """An entry of `rayspec.shares`: tensors that lie in another drafter's folder, the fingerprint of its weights."""
 
     drafter: str  # path relative to the folder that shares
     sha256: str
@@ -44,7 +53,9 @@ class SharedTensors:
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
         if set(entry) != set(cls.__dataclass_fields__):
-            raise ValueError(f"{path}: rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}")
+            raise ValueError(
+                f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
+            )
         return cls(**{**entry, "tensors": tuple(entry["tensors"])})
 
 
@@ -56,7 +67,7 @@ class CheckpointInfo:
     body: Eagle3Config
     head: Mapping[str, Any]
     target: TargetInfo | None
-    shares: SharedTensors | None = None
+    shares: tuple[SharedTensors, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,7 +109,13 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
         )
     body = _body(config, target.hidden_size, target.tap_layers, path)
-    shares = None if "shares" not in ours else SharedTensors.from_dict(ours["shares"], path)
+    if body.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
+            "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
+            "python jobs/train.py"
+        )
+    shares = tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ()))
     provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
     return CheckpointInfo(
         path=path, body=body, head=dict(config["draft_head"]), target=target, shares=shares, provenance=provenance
@@ -115,6 +132,8 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     hidden = config.get("target_hidden_size", config["hidden_size"])
     body = _body(config, hidden, tuple(i + 1 for i in taps), path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
+    if not 1 <= draft_vocab <= body.vocab_size:
+        raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
@@ -168,16 +187,29 @@ def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": [i - 1 for i in c.tap_layers],
         },
-        "draft_head": {"kind": drafter.lm_head.kind, **drafter.lm_head.config.options()},
+        "draft_head": drafter.lm_head.spec(),
         "rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance},
     }
 
 
 def empty_drafter(info: CheckpointInfo) -> Eagle3Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN)."""
-    return Eagle3Drafter(
-        info.body, build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-    )
+    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head."""
+    return Eagle3Drafter(info.body, empty_head(info))
+
+
+def empty_head(info: CheckpointInfo) -> DraftHead:
+    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+    with naming(info):
+        return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+
+
+@contextmanager
+def naming(info: CheckpointInfo) -> Iterator[None]:
+    """ValueErrors say which drafter they are of, which a head does not know."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"drafter {info.path}: {error}") from error
 
 
 def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
@@ -217,10 +249,10 @@ def check_files(info: CheckpointInfo) -> None:
         shapes = {name.replace("layers.0.", "midlayer."): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         shapes = stock_shapes(shapes, info.body.vocab_size)
-    if info.shares is not None:
-        with safe_open(_shared_file(info, info.shares), framework="pt") as handle:
+    for shares in info.shares:
+        with safe_open(_shared_file(info, shares), framework="pt") as handle:
             present = set(handle.keys())
-            shapes |= {n: handle.get_slice(n).get_shape() for n in info.shares.tensors if n in present}
+            shapes |= {n: handle.get_slice(n).get_shape() for n in shares.tensors if n in present}
     check_tensors(shapes, info)
 
 
@@ -242,25 +274,25 @@ def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
 
 
 def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors that a drafter shares with another one. Raises ValueError."""
-    shares = info.shares
-    if shares is None:
-        return {}
-    file = _shared_file(info, shares)
-    if weights_sha256(file) != shares.sha256:
-        raise ValueError(
-            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-            "drafter again with python jobs/train.py"
-        )
-    twice = set(own) & set(shares.tensors)
-    with safe_open(file, framework="pt") as handle:
-        missing = set(shares.tensors) - set(handle.keys())
-        if twice or missing:
+    """The tensors that a drafter shares with others. Raises ValueError."""
+    tensors: dict[str, Tensor] = {}
+    for shares in info.shares:
+        file = _shared_file(info, shares)
+        if weights_sha256(file) != shares.sha256:
             raise ValueError(
-                f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or which "
-                f"{shares.drafter} does not have; make the drafter again"
+                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+                "drafter again with python jobs/train.py"
             )
-        return {name: handle.get_tensor(name) for name in shares.tensors}
+        twice = {*own, *tensors} & set(shares.tensors)
+        with safe_open(file, framework="pt") as handle:
+            missing = set(shares.tensors) - set(handle.keys())
+            if twice or missing:
+                raise ValueError(
+                    f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or "
+                    f"which {shares.drafter} does not have; make the drafter again"
+                )
+            tensors |= {name: handle.get_tensor(name) for name in shares.tensors}
+    return tensors
 
 
 def weights_sha256(file: str | Path) -> str:
@@ -268,13 +300,17 @@ def weights_sha256(file: str | Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def load_drafter(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Drafter, CheckpointInfo]:
-    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen."""
+def load_drafter(
+    path: str | Path, dtype: torch.dtype = torch.float32, stop_ids: Iterable[int] = ()
+) -> tuple[Eagle3Drafter, CheckpointInfo]:
+    """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen, for
+    tensors of the head that contradict each other, and where it cannot propose one of the target's `stop_ids`."""
     info = read_info(path)
     tensors = read_tensors(info)
     drafter = empty_drafter(info)
-    drafter.load_state_dict(tensors)
-    drafter.lm_head.check()
+    with naming(info):
+        drafter.load_state_dict(tensors)
+        drafter.lm_head.check(stop_ids)
     return drafter.to(dtype), info
 
 
@@ -291,12 +327,14 @@ def save_drafter(
 
     Args:
         extras: further files by name, such as a training report.
-        share_with: another drafter's folder; tensors that are equal there are named instead of stored.
+        share_with: another drafter's folder; tensors that are equal there, or in those that it shares with, are named
+            instead of stored.
         stock: write the form that SGLang serves without rayspec; only for heads that it can express.
 
     Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
     for a head that the stock form cannot express.
     """
+    assert share_with is None or not stock, "a stock checkpoint stands alone"
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
@@ -304,20 +342,25 @@ def save_drafter(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
+        tensors: dict[str, Tensor] = drafter.state_dict()
+        config = config_json(drafter, target, provenance or {})
+        if stock:
+            weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
+            body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
+            tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
+            config = stock_config(config, len(ids_S))
         tensors = {
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
-            for name, t in drafter.state_dict().items()
+            for name, t in tensors.items()
         }
         bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
-        config = config_json(drafter, target, provenance or {})
-        if stock:
-            config, tensors = stock_config(config, path), to_stock(tensors, vocab_size=drafter.config.vocab_size)
-        elif share_with is not None:
+        if share_with is not None:
             shares = _shared_with(tensors, path, Path(share_with))
-            config["rayspec"]["shares"] = asdict(shares)
-            tensors = {name: t for name, t in tensors.items() if name not in shares.tensors}
+            config["rayspec"]["shares"] = [asdict(entry) for entry in shares]
+            shared = {name for entry in shares for name in entry.tensors}
+            tensors = {name: t for name, t in tensors.items() if name not in shared}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config, indent=2) + "\n"
         (temporary / "config.json").write_text(text)
@@ -332,8 +375,14 @@ def save_drafter(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> SharedTensors:
-    theirs = load_file(other / WEIGHTS)
-    equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
-    relative = os.path.relpath(other.resolve(), path.resolve())
-    return SharedTensors(drafter=relative, sha256=weights_sha256(other / WEIGHTS), tensors=equal)
+def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list[SharedTensors]:
+    """Of the other drafter and of those with which it shares, each with what is equal there."""
+    folders = [other, *(other / entry.drafter for entry in read_info(other).shares)]
+    shares: list[SharedTensors] = []
+    for folder in folders:
+        theirs = load_file(folder / WEIGHTS)
+        equal = tuple(sorted(name for name, t in tensors.items() if name in theirs and torch.equal(t, theirs[name])))
+        if equal:
+            relative = os.path.relpath(folder.resolve(), path.resolve())
+            shares.append(SharedTensors(drafter=relative, sha256=weights_sha256(folder / WEIGHTS), tensors=equal))
+    return shares

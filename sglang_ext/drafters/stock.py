@@ -1,8 +1,9 @@
 """Stock EAGLE-3 checkpoints (`LlamaForCausalLMEagle3`), which SGLang serves without rayspec.
 
 Their head is a matrix over `draft_vocab_size` tokens: `lm_head.weight` [S, H], `d2t` int64 [S] with the target id of
-row i at i + d2t[i], and `t2d` bool [V] that marks the kept tokens. In our names that is a head of kind `full`, or of
-kind `truncated` with `lm_head.ids`. S = kept tokens, H = hidden, V = vocabulary.
+row i at i + d2t[i], and `t2d` bool [V] that marks the kept tokens. Read, that is a head of kind `full`, or of kind
+`truncated` with `lm_head.ids`; written is any head that is one matrix (`DraftHead.as_matrix`).
+S = kept tokens, H = hidden, V = vocabulary.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from sglang_ext.heads import DraftHead
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
 
@@ -45,26 +48,29 @@ def stock_shapes(shapes: Mapping[str, list[int]], vocab_size: int) -> dict[str, 
     return ours
 
 
-def stock_config(config: Mapping[str, Any], path: object) -> dict[str, Any]:
-    """config.json of the stock form. Raises ValueError for a head that it cannot express."""
-    head = config["draft_head"]
-    if head["kind"] not in ("full", "truncated") or head.get("step_sizes"):
+def stock_matrix(head: DraftHead, path: object) -> tuple[Tensor, Tensor]:
+    """(matrix [S, H], target ids [S]) of a head. Raises ValueError for one that the stock form cannot express."""
+    matrix = head.as_matrix()
+    if matrix is None:
         raise ValueError(
-            f"not saving {path}: a stock EAGLE-3 checkpoint can hold a full head, or a truncated one of one size, "
-            f"not {head}; serve it with rayspec's own form"
+            f"{path}: a stock EAGLE-3 checkpoint holds one matrix for every draft step (a full head, a truncated one "
+            f"of one size, a slimspec one multiplied out), not {head.spec()}; serve it with rayspec"
         )
+    weight_SH, ids = matrix
+    return weight_SH, torch.arange(head.config.vocab_size) if ids is None else ids
+
+
+def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """config.json of the stock form, for a head of so many rows, from ours."""
     stock = {key: value for key, value in config.items() if key not in ("draft_head", "rayspec")}
-    size = head.get("size", config["vocab_size"])
-    return stock | {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": size}
+    return stock | {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows}
 
 
-def to_stock(tensors: Mapping[str, Tensor], *, vocab_size: int) -> dict[str, Tensor]:
-    """Stock names for a drafter whose head is `full`, or `truncated` at every step alike."""
-    stock = {name: t for name, t in tensors.items() if name != "lm_head.ids"}
-    ids = tensors.get("lm_head.ids")
-    if ids is None:
-        ids = torch.arange(vocab_size)
-    return stock | {"d2t": ids - torch.arange(len(ids)), "t2d": _mask(ids, vocab_size)}
+def to_stock(body: Mapping[str, Tensor], weight_SH: Tensor, ids_S: Tensor, *, vocab_size: int) -> dict[str, Tensor]:
+    """The tensors of the stock form, for a body and what `stock_matrix` gave."""
+    ids_S = ids_S.cpu()
+    d2t_S = ids_S - torch.arange(len(ids_S))
+    return {**body, "lm_head.weight": weight_SH, "d2t": d2t_S, "t2d": _mask(ids_S, vocab_size)}
 
 
 def _mask(ids: Tensor, vocab_size: int) -> Tensor:

@@ -18,7 +18,12 @@ from torch.nn import functional as F
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 from rayspec_kernels.quantized_linear.kernel import QuantizedLinear
-from rayspec_kernels.quantized_linear.reference import FORMATS, GROUP_SIZES, quantized_linear_reference
+from rayspec_kernels.quantized_linear.reference import (
+    FORMATS,
+    GROUP_SIZES,
+    dequantize_reference,
+    quantized_linear_reference,
+)
 from sglang_ext.heads.losses import soft_cross_entropy
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
@@ -29,7 +34,10 @@ class HeadConfig:
 
     `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
     `group_size`: how many columns share a scale of int4 (fewer where a matrix is narrower).
+    `knobs` are the options that need no other tensors: a trained head takes other values for them as it is.
     """
+
+    knobs: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
 
     hidden_size: int
     vocab_size: int
@@ -149,6 +157,10 @@ class DraftHead(nn.Module, ABC):
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
 
+    def spec(self) -> dict[str, Any]:
+        """The `draft_head` entry of this head: {kind, options}."""
+        return {"kind": self.kind, **self.config.options()}
+
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """NaN until loaded or initialised: forgetting it is loud."""
         return nn.Parameter(torch.full(shape, float("nan")))
@@ -179,6 +191,16 @@ class DraftHead(nn.Module, ABC):
         """Chosen rows [n, K] of the matrix named `weight`, in floating point."""
         matrix = getattr(self, weight)
         return matrix.rows(ids_n) if isinstance(matrix, QuantizedMatrix) else matrix.index_select(0, ids_n)
+
+    def all_rows(self, weight: str) -> Tensor:
+        """The whole matrix named `weight`, in floating point."""
+        matrix = getattr(self, weight)
+        return dequantize_reference(matrix.quantized()) if isinstance(matrix, QuantizedMatrix) else matrix.data
+
+    def as_matrix(self) -> tuple[Tensor, Tensor | None] | None:
+        """The head as one matrix [S, H] and the target ids [S] of its rows (None: row v is token v), which is all that
+        a stock EAGLE-3 checkpoint can hold; None for a head that is more than that."""
+        return None
 
     def quantize(self, is_loaded: bool = True) -> None:
         """Store the matrices in `config.weight_format`; nothing where it is None. Training ends with this.
@@ -246,11 +268,26 @@ class DraftHead(nn.Module, ABC):
         return Proposal(scores_Tk, token_ids(columns_Tk, ids), logits_TS.logsumexp(dim=-1))
 
     def distribution(
-        self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None
+        self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None, temperature_T1: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(q float32 [T, S], ids as in `Candidates`): the law that the drafter samples from, rows sum to 1."""
+        """(q float32 [T, S], ids as in `Candidates`): the law that the drafter samples from, rows sum to 1.
+
+        `temperature_T1`: of each row; None for 1.
+        """
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
-        return logits_TS.float().softmax(dim=-1), ids
+        logits_TS = logits_TS.float()
+        return (logits_TS if temperature_T1 is None else logits_TS / temperature_T1).softmax(dim=-1), ids
+
+    def target_law(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None = None, temperature_T1: Tensor | None = None
+    ) -> Tensor:
+        """`distribution` over target ids, float32 [T, V]: 0 off the support."""
+        q_TS, ids = self.distribution(hidden_TH, step, routed, temperature_T1)
+        if ids is None:
+            return q_TS
+        law_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
+        # where rows have their own ids, a padding column may name any token: it adds nothing to it
+        return law_TV.index_copy_(1, ids, q_TS) if ids.dim() == 1 else law_TV.scatter_add_(1, ids, q_TS)
 
     def target_logits(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         """Float32 logits [T, V] in target ids, `NO_TOKEN` off the support."""

@@ -16,11 +16,17 @@ from torch import Tensor
 
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 
+# Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
+# is faster from about there on (docs/heads.md).
+MOST_GATHERED = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteredConfig(HeadConfig):
-    """`union`: the rows of a call share the union of their clusters (one dense product), instead of each row scoring
-    its own (less arithmetic, more reads)."""
+    """`union`: a row may propose whatever any row of its call has chosen, instead of its own clusters alone. More
+    tokens are in reach, and a row's law depends on the rows beside it."""
+
+    knobs = HeadConfig.knobs | {"union"}
 
     clusters: int
     union: bool = False
@@ -28,7 +34,9 @@ class ClusteredConfig(HeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.clusters <= self.vocab_size:
-            raise ValueError(f"draft_head.clusters must be in 1..{self.vocab_size}, got {self.clusters}")
+            raise ValueError(
+                f"draft_head.clusters must be in 1..{self.vocab_size} (the vocabulary), got {self.clusters}"
+            )
 
     def budget(self, step: int) -> int:
         """How many routed clusters a row scores at this draft step, 1..clusters."""
@@ -83,10 +91,16 @@ class ClusteredHead(DraftHead):
         M = self.config.clusters
         cluster_of, order_V = self.cluster_of.sort(stable=True)  # ids ascend within a cluster
         counts = torch.bincount(cluster_of.clamp(min=0), minlength=M + 1)
-        if int(cluster_of[0]) < 0 or len(counts) != M + 1 or bool((counts[1:] == 0).any()):
+        outside_V = (self.cluster_of < 0) | (self.cluster_of > M)
+        if bool(outside_V.any()) or bool((counts[1:] == 0).any()):
+            if bool(outside_V.any()):
+                token = int(outside_V.nonzero()[0])
+                found = f"token {token} is in cluster {int(self.cluster_of[token])}"
+            else:
+                found = f"cluster {int((counts[1:] == 0).nonzero()[0]) + 1} has no token"
             raise ValueError(
-                f"the cluster map is no partition of the vocabulary into {M} clusters and the pinned one: every token "
-                f"needs a cluster in 0..{M} and every routed cluster a token; calibrate it again"
+                f"the cluster map is no partition of the vocabulary into {M} clusters and the pinned one: {found}; "
+                f"every token needs a cluster in 0..{M} and every routed cluster a token; calibrate it again"
             )
         pinned, routed = int(counts[0]), counts[1:]
         self._pinned_P = order_V[:pinned].contiguous()
@@ -117,9 +131,11 @@ class ClusteredHead(DraftHead):
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        # how many clusters a row scores; every shape depends on the number of rows alone
-        most = min(self.config.clusters, chosen_Tm.numel()) if self.config.union else budget
-        if len(self._pinned_P) + most * self._members_MC.shape[1] >= self.config.vocab_size:
+        # every shape depends on the number of rows alone
+        T, P, C = len(hidden_TH), len(self._pinned_P), self._members_MC.shape[1]
+        most = min(self.config.clusters, T * budget)  # clusters in a union
+        gathered = P + most * C if self.config.union else T * (P + budget * C)
+        if gathered > MOST_GATHERED * self.config.vocab_size:
             return self._score_all(hidden_TH, chosen_Tm)
         if self.config.union:
             return self._score_union(hidden_TH, chosen_Tm, most)
@@ -145,14 +161,18 @@ class ClusteredHead(DraftHead):
         return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
 
     def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
-        """The whole vocabulary, masked: less work where clusters padded to the largest would be as wide."""
-        is_scored_TM1 = torch.zeros(len(hidden_TH), self.config.clusters + 1, dtype=torch.bool, device=hidden_TH.device)
-        is_scored_TM1[:, 0] = True
-        is_scored_TM1.scatter_(1, chosen_Tm + 1, True)
-        if self.config.union:
-            is_scored_TM1 = is_scored_TM1.any(dim=0, keepdim=True)
+        """The whole vocabulary, of which what was not chosen is then struck out."""
         logits_TV = self.project(hidden_TH, "weight")
-        return Candidates(logits_TV.masked_fill(~is_scored_TM1[:, self.cluster_of], NO_TOKEN), None)
+        rows = 1 if self.config.union else len(hidden_TH)
+        limit_TM1 = logits_TV.new_full((rows, self.config.clusters + 1), NO_TOKEN)
+        limit_TM1[:, 0] = torch.inf
+        limit_TM1.scatter_(1, (chosen_Tm + 1).view(rows, -1), torch.inf)
+        # several times faster than masked_fill
+        return Candidates(logits_TV.clamp_(max=limit_TM1.index_select(1, self.cluster_of)), None)
+
+    def pack(self) -> None:
+        super().pack()
+        self.pack_rows("weight", None)
 
     def cost(self, rows: int) -> HeadCost:
         """Of rows that score clusters of mean size, each its own."""

@@ -16,6 +16,8 @@ from sglang_ext.heads.losses import soft_cross_entropy
 class CoralConfig(ClusteredConfig):
     """`top` of the `clusters` groups are scored at every step."""
 
+    knobs = ClusteredConfig.knobs | {"top"}
+
     top: int
 
     def __post_init__(self) -> None:

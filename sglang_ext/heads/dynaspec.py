@@ -23,6 +23,8 @@ class DynaSpecConfig(ClusteredConfig):
     "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never
     fewer than one."""
 
+    knobs = ClusteredConfig.knobs | {"first", "later", "rule"}
+
     first: int
     later: int
     rule: str = "rounded"

@@ -31,5 +31,8 @@ class FullHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         return Candidates(self.project(hidden_TH, "weight"), None)
 
+    def as_matrix(self) -> tuple[Tensor, None]:
+        return self.all_rows("weight"), None
+
     def cost(self, rows: int) -> HeadCost:
         return dense_cost(rows, self.weight)

@@ -1,7 +1,8 @@
 """RDK: gives mass back to the tokens that a reduced head cannot propose, along a fixed affinity between tokens.
 
-q'' = q M with q the base head's law and M [V, V] row-stochastic: a token keeps `self_weight` and hands the rest to its
-nearest neighbours (cosine of output-embedding rows, softmax weights); the exact affinity was not published.
+q'' = q M with q the base head's law at the request's temperature and M [V, V] row-stochastic: a token keeps
+`self_weight` and hands the rest to its nearest neighbours (cosine of output-embedding rows, softmax weights); the exact
+affinity was not published.
 T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
@@ -81,12 +82,19 @@ class RdkHead(DraftHead):
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         V = self.config.vocab_size
-        if not bool(((self.neighbour_ids >= 0) & (self.neighbour_ids < V)).all()):
-            raise ValueError(f"neighbour_ids must be in 0..{V - 1}; make the head again")
+        wrong = self.neighbour_ids[(self.neighbour_ids < 0) | (self.neighbour_ids >= V)]
+        if len(wrong):
+            raise ValueError(
+                f"neighbour_ids must be in 0..{V - 1}, got {int(wrong[0])}; make the head again with "
+                "python jobs/train.py"
+            )
         sums_V = self.neighbour_weights.float().sum(dim=1)
         # the weights are stored in bfloat16, whose rounding `candidates` undoes
         if bool((self.neighbour_weights < 0).any()) or not torch.allclose(sums_V, torch.ones_like(sums_V), atol=0.02):
-            raise ValueError("neighbour_weights must be non-negative rows that sum to 1; make the head again")
+            raise ValueError(
+                "neighbour_weights must be non-negative rows that sum to 1, got sums of "
+                f"{float(sums_V.min()):.3g} to {float(sums_V.max()):.3g}; make the head again with python jobs/train.py"
+            )
         self.base.check(stop_ids)
 
     def fewest_candidates(self, draft_steps: int) -> int:
@@ -95,8 +103,11 @@ class RdkHead(DraftHead):
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         return self.base.route(token_embed_TH, feature_TH, step)
 
-    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        q_TS, ids = self.base.distribution(hidden_TH, step, routed)
+    def distribution(
+        self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None, temperature_T1: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The base's law at the temperature, redistributed: q'' at a temperature is not a tempered q''."""
+        q_TS, ids = self.base.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
             ids = torch.arange(self.config.vocab_size, device=q_TS.device)
         # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
@@ -106,6 +117,10 @@ class RdkHead(DraftHead):
         q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
         q_TV.scatter_add_(1, ids.expand_as(q_TS), self.config.self_weight * q_TS)
         q_TV.scatter_add_(1, self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), given_TSJ.flatten(1))
+        return q_TV, None
+
+    def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
+        q_TV, _ = self.distribution(hidden_TH, step, routed)
         # a NaN (a base that was not loaded) stays one
         return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 

@@ -50,6 +50,10 @@ class SlimSpecHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         return Candidates(self.project(self.project(hidden_TH, "down"), "up"), None)
 
+    def as_matrix(self) -> tuple[Tensor, None]:
+        """Up down, which is the size of a full head again."""
+        return self.all_rows("up").float() @ self.all_rows("down").float(), None
+
     def cost(self, rows: int) -> HeadCost:
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
         return HeadCost(bytes=down.bytes + up.bytes, flops=down.flops + up.flops)

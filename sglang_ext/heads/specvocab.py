@@ -19,14 +19,19 @@ ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
 
 @dataclass(frozen=True, kw_only=True)
 class SpecVocabConfig(HeadConfig):
+    knobs = HeadConfig.knobs | {"size"}
+
     rank: int
     size: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, limit in (("rank", min(self.hidden_size, self.vocab_size)), ("size", self.vocab_size)):
+        for name, limit, meaning in (
+            ("rank", min(self.hidden_size, self.vocab_size), "the smaller of hidden and vocabulary"),
+            ("size", self.vocab_size, "the vocabulary"),
+        ):
             if not 1 <= getattr(self, name) <= limit:
-                raise ValueError(f"draft_head.{name} must be in 1..{limit}, got {getattr(self, name)}")
+                raise ValueError(f"draft_head.{name} must be in 1..{limit} ({meaning}), got {getattr(self, name)}")
 
 
 class SpecVocabHead(DraftHead):

@@ -73,8 +73,14 @@ class TruncatedHead(DraftHead):
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         V = self.config.vocab_size
-        if len(self.ids.unique()) != len(self.ids) or not bool(((self.ids >= 0) & (self.ids < V)).all()):
-            raise ValueError(f"the ids of a truncated head must be distinct and in 0..{V - 1}; calibrate it again")
+        distinct, counts = self.ids.unique(return_counts=True)
+        wrong = distinct[(distinct < 0) | (distinct >= V) | (counts > 1)]
+        if len(wrong):
+            times = int(counts[distinct == wrong[0]])
+            raise ValueError(
+                f"the ids of a truncated head must be distinct and in 0..{V - 1}, got {int(wrong[0])}"
+                f"{f', which is there {times} times' if times > 1 else ''}; calibrate it again"
+            )
         smallest = min(self.config.step_sizes or (self.config.size,))
         missing = sorted(set(stop_ids) - set(self.ids[:smallest].tolist()))
         if missing:
@@ -89,6 +95,9 @@ class TruncatedHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
+
+    def as_matrix(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.config.step_sizes else (self.all_rows("weight"), self.ids)
 
     def pack(self) -> None:
         self._packed = {}

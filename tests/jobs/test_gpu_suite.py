@@ -44,6 +44,7 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
     assert "--interpret" in done.stderr
 
 
+@pytest.mark.usefixtures("interpreter")
 def test_a_wrong_result_is_found() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     case = next(iter(cases(SMALL[2], 1)))

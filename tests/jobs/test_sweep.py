@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 
 from rayspec.shipped import ASSETS
+from rayspec.sweep.publish import metric_name
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["workload=heldout_python:4", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
@@ -118,7 +119,7 @@ def test_broken_trials_fail_alone_with_their_cause(finished: Sweep) -> None:
 def test_children_hold_the_metrics(finished: Sweep, name: str) -> None:
     child = finished.children[name]
     assert child.data.tags["mlflow.parentRunId"] == finished.parent.info.run_id
-    metrics = child.data.metrics
+    metrics = {metric_name(key): value for key, value in child.data.metrics.items()}
     wanted = {"output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50", "itl_ms_p90", "requests", "output_tokens"}
     if not name.startswith("plain"):
         wanted |= {"tau", "accepted_drafts", "verify_steps", "tau_request_mean", "accept_pos_1", "accept_pos_2"}
@@ -134,7 +135,7 @@ def test_children_hold_the_metrics(finished: Sweep, name: str) -> None:
 
 def test_blocks_are_steps(finished: Sweep) -> None:
     history = finished.client.get_metric_history(
-        finished.children["full-s2-c1"].info.run_id, "block/output_tokens_per_s"
+        finished.children["full-s2-c1"].info.run_id, "per_block/output_tokens_per_s"
     )
     assert [m.step for m in history] == [0, 2, 4, 6]  # the rounds at one stream; those between are at two
 
@@ -145,14 +146,14 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
     assert tags["command"].startswith("python jobs/sweep.py ")
-    assert child.data.params["workload"] == "heldout_python:4"
-    assert child.data.params["trial.draft_head.kind"] == "slimspec"
-    assert child.data.params["trial.draft_head.rank"] == "32"
+    assert child.data.params["sweep.workload"] == "heldout_python:4"
+    assert child.data.params["head.kind"] == "slimspec"
+    assert child.data.params["head.rank"] == "32"
     assert "draft_steps:\n- 2\n" in finished.artifact(finished.parent, "config.yaml").read_text()
     lines = finished.artifact(child, "requests.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert len({r["prompt_id"] for r in records}) == 4
-    assert sum(r["accepted_drafts"] for r in records) == child.data.metrics["accepted_drafts"]
+    assert sum(r["accepted_drafts"] for r in records) == child.data.metrics["total/accepted_drafts"]
 
 
 def test_figures_and_table_are_there(finished: Sweep) -> None:

@@ -6,6 +6,10 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True)
+def _interpreted(interpreter: None) -> None: ...
+
+
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,13 +1,15 @@
-"""Verification: greedy walks by hand, and the sampled rule against the target's law by chi-square."""
+"""Verification: greedy walks by hand, and the sampled rules against the target's law by chi-square."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from chi_square import p_value
 
 from rayspec_kernels.tree_build.reference import build_chain_reference
 from rayspec_kernels.tree_verify.reference import (
-    keep_top_k_reference,
-    keep_top_p_reference,
+    Accepted,
+    verify_chain_reference,
     verify_greedy_reference,
     verify_sampled_reference,
 )
@@ -44,65 +46,175 @@ def test_greedy_batch_is_ragged() -> None:
     assert result.num_drafts_B.tolist() == [3, 0, 1]
 
 
-SAMPLES, V = 40_000, 6
-FIRST_CHILD, NEXT_SIBLING = torch.tensor([[1, -1, 3, -1]]), torch.tensor([[-1, 2, -1, -1]])
+SAMPLES, V = 100_000, 12
+LAW_VV = torch.softmax(1.2 * torch.randn(V, V, generator=torch.Generator().manual_seed(1)), dim=-1)  # by last token
+DRAFTER_VV = torch.softmax(LAW_VV.log() + 0.8 * torch.randn(V, V, generator=torch.Generator().manual_seed(2)), dim=-1)
+ROOT = 5
+
+Rule = Callable[[torch.Tensor, torch.Generator], tuple[torch.Tensor, Accepted]]
 
 
-def emitted_pairs(tokens: list[int], p_NV: torch.Tensor, seed: int) -> torch.Tensor:
-    """Counts [V, V + 1] of (first emitted token, second one or V where only one was emitted)."""
+def emitted_pairs(rule: Rule, seed: int, samples: int = SAMPLES) -> torch.Tensor:
+    """Counts [V, V] of the first two tokens after ROOT: two rounds of drafting and verification where one gave one."""
     generator = torch.Generator().manual_seed(seed)
-    batch = torch.tensor([tokens]).expand(SAMPLES, -1)
-    result = verify_sampled_reference(
-        batch,
-        p_NV[None].expand(SAMPLES, -1, -1),
-        FIRST_CHILD.expand(SAMPLES, -1),
-        NEXT_SIBLING.expand(SAMPLES, -1),
-        torch.rand(SAMPLES, len(tokens), generator=generator),
-        torch.rand(SAMPLES, generator=generator),
-        3,
+    first = emitted(*rule(torch.full((samples,), ROOT), generator))
+    short = [i for i, tokens in enumerate(first) if len(tokens) == 1]
+    assert 0.05 < len(short) / samples < 0.95, "both ends of a round were to be seen"
+    second = emitted(*rule(torch.tensor([first[i][0] for i in short]), generator))
+    for i, tokens in zip(short, second, strict=True):
+        first[i] += tokens
+    return count_pairs(torch.tensor([tokens[:2] for tokens in first]))
+
+
+def emitted(tokens_BN: torch.Tensor, accepted: Accepted) -> list[list[int]]:
+    return [
+        [tokens[node] for node in path[1 : 1 + count]] + [bonus]
+        for tokens, path, count, bonus in zip(tokens_BN.tolist(), *(x.tolist() for x in accepted), strict=True)
+    ]
+
+
+def count_pairs(pairs_S2: torch.Tensor) -> torch.Tensor:
+    return torch.bincount(pairs_S2[:, 0] * V + pairs_S2[:, 1], minlength=V * V).view(V, V)
+
+
+def p_values(counts_VV: torch.Tensor) -> tuple[float, float]:
+    """Of the first token, and of the first two together."""
+    first_V = LAW_VV[ROOT]
+    return p_value((counts_VV.sum(dim=1), first_V)), p_value((counts_VV, first_V[:, None] * LAW_VV))
+
+
+def coins(shape: torch.Size, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(shape, generator=generator), torch.rand(shape[0], generator=generator)
+
+
+def one_hot_chain(last_B: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, Accepted]:
+    """Rule 3: the drafter's argmax, twice."""
+    one_B = DRAFTER_VV.argmax(dim=-1)[last_B]
+    tokens_BN = torch.stack([last_B, one_B, DRAFTER_VV.argmax(dim=-1)[one_B]], dim=1)
+    links = [x.expand(len(last_B), -1) for x in build_chain_reference(1, 3, last_B.device)[2:]]
+    return tokens_BN, verify_sampled_reference(
+        tokens_BN, LAW_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
     )
-    counts = torch.zeros(V, V + 1)
-    for path, bonus in zip(result.path_BD.tolist(), result.bonus_B.tolist(), strict=True):
-        emitted = [tokens[node] for node in path[1:] if node >= 0] + [bonus]
-        counts[emitted[0], emitted[1] if len(emitted) > 1 else V] += 1
-    return counts
 
 
-@pytest.mark.parametrize("tokens", [[0, 1, 2, 3], [0, 2, 2, 3]], ids=["distinct_siblings", "repeated_sibling"])
-def test_sampled_tree_follows_the_target_law(tokens: list[int]) -> None:
-    p_NV = torch.softmax(torch.randn(4, V, generator=torch.Generator().manual_seed(1)), dim=-1)
-    counts = emitted_pairs(tokens, p_NV, seed=2)
-    assert chisquare(counts.sum(dim=1), (p_NV[0] * SAMPLES).double()).pvalue > 1e-3
-    # the second token after the second sibling (token 2, node 2) follows p at that node
-    if tokens[1] != 2:
-        after = counts[2, :V]
-        assert chisquare(after, (p_NV[2] * after.sum()).double()).pvalue > 1e-3
+TREE = {"first_child": [1, 4, -1, -1, -1, -1], "next_sibling": [-1, 2, 3, -1, 5, -1]}
+
+
+def top_k_tree(last_B: torch.Tensor, generator: torch.Generator, repeat: bool = False) -> tuple[torch.Tensor, Accepted]:
+    """Rule 4: the three best tokens (the third may repeat the first), and the two best after the best."""
+    children_B3 = DRAFTER_VV[last_B].topk(3).indices
+    if repeat:
+        children_B3[:, 2] = children_B3[:, 0]
+    tokens_BN = torch.cat([last_B[:, None], children_B3, DRAFTER_VV[children_B3[:, 0]].topk(2).indices], dim=1)
+    links = [torch.tensor([x]).expand(len(last_B), -1) for x in TREE.values()]
+    return tokens_BN, verify_sampled_reference(
+        tokens_BN, LAW_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
+    )
+
+
+def top_k_tree_with_a_repeated_sibling(
+    last_B: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, Accepted]:
+    return top_k_tree(last_B, generator, repeat=True)
+
+
+def drawn_chain(
+    last_B: torch.Tensor, generator: torch.Generator, drawn_VV: torch.Tensor, claimed_VV: torch.Tensor
+) -> tuple[torch.Tensor, Accepted]:
+    """Rule 2: two drafts drawn from one law and verified as if drawn from another."""
+    tokens = [last_B]
+    for _ in range(2):
+        tokens.append(torch.multinomial(drawn_VV[tokens[-1]], 1, generator=generator).squeeze(1))
+    tokens_BN = torch.stack(tokens, dim=1)
+    return tokens_BN, verify_chain_reference(
+        tokens_BN, LAW_VV[tokens_BN], claimed_VV[tokens_BN[:, :2]], *coins(tokens_BN.shape, generator)
+    )
+
+
+def shortlist(p_VV: torch.Tensor) -> torch.Tensor:
+    """The law over a fixed third of the vocabulary, renormalised: what a truncated head draws from."""
+    kept = torch.zeros(V).index_fill(0, torch.tensor([0, 3, 4, 10]), 1.0)
+    return p_VV * kept / (p_VV * kept).sum(dim=-1, keepdim=True)
+
+
+def sampled_chain(last_B: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, Accepted]:
+    return drawn_chain(last_B, generator, DRAFTER_VV, DRAFTER_VV)
+
+
+def shortlist_chain(last_B: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, Accepted]:
+    return drawn_chain(last_B, generator, shortlist(DRAFTER_VV), shortlist(DRAFTER_VV))
+
+
+def shortlist_claiming_the_vocabulary(
+    last_B: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, Accepted]:
+    return drawn_chain(last_B, generator, shortlist(DRAFTER_VV), DRAFTER_VV)
+
+
+@pytest.mark.parametrize(
+    "rule", [sampled_chain, shortlist_chain, one_hot_chain, top_k_tree, top_k_tree_with_a_repeated_sibling]
+)
+def test_emitted_tokens_follow_the_target_law(rule: Rule) -> None:
+    first, pair = p_values(emitted_pairs(rule, seed=3))
+    assert first > 1e-3
+    assert pair > 1e-3
+
+
+def test_a_law_that_was_not_drawn_from_is_caught() -> None:
+    """Negative control (METHODS 1.2): draw from a shortlist, verify with the softmax over the vocabulary."""
+    first, pair = p_values(emitted_pairs(shortlist_claiming_the_vocabulary, seed=3))
+    assert first < 1e-6
+    assert pair < 1e-6
 
 
 def test_a_wrong_residual_is_caught() -> None:
     """Negative control: a final draw from the untouched target law, as if nothing had been rejected."""
-    p_NV = torch.softmax(torch.randn(4, V, generator=torch.Generator().manual_seed(1)), dim=-1)
-    counts = emitted_pairs([0, 1, 2, 3], p_NV, seed=2).sum(dim=1)
-    drafted = counts[[1, 2]].sum()
-    wrong = torch.distributions.Multinomial(int(SAMPLES - drafted), p_NV[0])
-    torch.manual_seed(3)
-    biased = wrong.sample()
-    biased[[1, 2]] += counts[[1, 2]]
-    assert chisquare(biased, (p_NV[0] * SAMPLES).double()).pvalue < 1e-6
+    generator = torch.Generator().manual_seed(3)
+    draft_S = DRAFTER_VV.argmax(dim=-1)[torch.full((SAMPLES,), ROOT)]
+    accepted_S = torch.rand(SAMPLES, generator=generator) < LAW_VV[ROOT, draft_S]
+    redrawn_S = torch.multinomial(LAW_VV[ROOT], SAMPLES, replacement=True, generator=generator)
+    counts_V = torch.bincount(torch.where(accepted_S, draft_S, redrawn_S), minlength=V)
+    assert p_value((counts_V, LAW_VV[ROOT])) < 1e-6
 
 
 def test_certain_target_accepts_every_draft() -> None:
-    p_NV = torch.zeros(4, V)
-    p_NV[torch.arange(4), torch.tensor([2, 0, 3, 5])] = 1.0
-    counts = emitted_pairs([0, 1, 2, 3], p_NV, seed=4)
-    assert counts[2, 3] == SAMPLES
+    tokens, certain = torch.tensor([[0, 1, 2]]), torch.eye(3)[[1, 2, 0]][None]
+    largest, final = torch.full((1, 3), 1 - 2**-24), torch.tensor([1 - 2**-24])
+    links = build_chain_reference(1, 3, torch.device("cpu"))[2:]
+    for result in (
+        verify_sampled_reference(tokens, certain, *links, largest, final, 3),
+        verify_chain_reference(tokens, certain, certain[:, :2], largest, final),
+        verify_chain_reference(tokens, certain, torch.full((1, 2, 3), 1 / 3), largest, final),
+    ):
+        assert result.path_BD.tolist() == [[0, 1, 2]]
+        assert result.bonus_B.tolist() == [0]
 
 
-def test_top_k_and_top_p() -> None:
-    p_TV = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.25, 0.25]])
-    kept = keep_top_k_reference(p_TV, torch.tensor([2, 4]))
-    torch.testing.assert_close(kept[0], torch.tensor([0.625, 0.375, 0.0, 0.0]))
-    torch.testing.assert_close(kept[1], p_TV[1])
-    kept = keep_top_p_reference(p_TV, torch.tensor([0.7, 1.0]))
-    torch.testing.assert_close(kept[0], torch.tensor([0.625, 0.375, 0.0, 0.0]))
-    torch.testing.assert_close(kept[1], p_TV[1])
+def test_greedy_target_rejects_a_draft_that_was_not_drawn_from_q() -> None:
+    """SGLang proposes the argmax of a greedy request beside a q that is no one-hot: the target's token comes out."""
+    certain, q = torch.eye(3)[[1, 2, 0]][None], torch.tensor([[[0.5, 0.4, 0.1], [0.2, 0.1, 0.7]]])
+    for coin in (0.0, 0.5, 1 - 2**-24):
+        coins_13 = torch.full((1, 3), coin)
+        wrong = verify_chain_reference(torch.tensor([[0, 2, 2]]), certain, q, coins_13, coins_13[0, :1])
+        assert (wrong.num_drafts_B.tolist(), wrong.bonus_B.tolist()) == ([0], [1])
+
+
+def test_a_residual_without_mass_is_drawn_from_the_target_law() -> None:
+    """Rounding can reject where p equals q, or where the children hold all of the mass."""
+    largest = torch.full((1, 2), 1 - 2**-24)
+    p = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+    result = verify_chain_reference(torch.tensor([[0, 0]]), p, p[:, :1] * (1 + 2**-22), largest, largest[0, :1])
+    assert (result.num_drafts_B.tolist(), result.bonus_B.tolist()) == ([0], [1])
+    short = torch.tensor([[[1 - 2**-24, 0.0], [1.0, 0.0]]])
+    result = verify_sampled_reference(
+        torch.tensor([[0, 0]]), short, torch.tensor([[1, -1]]), torch.tensor([[-1, -1]]), largest, largest[0, :1], 2
+    )
+    assert (result.num_drafts_B.tolist(), result.bonus_B.tolist()) == ([0], [0])
+
+
+def test_a_proposal_without_probability_is_rejected() -> None:
+    q = torch.tensor([[[0.0, 1.0, 0.0]]])
+    p = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
+    coins_12 = torch.tensor([[0.0, 0.0]])
+    result = verify_chain_reference(torch.tensor([[1, 0]]), p, q, coins_12, torch.tensor([0.99]))
+    assert (result.num_drafts_B.tolist(), result.bonus_B.tolist()) == ([0], [2])

@@ -146,7 +146,7 @@ def test_greedy_proposals_are_what_acceptance_is_measured_on(
     batch = Batch.of(answers, torch.arange(len(answers)))
     settings = DraftSettings(draft_steps=3, temperature=0.0, seed=0)
     ids_KN = proposals(drafter, tiny_target, batch, settings, torch.Generator())
-    match_KN, _ = _rollout(drafter, tiny_target, batch, num_steps=3, chunk_rows=7)
+    match_KN, *_ = _rollout(drafter, tiny_target, batch, num_steps=3, chunk_rows=7)
     assert ids_KN.shape == (3, answers.num_answer_tokens)
     assert torch.equal(ids_KN == batch.next_ids_N, match_KN)
 

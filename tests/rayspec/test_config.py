@@ -93,6 +93,19 @@ def test_every_sweep_config_loads(file: Path) -> None:
     assert load_config(SweepConfig, file).drafters
 
 
+def test_open_loop_alone_needs_no_concurrency() -> None:
+    config = load_config(SweepConfig, None, ["concurrency=[]", "request_rate=[0.5,2]"])
+    assert [t.label for t in config.traffic()] == ["r0.5", "r2"]
+
+
+def test_the_level_of_an_interval_allows_for_the_looks_at_it() -> None:
+    assert SweepConfig().confidence() == 0.95
+    assert SweepConfig(repeats=3).looks() == [3]
+    config = load_config(SweepConfig, None, ["stop.ci_width=0.05", "stop.max_repeats=10"])
+    assert config.looks() == [1, 2, 3, 5, 8, 10]
+    assert config.confidence() == pytest.approx(1 - 0.05 / 6)
+
+
 def test_sweep_configs_are_found() -> None:
     assert "demo.yaml" in [f.name for f in CONFIGS]
 
@@ -105,6 +118,16 @@ def test_sweep_configs_are_found() -> None:
         (["drafters=[slimspec-r64]"], "baseline must be one of the drafters' names"),
         (["draft_steps=[]"], "draft_steps must be a list of at least one entry"),
         (["concurrency=[1,0]"], "concurrency must be at least 1 everywhere"),
+        (["concurrency=[]"], "concurrency must be a list of at least one entry"),
+        (["request_rate=[2.0,0.0]"], "request_rate must be positive everywhere"),
+        (["request_rate=[2.0,2.0]"], "request_rate must be without repetition"),
+        (["slo.ttft_ms=0"], "slo.ttft_ms must be positive, or absent for no limit, got 0"),
+        (["slo.ttft=200"], "unknown key 'slo.ttft'; known under slo: ttft_ms, tpot_ms"),
+        (["stop.ci_width=0"], "stop.ci_width must be positive, got 0"),
+        (["stop.ci_width=0.1", "stop.max_repeats=2", "repeats=3"], r"stop.max_repeats must be at least repeats \(3\)"),
+        (["stop.max_seconds=-1"], "stop.max_seconds must be positive, got -1"),
+        (["stop.width=0.1"], "unknown key 'stop.width'; known under stop: ci_width, max_repeats, max_seconds"),
+        (["chat_template=maybe"], "chat_template: .*maybe.*bool"),
         (["topk=4"], "num_draft_tokens must be given for a tree"),
         (["topk=4", "draft_steps=[2]", "num_draft_tokens=99"], r"num_draft_tokens must be in 2\.\.21"),
         (["num_draft_tokens=3"], "num_draft_tokens must be unset for a chain"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from rayspec.training.corpus import cut_prompts, held_out_documents, manifest, training_documents
-from rayspec.training.heldout_prompts import LICENCES
+from rayspec.training.heldout_prompts import LANGUAGE_COUNT, LANGUAGES, LICENCES
 from rayspec.training.sources import STDLIB, CorpusConfig, Document, Package, discover, is_usable_source
 from rayspec.training.tokenizer import load_tokenizer
 
@@ -129,4 +130,12 @@ def test_shipped_prompts_are_permissive_distinct_and_in_bounds() -> None:
     assert len({line["question_id"] for line in lines}) == 400
     assert len({line["turns"][0] for line in lines}) == 400
     assert {line["category"] for line in lines} <= set(LICENCES)
+    assert all(32 <= len(tokenizer.encode(line["turns"][0])) <= 160 for line in lines)
+
+
+def test_shipped_mixture_has_every_language() -> None:
+    tokenizer = load_tokenizer(ASSETS / "target")
+    lines = [json.loads(line) for line in (ASSETS / "prompts" / "mixed_languages.jsonl").read_text().splitlines()]
+    assert Counter(line["category"] for line in lines) == dict.fromkeys(["python", *LANGUAGES], LANGUAGE_COUNT)
+    assert len({line["turns"][0] for line in lines}) == len(lines)
     assert all(32 <= len(tokenizer.encode(line["turns"][0])) <= 160 for line in lines)

@@ -4,14 +4,15 @@ import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 from PIL import Image
 
+from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
-from rayspec.report.table import summary, verdict
+from rayspec.report.speed_figures import frontier
+from rayspec.report.table import summary
 from rayspec.sweep.results import TrialResult
 
-NAMES = {"speedup", "acceptance", "head_tradeoff"}
+NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category"}
 
 
 def svg_text(file: Path) -> str:
@@ -42,7 +43,13 @@ def test_figures_name_heads_steps_and_units(results: list[TrialResult], tmp_path
     for text in ("slimspec-r32", "4 draft steps", "1 stream", "4 streams", "speed-up over plain decoding"):
         assert text in speedup
     assert "tau (tokens per verify step)" in svg_text(tmp_path / "acceptance.svg")
-    assert "break-even, 4 steps" in svg_text(tmp_path / "head_tradeoff.svg")
+    tradeoff = svg_text(tmp_path / "head_tradeoff.svg")
+    for text in ("break-even with the full head", "4 streams, 2 draft steps, κ = ", "1.1x", "0.9x"):
+        assert text in tradeoff
+    assert "output tokens/s of all streams" in svg_text(tmp_path / "pareto.svg")
+    assert "predicted speed-up over full" in svg_text(tmp_path / "prediction.svg")
+    for category in ("chat", "python"):
+        assert category in svg_text(tmp_path / "tau_by_category.svg")
 
 
 def test_same_numbers_give_the_same_svg(results: list[TrialResult], tmp_path: Path) -> None:
@@ -54,13 +61,13 @@ def test_same_numbers_give_the_same_svg(results: list[TrialResult], tmp_path: Pa
     assert first == second
 
 
-def test_no_break_even_line_without_kappa(results: list[TrialResult], tmp_path: Path) -> None:
+def test_no_lines_without_kappa(results: list[TrialResult], tmp_path: Path) -> None:
     write_figures(without(results, "kappa"), tmp_path)
-    assert "break-even" not in svg_text(tmp_path / "head_tradeoff.svg")
+    assert "1.1x" not in svg_text(tmp_path / "head_tradeoff.svg")
 
 
 def test_a_figure_without_its_numbers_is_left_out(results: list[TrialResult], tmp_path: Path) -> None:
-    files = write_figures(without(results, "nu", "speedup_vs_plain"), tmp_path)
+    files = write_figures(without(results, "nu", "speedup_vs_", "tpot_ms", "tau_category"), tmp_path)
     assert {f.stem for f in files} == {"acceptance"}
     assert write_figures([], tmp_path) == []
 
@@ -68,10 +75,44 @@ def test_a_figure_without_its_numbers_is_left_out(results: list[TrialResult], tm
 def test_a_single_trial_and_no_interval_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:
     one = [r for r in results if r.trial.name == "full-s4-c1"]
     kept = {k: v for k, v in one[0].metrics.items() if "_ci_" not in k}
-    assert len(write_figures([dataclasses.replace(one[0], metrics=kept)], tmp_path)) == 6
+    files = write_figures([dataclasses.replace(one[0], metrics=kept)], tmp_path)
+    assert {f.stem for f in files} == {"speedup", "head_tradeoff", "acceptance", "tau_by_category"}
 
 
-def test_table_has_a_row_a_trial_and_a_verdict_a_concurrency(results: list[TrialResult]) -> None:
+def test_speed_up_by_load_needs_several_loads(results: list[TrialResult], tmp_path: Path) -> None:
+    more = [
+        dataclasses.replace(r, trial=dataclasses.replace(r.trial, traffic=Traffic(concurrency=16))) for r in results[:9]
+    ]
+    files = write_figures([*results, *more], tmp_path)
+    assert "speedup_by_load" in {f.stem for f in files}
+    assert "streams" in svg_text(tmp_path / "speedup_by_load.svg")
+
+
+def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_path: Path) -> None:
+    """Colours then tell kinds, which the synthetic heads have two of."""
+    more = []
+    for n in range(8):
+        for r in (r for r in results if r.trial.head == "slimspec-r64"):
+            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+    write_figures([*results, *more], tmp_path)
+    for name in ("head_tradeoff", "pareto", "prediction"):
+        assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
+
+
+def test_frontier_by_hand(results: list[TrialResult]) -> None:
+    points = {"a": (1.0, 10.0), "slower than a": (2.0, 9.0), "b": (3.0, 20.0), "as slow as b": (3.0, 15.0)}
+    trials = [
+        dataclasses.replace(results[0], metrics={"tpot_ms_p50": x, "output_tokens_per_s": y})
+        for x, y in points.values()
+    ]
+    assert [(r.metrics["tpot_ms_p50"], r.metrics["output_tokens_per_s"]) for r in frontier(trials)] == [
+        points["a"],
+        points["b"],
+    ]
+
+
+def test_table_has_a_row_a_trial_and_a_verdict_a_traffic(results: list[TrialResult]) -> None:
     text = summary(results)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(results)
     assert text.count("Best: ") == 2
@@ -85,23 +126,3 @@ def failed(result: TrialResult, cause: str) -> TrialResult:
 def test_failed_trials_are_listed_with_their_cause(results: list[TrialResult]) -> None:
     text = summary([*results[:-1], failed(results[-1], "missing fc.weight")])
     assert f"{results[-1].trial.name} FAILED: missing fc.weight" in text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "claim"),
-    [
-        (1.1, 1.3, "speculation pays."),
-        (0.7, 0.9, "speculation does NOT pay"),
-        (0.9, 1.1, "not clearly different from plain decoding"),
-    ],
-)
-def test_verdict_goes_by_the_interval(results: list[TrialResult], low: float, high: float, claim: str) -> None:
-    result = next(r for r in results if r.trial.name == "slimspec-r64-s4-c1")
-    metrics = {**result.metrics, "speedup_vs_plain_ci_low": low, "speedup_vs_plain_ci_high": high}
-    text = verdict(1, [dataclasses.replace(result, metrics=metrics)])
-    assert text.startswith("concurrency 1: ")
-    assert claim in text
-
-
-def test_verdict_without_a_baseline(results: list[TrialResult]) -> None:
-    assert verdict(1, without(results, "speedup")) == "concurrency 1: no speed-up could be measured."

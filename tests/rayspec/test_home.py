@@ -26,6 +26,14 @@ def test_a_tracking_server_keeps_its_own_artifacts(monkeypatch: pytest.MonkeyPat
     assert artifact_uri() is None
 
 
+def test_a_database_without_a_server_has_its_artifacts_in_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "h"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://db/mlflow")
+    assert artifact_uri() == f"file://{tmp_path}/h/mlartifacts"
+
+
 def test_a_home_that_ray_deletes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1" / ".rayspec"
     monkeypatch.setenv("RAYSPEC_HOME", str(folder))

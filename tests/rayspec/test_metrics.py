@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rayspec.metrics import (
+    Slo,
     break_even_rho,
     head_kappa,
     output_mismatches,
@@ -52,6 +53,26 @@ def test_latency_by_hand(make_request: MakeRequest) -> None:
     assert m["cycle_ms"] == pytest.approx(100)
 
 
+def test_goodput_counts_requests_that_keep_both_limits(make_request: MakeRequest) -> None:
+    fast, slow = make_request("a", (2, 0, 1), 0.1, ttft_s=0.05), make_request("b", (2, 0, 1), 0.3, ttft_s=0.05)
+    late = make_request("c", (2, 0, 1), 0.1, ttft_s=0.5)  # 60 ms a token, as `fast`; `slow` takes 180
+    blocks = [block(fast, slow, wall_s=2.0), block(late, wall_s=2.0)]
+    m = trial_metrics(blocks, 2, Slo(ttft_ms=100, tpot_ms=60.001))
+    assert m["goodput_share"] == pytest.approx(1 / 3)
+    assert m["goodput_requests_per_s"] == pytest.approx(1 / 4)
+    assert m["requests_per_s"] == pytest.approx(3 / 4)
+    assert trial_metrics(blocks, 2, Slo(tpot_ms=60.001))["goodput_share"] == pytest.approx(2 / 3)
+    assert trial_metrics(blocks, 2, Slo(ttft_ms=100))["goodput_share"] == pytest.approx(2 / 3)
+    assert "goodput_share" not in trial_metrics(blocks, 2)
+
+
+def test_the_largest_peak_of_memory_counts(make_request: MakeRequest) -> None:
+    requests = (make_request("a", (1,), 0.1),)
+    peaks = [Measured(wall_s=1, requests=requests, peak_memory_bytes=n << 30) for n in (2, 3, 1)]
+    blocks = [BlockRecord(index=i, prompt_block=i, measured=m) for i, m in enumerate(peaks)]
+    assert trial_metrics(blocks, 2)["peak_host_memory_gib"] == 3
+
+
 def test_plain_decoding_has_no_acceptance(make_request: MakeRequest) -> None:
     m = trial_metrics([block(make_request("a", (), 0.01))], 0)
     assert "tau" not in m
@@ -86,6 +107,18 @@ def test_mismatches_are_counted_per_request(make_request: MakeRequest) -> None:
     same, short = make_request("a", (), 0.1), make_request("b", (1,), 0.1)
     assert output_mismatches([block(same, short), block(same, short)], plain) == 2
     assert output_mismatches([block(same)], plain) == 0
+
+
+def test_a_turn_after_a_different_answer_is_not_compared(make_request: MakeRequest) -> None:
+    from dataclasses import replace
+
+    first = make_request("a", (), 0.1)
+    second, third = replace(first, turn=1, output_ids=(7, 8)), replace(first, turn=2, output_ids=(9,))
+    plain = [block(first, second, third)]
+    other = replace(second, output_ids=(7, 9))
+    assert output_mismatches([block(first, second, third)], plain) == 0
+    assert output_mismatches([block(first, other, replace(third, output_ids=(1,)))], plain) == 1
+    assert output_mismatches([block(first, second, replace(third, output_ids=(1,)))], plain) == 1
 
 
 def test_kappa_and_break_even() -> None:

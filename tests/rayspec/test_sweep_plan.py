@@ -1,14 +1,20 @@
 """Trials, their interleaving and their scores."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Drafter, inspect_drafter, make_plan
+from rayspec.farm.load import Traffic
+from rayspec.records import BlockRecord, Measured, RequestRecord
+from rayspec.statistics import Interval
+from rayspec.sweep.config import StopConfig, SweepConfig
+from rayspec.sweep.plan import Drafter, Trial, inspect_drafter, make_plan
 from rayspec.sweep.prepare import prepare
-from rayspec.sweep.results import TrialResult, score
+from rayspec.sweep.results import TrialResult, score, speedups
+from rayspec.sweep.stopping import Budget, is_finished, phase_budget_s
 
 DRAFTERS = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}) for name in ("full", "a", "b")]
 
@@ -34,15 +40,15 @@ def test_blocks_cover_the_prompts_once() -> None:
     assert spans == {(0, 4), (4, 8), (8, 10)}
 
 
-def test_a_round_pairs_all_trials_of_its_concurrency_in_turning_order() -> None:
+def test_a_round_pairs_all_trials_of_its_traffic_in_turning_order() -> None:
     plan = make_plan(config(block_prompts=1), 8, DRAFTERS)
-    firsts: dict[int, list[str]] = defaultdict(list)
+    firsts: dict[Traffic, list[str]] = defaultdict(list)
     for phase in plan.phases:
         for r in phase.rounds:
-            assert {t.concurrency for t in r.trials} == {r.trials[0].concurrency}
+            assert {t.traffic for t in r.trials} == {r.traffic}
             assert {t.draft_steps for t in r.trials} == {0, phase.draft_steps}
             assert len(r.trials) == 4
-            firsts[r.trials[0].concurrency].append(r.trials[0].head)
+            firsts[r.traffic].append(r.trials[0].head)
     for heads in firsts.values():  # 8 blocks in each of 2 phases, 4 trials: each comes first as often as the others
         assert set(Counter(heads).values()) == {4}
 
@@ -51,6 +57,73 @@ def test_round_indices_are_unique() -> None:
     plan = make_plan(config(repeats=3), 12, DRAFTERS)
     indices = [r.index for p in plan.phases for r in p.rounds]
     assert indices == list(range(len(indices)))
+
+
+def test_all_passes_that_there_may_be_are_planned() -> None:
+    plan = make_plan(config(stop=StopConfig(ci_width=0.1, max_repeats=5)), 10, DRAFTERS)
+    assert {r.repeat for r in plan.phases[0].rounds} == {0, 1, 2, 3, 4}
+    assert {r.repeat for r in make_plan(config(), 10, DRAFTERS).phases[0].rounds} == {0}
+
+
+def test_open_loop_trials_stand_beside_the_closed_ones() -> None:
+    plan = make_plan(config(concurrency=[1], request_rate=[2.5]), 4, DRAFTERS)
+    assert {t.name for t in plan.trials if t.head in ("plain", "a")} == {
+        *("plain-c1", "plain-r2.5", "a-s2-c1", "a-s2-r2.5", "a-s4-c1", "a-s4-r2.5")
+    }
+
+
+@pytest.mark.parametrize(
+    ("passes", "widths", "spent_s", "is_over"),
+    [
+        (1, [0.01], 0, False),  # fewer than `repeats`
+        (2, [0.01, 0.04], 0, True),
+        (2, [0.01, 0.06], 0, False),
+        (2, [], 0, True),  # every trial has failed
+        (4, [0.01], 0, False),  # no look planned: the level of the intervals does not allow for one
+        (5, [0.01], 0, True),
+        (3, [9.0], 100, True),
+        (1, [9.0], 100, False),  # the first `repeats` are made in any case
+        (8, [9.0], 0, True),
+    ],
+)
+def test_passes_end(passes: int, widths: list[float], spent_s: float, is_over: bool) -> None:
+    rule = config(repeats=2, stop=StopConfig(ci_width=0.05, max_repeats=8, max_seconds=100))
+    assert rule.looks() == [2, 3, 5, 8]
+    intervals = [Interval(value=2.0, low=2.0, high=2.0 + 2.0 * w) for w in widths]
+    assert is_finished(rule, passes, intervals, Budget(spent_s, 100)) == is_over
+
+
+def test_phases_share_the_time_that_is_left() -> None:
+    rule = config(stop=StopConfig(ci_width=0.05, max_seconds=100))
+    assert phase_budget_s(rule, spent_s=0, phases_left=2) == 50
+    assert phase_budget_s(rule, spent_s=20, phases_left=1) == 100  # what the first left
+    assert phase_budget_s(rule, spent_s=130, phases_left=1) == 130
+    assert phase_budget_s(config(), spent_s=0, phases_left=2) is None
+    assert not Budget(1e9, None).is_spent
+
+
+def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
+    with pytest.raises(ValueError, match=r"stop.ci_width needs .* at least 4 blocks; 8 prompts .*=4 are 2"):
+        prepare(SweepConfig(workload="heldout_python:8", stop=StopConfig(ci_width=0.1)))
+
+
+def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[..., RequestRecord]) -> None:
+    """Twice as fast from arrival to the last token; the arrivals make the walls equal."""
+    traffic = Traffic(request_rate=1.0)
+    plain = Trial(drafter=None, draft_steps=0, traffic=traffic)
+    drafted = Trial(drafter=DRAFTERS[0], draft_steps=2, traffic=traffic)
+    blocks: dict[Trial, list[BlockRecord]] = {plain: [], drafted: []}
+    for b in range(6):
+        for trial, scale in ((plain, 2.0), (drafted, 1.0)):
+            request = make_request(f"{b}", (), 0.01 * scale, ttft_s=0.01 * scale)
+            measured = Measured(wall_s=5.0, requests=(request,))
+            blocks[trial].append(BlockRecord(index=b, prompt_block=b, measured=measured))
+    found = speedups(config(concurrency=[], request_rate=[1.0]), drafted, blocks, {})
+    assert found["plain"].value == pytest.approx(2.0)
+    assert found["full"].value == pytest.approx(1.0)
+    closed = {replace(t, traffic=Traffic(concurrency=1)): b for t, b in blocks.items()}
+    same = speedups(config(), replace(drafted, traffic=Traffic(concurrency=1)), closed, {})
+    assert same["plain"].value == pytest.approx(1.0)  # equal tokens in equal walls
 
 
 def test_a_broken_checkpoint_is_a_problem_and_a_missing_one_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +213,7 @@ def test_chunked_gradients_equal_the_naive_loss(
     naive, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
     loss = naive_loss(naive, tiny_target, batch, 3, 0.8)
     loss.backward()
-    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows)
+    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows).head_K
     torch.testing.assert_close((loss_K * torch.tensor([1, 0.8, 0.64])).sum(), loss.detach(), rtol=1e-5, atol=1e-5)
     expected = dict(naive.named_parameters())
     for name, parameter in chunked.named_parameters():
@@ -232,7 +232,7 @@ def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
     losses = [whole.lm_head.loss(rows.hidden_KNH[i], i, rows.route(whole.lm_head, i), p_NV).mean() for i in range(3)]
     sum(0.8**i * loss for i, loss in enumerate(losses)).backward()
-    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows)
+    loss_K = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.8, chunk_rows=chunk_rows).head_K
     torch.testing.assert_close(loss_K, torch.stack(losses).detach(), rtol=1e-5, atol=1e-5)
     expected = dict(whole.named_parameters())
     for name, parameter in chunked.named_parameters():
@@ -243,10 +243,80 @@ def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
             torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("head", [FULL, NamedHead(name="coral", draft_head=KINDS["coral"])], ids=lambda head: head.name)
+def test_csra_adds_its_share_to_the_bodys_gradient(
+    tiny_target: FrozenTarget, answers: AnswerSet, head: NamedHead
+) -> None:
+    batch, settings = Batch.of(answers, torch.tensor([0, 4])), {"num_steps": 3, "decay": 0.8, "chunk_rows": 7}
+    without, added, alone = (random_drafter(tiny_target, head) for _ in range(3))
+    backward_batch(without, tiny_target, batch, **settings)
+    loss = backward_batch(added, tiny_target, batch, **settings, csra_weight=0.5, csra_temperature=0.2)
+    hidden_KNH = roll_out(alone, tiny_target, batch, 3).hidden_KNH
+    unit_KNH = F.normalize(hidden_KNH, dim=-1)
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    # all pairs of steps at once: position n is to recognise itself
+    log_q = torch.stack([(unit_KNH[i] @ unit_KNH[j].T / 0.2).log_softmax(-1).diagonal() for i, j in pairs])
+    expected = -log_q.mean()
+    expected.backward()
+    assert loss.csra is not None
+    torch.testing.assert_close(loss.csra, expected.detach())
+    for (name, got), before, pull in zip(
+        added.named_parameters(), without.parameters(), alone.parameters(), strict=True
+    ):
+        if pull.grad is None:
+            assert name.startswith("lm_head."), name
+            torch.testing.assert_close(got.grad, before.grad, msg=name)
+        else:
+            assert bool(pull.grad.any()), name
+            torch.testing.assert_close(got.grad, before.grad + 0.5 * pull.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_csra_pulls_the_steps_of_a_drafter_together(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    recipe = replace(RECIPE, num_steps=20, batch_size=10, csra_weight=1.0)
+    config = run_config(tmp_path, recipe=recipe, log_every=1)
+    train_drafter(config, FULL, tiny_target, answers, answers)
+    report = json.loads((tmp_path / "out" / "full" / "training.json").read_text())
+    assert report["history"][-1]["loss_csra"] < report["history"][0]["loss_csra"] - 0.1
+    assert report["recipe"]["csra_temperature"] == 0.07
+
+
+def test_a_drafter_from_before_csra_is_still_recognised(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    config = run_config(tmp_path)
+    recipe = provenance_of(config, tiny_target.sha256, answers)["recipe"]
+    assert not [key for key in recipe if key.startswith("csra")]
+    save_drafter(
+        Path(config.output_dir) / "full",
+        random_drafter(tiny_target),
+        tiny_target.info("tiny"),
+        provenance_of(config, tiny_target.sha256, answers),
+    )
+    assert is_exported(config, FULL, tiny_target.sha256)
+    with pytest.raises(ValueError, match="holds a drafter with recipe"):
+        is_exported(replace(config, recipe=replace(RECIPE, csra_weight=0.1)), FULL, tiny_target.sha256)
+
+
+def test_csra_on_a_frozen_body_is_refused(tmp_path: Path) -> None:
+    heads = [FULL, NamedHead(name="coral", draft_head=KINDS["coral"], base="full")]
+    run_config(tmp_path, heads=heads)
+    with pytest.raises(
+        ValueError, match=r"recipe\.csra_weight=0\.1 trains the drafter's body, but heads\[coral\]\.base takes over"
+    ):
+        run_config(tmp_path, heads=heads, recipe=replace(RECIPE, csra_weight=0.1))
+
+
+def test_csra_needs_two_steps_to_align() -> None:
+    with pytest.raises(ValueError, match=r"recipe\.ttt_steps must be at least 2, got 1"):
+        replace(RECIPE, csra_weight=0.1, ttt_steps=1)
+
+
 def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
     drafter = random_drafter(tiny_target, NamedHead(name="even", draft_head=KINDS["truncated"]))
     batch = Batch.of(answers, torch.tensor([0, 1]))
-    loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10)
+    loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10).head_K
     rows = roll_out(drafter, tiny_target, batch, 2)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
     p_NS, counts_N = p_NV[:, ::2] / p_NV[:, ::2].sum(-1, keepdim=True), p_NV.argmax(-1) % 2 == 0
@@ -272,7 +342,7 @@ def test_a_router_trains_on_a_frozen_body(
     losses = []
     for _ in range(10):
         optimizer.zero_grad()
-        loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=0.8, chunk_rows=50)
+        loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=0.8, chunk_rows=50).head_K
         assert all((parameter.grad is not None) == parameter.requires_grad for parameter in drafter.parameters())
         optimizer.step()
         losses.append(loss_K)
@@ -371,7 +441,7 @@ def test_loss_falls_and_the_export_names_its_origin(
     assert info.target is not None
     assert info.target.tap_layers == (2, 4, 5)
     assert info.provenance["trained_on"] == {**answers.provenance(), "target_sha256": tiny_target.sha256}
-    assert info.provenance["recipe"] == asdict(recipe)
+    assert info.provenance["recipe"] == recipe.to_dict()
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
     # bfloat16 weights may flip a near tie, so acceptance after loading is close, not equal
     acceptance = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
@@ -455,6 +525,7 @@ def check_acceptance(drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers:
     for i in range(3):
         q_NV = drafter.lm_head.target_logits(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i)).softmax(-1)
         assert got.overlap[i] == pytest.approx(float(torch.minimum(p_NV, q_NV).sum(-1).mean()), rel=1e-4)
+        assert got.support[i] == pytest.approx(float((q_NV > 0).sum(-1).float().mean()))
 
 
 def test_a_finished_drafter_is_recognised_by_the_words_that_made_it(
@@ -489,7 +560,16 @@ def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("ttt_steps", 0), ("optimizer", "sgd"), ("lr", 0.0), ("ttt_decay", 1.5), ("warmup_steps", 6), ("clip_norm", 0.0)],
+    [
+        ("ttt_steps", 0),
+        ("optimizer", "sgd"),
+        ("lr", 0.0),
+        ("ttt_decay", 1.5),
+        ("warmup_steps", 6),
+        ("clip_norm", 0.0),
+        ("csra_weight", -0.1),
+        ("csra_temperature", 0.0),
+    ],
 )
 def test_bad_recipes_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"recipe.{field}"):

@@ -12,7 +12,20 @@ from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
 
 ASSETS = Path(rayspec.__file__).parent / "assets"
 TARGET = ASSETS / "target"
-DRAFTERS = {kind: ASSETS / "drafters" / name for kind, name in (("full", "full"), ("slimspec", "slimspec-r32"))}
+DRAFTERS = {
+    kind: ASSETS / "drafters" / name
+    for kind, name in {
+        "full": "full",
+        "slimspec": "slimspec-r32",
+        "truncated": "vocabtrim-1024",
+        "truncated_by_step": "pafr-4096",
+        "specvocab": "specvocab-n128",
+        "dynaspec": "dynaspec-paper",
+        "coral": "coral-1of8",
+        "rdk": "rdk-2048",
+        "int4": "slimspec-r64-int4",
+    }.items()
+}
 NUM_PROMPTS, NEW_TOKENS = 56, 32
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
 ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
@@ -21,12 +34,12 @@ Ids = list[int]
 
 
 @contextmanager
-def running_engine(drafter: Path | None, **options: Any) -> Iterator[Any]:
+def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: Any) -> Iterator[Any]:
     import sglang
 
     assert_plugin_active()
     engine = sglang.Engine(
-        **engine_arguments(str(TARGET), None if drafter is None else str(drafter), **(ENGINE | options))
+        **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
     )
     try:
         yield engine

@@ -97,9 +97,10 @@ class Rows(NamedTuple):
         return head.candidates(self.hidden_TH, step, self.routed(head, step))
 
     @torch.no_grad()
-    def law(self, head: DraftHead, step: int = 0) -> Tensor:
+    def law(self, head: DraftHead, step: int = 0, temperature: float | None = None) -> Tensor:
         """q [T, V] in target ids."""
-        q_TS, ids = head.distribution(self.hidden_TH, step, self.routed(head, step))
+        temperature_T1 = None if temperature is None else torch.full((len(self.hidden_TH), 1), temperature)
+        q_TS, ids = head.distribution(self.hidden_TH, step, self.routed(head, step), temperature_T1)
         if ids is None:
             return q_TS
         return torch.zeros(len(q_TS), V).scatter_add_(1, ids.expand_as(q_TS), q_TS)

@@ -1,6 +1,7 @@
 """Chains (topk 1): token-identical to plain decoding for every head, live swap and its refusals included."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -50,6 +51,21 @@ def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list
 
 def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
     check_sampling_path(engine, prompts, oracle)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
+def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
+    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
+        assert re.fullmatch("(ab|c)+a?", answer["text"])
+
+
+def test_penalties_and_biases_reach_the_sampled_law(engine: Any, prompts: list[Ids]) -> None:
+    sampling = {"temperature": 1.0, "top_p": 0.9, "sampling_seed": 5}
+    plain = output_ids(generate(engine, prompts[:8], **sampling))
+    assert output_ids(generate(engine, prompts[:8], frequency_penalty=2.0, **sampling)) != plain
+    used = {str(token): -1000.0 for answer in plain for token in answer}
+    biased = output_ids(generate(engine, prompts[:8], logit_bias=used, **sampling))
+    assert not {str(token) for answer in biased for token in answer} & set(used)
 
 
 def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:

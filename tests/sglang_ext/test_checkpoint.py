@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import head_from_target
@@ -193,11 +194,38 @@ def test_stock_maps_that_lie(tmp_path: Path, edit: Any, message: str) -> None:
         load_drafter(tmp_path / "stock")
 
 
-def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path) -> None:
-    drafter = make(tmp_path / "own", {"kind": "slimspec", "rank": 4})
-    with pytest.raises(ValueError, match="a stock EAGLE-3 checkpoint can hold a full head"):
+def test_what_is_one_matrix_goes_through_the_stock_form(tmp_path: Path) -> None:
+    """A slim head multiplied out and a quantised one rounded are full heads there."""
+    for spec in ({"kind": "slimspec", "rank": 4}, {"kind": "full", "weight_format": "int8"}):
+        drafter = make(tmp_path / "own", spec)
+        drafter.lm_head.quantize()
         save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
-    assert not (tmp_path / "stock").exists()
+        loaded, info = load_drafter(tmp_path / "stock")
+        assert info.head == {"kind": "full"}
+        hidden_TH = torch.randn(5, H)
+        # the stored matrix has bfloat16's 8 bits
+        torch.testing.assert_close(
+            loaded.lm_head.target_logits(hidden_TH), drafter.lm_head.target_logits(hidden_TH), rtol=0.02, atol=0.1
+        )
+
+
+REFUSED = {
+    "specvocab": {"kind": "specvocab", "rank": 4, "size": 9},
+    "dynaspec": {"kind": "dynaspec", "clusters": 3, "first": 1, "later": 1, "router_width": 4},
+    "coral": {"kind": "coral", "clusters": 3, "top": 1},
+    "rdk": {"kind": "rdk", "base": {"kind": "full"}},
+    "truncated by step": {"kind": "truncated", "size": 9, "step_sizes": [9, 5]},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path, kind: str) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    maps = {"ids": torch.arange(V), "cluster_of": torch.arange(V) % 4}
+    drafter.lm_head = head_from_target(REFUSED[kind], drafter.lm_head.weight.data, maps)
+    with pytest.raises(ValueError, match=r"holds one matrix for every draft step .* serve it with rayspec"):
+        save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["own"]
 
 
 def test_a_body_is_stored_once(tmp_path: Path) -> None:
@@ -208,8 +236,7 @@ def test_a_body_is_stored_once(tmp_path: Path) -> None:
     assert set(stored) == {"lm_head.ids", "lm_head.weight"}
     loaded, info = load_drafter(tmp_path / "half")
     check_files(info)
-    assert info.shares is not None
-    assert info.shares.drafter == "../full"
+    assert [shares.drafter for shares in info.shares] == ["../full"]
     for name, tensor in drafter.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name].float(), tensor.bfloat16().float(), msg=name)
 
@@ -260,3 +287,28 @@ def test_default_taps_need_three_different_layers() -> None:
     for layers in (1, 4, 6):
         with pytest.raises(ValueError, match="no three different default taps"):
             default_taps(layers)
+
+
+def test_a_complete_copy_stands_alone(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full", extras={"notes.md": "kept"})
+    shared = load_drafter(tmp_path / "half")[0].state_dict()
+    write_complete(tmp_path / "half", tmp_path / "elsewhere" / "alone")
+    shutil.rmtree(tmp_path / "full")
+    loaded, info = load_drafter(tmp_path / "elsewhere" / "alone")
+    assert info.shares == ()
+    assert {k: v.tolist() for k, v in loaded.state_dict().items()} == {k: v.tolist() for k, v in shared.items()}
+    assert (tmp_path / "elsewhere" / "alone" / "notes.md").read_text() == "kept"
+    with pytest.raises(ValueError, match="exists; name a new folder"):
+        write_complete(tmp_path / "half", tmp_path / "elsewhere" / "alone")
+
+
+def test_a_copy_that_cannot_be_complete_leaves_nothing(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    save_drafter(tmp_path / "half", drafter, TARGET, share_with=tmp_path / "full")
+    edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    with pytest.raises(ValueError, match="whose weights have changed since"):
+        write_complete(tmp_path / "half", tmp_path / "out" / "alone")
+    assert list((tmp_path / "out").iterdir()) == []

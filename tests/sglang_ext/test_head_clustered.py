@@ -82,12 +82,13 @@ def test_all_clusters_are_the_full_head_bit_for_bit(kind: str, step: int) -> Non
     assert torch.equal(head.target_logits(drawn.hidden_TH, step, drawn.routed(head, step)), full_logits(drawn))
 
 
+@pytest.mark.parametrize("rows", [1, T], ids=["gathered", "all"])
 @pytest.mark.parametrize("step", STEPS)
-def test_each_row_scores_its_clusters_and_the_pinned_tokens(kind: str, step: int) -> None:
-    head, drawn = untie(make_head(OWN[kind])), Rows.draw(T)
+def test_each_row_scores_its_clusters_and_the_pinned_tokens(kind: str, rows: int, step: int) -> None:
+    head, drawn = untie(make_head(OWN[kind])), Rows.draw(rows)
     got, expected = ids_of(drawn.candidates(head, step)), chosen_ids(head, drawn, step)
     assert [set(ids) for ids in got] == expected
-    assert len({tuple(sorted(ids)) for ids in expected}) > 1  # rows differ
+    assert len({tuple(sorted(ids)) for ids in expected}) > (rows > 1)  # rows differ
     logits_TV = head.target_logits(drawn.hidden_TH, step, drawn.routed(head, step))
     for t, ids in enumerate(got):
         torch.testing.assert_close(logits_TV[t, ids], full_logits(drawn)[t, ids])
@@ -117,11 +118,44 @@ def test_union_is_the_set_union(kind: str, rows: int, step: int) -> None:
     torch.testing.assert_close(drawn.law(head, step), restricted_TV.softmax(dim=-1))
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 3 + 3 * 6), (2, 3 + 6 * 6), (3, V), (T, V)])
-def test_a_union_is_never_wider_than_the_vocabulary(rows: int, width: int) -> None:
-    """Clusters are padded to the largest (6 tokens), 3 a row beside the 3 pinned tokens."""
+@pytest.mark.parametrize(
+    ("spec", "rows", "width"),
+    [
+        (OWN["dynaspec"], 1, 3 + 3 * 6),
+        (OWN["dynaspec"], 2, V),
+        (UNION["dynaspec"], 1, 3 + 3 * 6),
+        (UNION["dynaspec"], 2, V),
+        (OWN["coral"], 1, V),
+        ({**DYNASPEC, "first": 1}, 2, 3 + 6),
+        ({**DYNASPEC, "first": 1}, 3, V),
+        ({**UNION["dynaspec"], "first": 1}, 2, 3 + 2 * 6),
+        ({**UNION["dynaspec"], "first": 1}, 3, 3 + 3 * 6),
+        ({**UNION["dynaspec"], "first": 1}, 4, V),
+    ],
+)
+def test_no_more_than_half_of_the_vocabulary_is_gathered(spec: dict[str, Any], rows: int, width: int) -> None:
+    """Of 53 tokens, 3 are pinned; dynaspec's clusters are padded to the largest of 6, coral's to 17."""
+    assert Rows.draw(rows).candidates(make_head(spec).double()).logits_TS.shape == (rows, width)
+
+
+@pytest.mark.parametrize("rows", [1, 2, T])
+@pytest.mark.parametrize("step", STEPS)
+def test_every_way_to_score_gives_the_same_law(kind: str, rows: int, step: int) -> None:
     drawn = Rows.draw(rows)
-    assert drawn.candidates(make_head(UNION["dynaspec"]).double()).logits_TS.shape == (rows, width)
+    for spec, gather in ((OWN, "_score_rows"), (UNION, "_score_union")):
+        head = untie(make_head(spec[kind]))
+        budget = head.config.budget(step)
+        chosen_Tm = router_scores(head, drawn).topk(budget, dim=-1).indices
+        most = (min(head.config.clusters, rows * budget),) if spec is UNION else ()
+        laws = []
+        for candidates in (
+            getattr(head, gather)(drawn.hidden_TH, chosen_Tm, *most),
+            head._score_all(drawn.hidden_TH, chosen_Tm),
+        ):
+            q_TS, ids = candidates.logits_TS.softmax(dim=-1), candidates.ids
+            ids_TS = (torch.arange(V) if ids is None else ids).expand_as(q_TS)
+            laws.append(torch.zeros(rows, V, dtype=q_TS.dtype).scatter_add_(1, ids_TS, q_TS))
+        torch.testing.assert_close(*laws)
 
 
 @pytest.mark.parametrize("spec", [OWN, UNION], ids=["own", "union"])
@@ -353,8 +387,11 @@ def test_stop_tokens_must_be_pinned(kind: str) -> None:
 
 
 BAD_OPTIONS = {
-    "clusters_zero": ({**CORAL, "clusters": 0}, r"draft_head\.clusters must be in 1\.\.53, got 0"),
-    "clusters_above_v": ({**CORAL, "clusters": V + 1}, r"draft_head\.clusters must be in 1\.\.53, got 54"),
+    "clusters_zero": ({**CORAL, "clusters": 0}, r"draft_head\.clusters must be in 1\.\.53 \(the vocabulary\), got 0"),
+    "clusters_above_v": (
+        {**CORAL, "clusters": V + 1},
+        r"draft_head\.clusters must be in 1\.\.53 \(the vocabulary\), got 54",
+    ),
     "top_zero": ({**CORAL, "top": 0}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 0"),
     "top_above": ({**CORAL, "top": 6}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 6"),
     "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be of type bool, got 'yes'"),

@@ -45,11 +45,15 @@ def matrix(head: DraftHead) -> Tensor:
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [None, 0.7, 1.6])
 @pytest.mark.parametrize("step", STEPS)
-def test_law_is_the_bases_times_the_matrix(base: str, step: int, stored: torch.dtype) -> None:
+def test_law_is_the_bases_times_the_matrix(
+    base: str, step: int, temperature: float | None, stored: torch.dtype
+) -> None:
+    """At every temperature: the base's law is tempered, and its mass then handed on."""
     head, drawn = make_head(BASES[base]).to(stored).double(), Rows.draw(T)
-    expected_TV = drawn.law(head.base, step).double() @ matrix(head)
-    torch.testing.assert_close(drawn.law(head, step).double(), expected_TV, rtol=1e-4, atol=1e-6)
+    expected_TV = drawn.law(head.base, step, temperature).double() @ matrix(head)
+    torch.testing.assert_close(drawn.law(head, step, temperature).double(), expected_TV, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_the_matrix_sum_to_one_also_once_they_are_rounded(base: str) -> None:
@@ -144,7 +148,7 @@ def test_cost_is_the_bases_and_a_law_over_the_vocabulary() -> None:
 
 def test_damaged_affinities_are_refused() -> None:
     for name, value, message in (
-        ("neighbour_ids", V, r"neighbour_ids must be in 0\.\.52; make the head again"),
+        ("neighbour_ids", V, r"neighbour_ids must be in 0\.\.52, got 53; make the head again"),
         ("neighbour_ids", -1, "neighbour_ids must be in"),
         ("neighbour_weights", 0.9, "must be non-negative rows that sum to 1"),
         ("neighbour_weights", torch.nan, "rows that sum to 1"),

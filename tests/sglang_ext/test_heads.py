@@ -49,6 +49,7 @@ def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: 
     logits_TV = head.target_logits(drawn.hidden_TH, step, routed)
     assert logits_TV.dtype == torch.float32
     torch.testing.assert_close(logits_TV.softmax(dim=-1), law_TV)
+    torch.testing.assert_close(head.target_law(drawn.hidden_TH, step, routed), law_TV)
     best = law_TV.topk(4)
     proposal = head.propose(drawn.hidden_TH, step, 4, routed)
     assert proposal.token_ids_Tk.dtype == torch.int64
@@ -59,6 +60,17 @@ def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: 
     assert torch.equal(single.scores_Tk, proposal.scores_Tk[:, :1])
     assert torch.equal(single.log_norm_T, proposal.log_norm_T)
     assert torch.equal(logits_TV.argmax(dim=-1), best.indices[:, 0])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec["kind"] != "rdk"])  # see test_head_rdk
+def test_law_at_each_rows_temperature(head: DraftHead, step: int) -> None:
+    drawn, temperature_T1 = Rows.draw(T), torch.linspace(0.3, 2.0, T)[:, None]
+    routed = drawn.routed(head, step)
+    law_TV = head.target_law(drawn.hidden_TH, step, routed, temperature_T1)
+    expected_TV = (head.target_logits(drawn.hidden_TH, step, routed) / temperature_T1).softmax(dim=-1)
+    torch.testing.assert_close(law_TV, expected_TV)
+    assert torch.equal(law_TV > 0, drawn.law(head, step) > 0)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -73,6 +85,21 @@ def test_support_is_the_declared_ids_each_once(head: DraftHead, rows: int, step:
     padding = candidates.logits_TS < NO_TOKEN / 2
     q_TS, _ = head.distribution(drawn.hidden_TH, step, drawn.routed(head, step))
     assert not bool(q_TS[padding].any())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_head_that_is_one_matrix_is_it_at_every_step(name: str, head: DraftHead, step: int) -> None:
+    matrix = head.as_matrix()
+    assert (matrix is not None) == (name in ("full", "slimspec", "truncated", "truncated_to_all"))
+    if matrix is None:
+        return
+    weight_SH, ids = matrix
+    drawn = Rows.draw(T)
+    logits_TV = head.target_logits(drawn.hidden_TH, step)
+    expected_TS = (drawn.hidden_TH @ weight_SH.double().T).float()
+    # a slim head's product is made in float32
+    torch.testing.assert_close(logits_TV if ids is None else logits_TV[:, ids], expected_TS, rtol=1e-4, atol=1e-4)
+    assert bool((logits_TV > NO_TOKEN).sum() == expected_TS.numel())
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -122,6 +149,7 @@ def test_shapes_never_depend_on_data(head: DraftHead, rows: int, step: int) -> N
     proposal = head.propose(drawn.hidden_TH, step, 4, routed)
     assert proposal.token_ids_Tk.device.type == "meta"
     assert head.target_logits(drawn.hidden_TH, step, routed).shape == (rows, V)
+    assert head.target_law(drawn.hidden_TH, step, routed, torch.ones(rows, 1, device="meta")).shape == (rows, V)
     assert drawn.candidates(head, step).logits_TS.shape == Rows.draw(rows).candidates(real, step).logits_TS.shape
 
 

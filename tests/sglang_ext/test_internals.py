@@ -10,7 +10,16 @@ from importlib.metadata import entry_points, version
 import pytest
 
 from sglang_ext.adapter import SGLANG_VERSION
-from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, WRAPPED, Internal
+from sglang_ext.adapter.internals import (
+    CPU_MISSING,
+    CPU_REPLACEMENTS,
+    CPU_WRAPPED,
+    SAMPLING_WRAPPED,
+    WRAPPED,
+    Internal,
+)
+
+WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + SAMPLING_WRAPPED + WRAPPED
 
 
 def test_pinned_version_is_installed() -> None:
@@ -27,12 +36,12 @@ print(json.dumps(names))
 @pytest.fixture(scope="module")
 def untouched() -> dict[str, list[str]]:
     """Parameters of SGLang's own objects, from a process in which no plugin was loaded."""
-    targets = [i.target for i in CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED]
+    targets = [i.target for i in WITH_SIGNATURE]
     command = [sys.executable, "-c", UNTOUCHED, json.dumps(targets)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("internal", CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED, ids=lambda i: i.target.rsplit(".", 1)[1])
+@pytest.mark.parametrize("internal", WITH_SIGNATURE, ids=lambda i: i.target.rsplit(".", 1)[1])
 def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: dict[str, list[str]]) -> None:
     names = [n for n in untouched[internal.target] if n != "self" or "self" in internal.parameters]
     assert tuple(names) == internal.parameters
@@ -56,6 +65,15 @@ def test_missing_operations_are_still_missing(internal: Internal) -> None:
     assert hasattr(pkgutil.resolve_name(module), name)
     assert has_accelerator() or getattr(pkgutil.resolve_name(module), name) is None
     assert callable(pkgutil.resolve_name(internal.replacement))
+
+
+def test_the_filter_that_verification_calls_is_still_there() -> None:
+    """`sampling.verify_plain_law` lends it another function for the time of a call."""
+    from sglang.srt.speculative import eagle_utils
+
+    source = inspect.getsource(eagle_utils.eagle_sample)
+    assert source.count("top_k_renorm_prob(") == source.count("if sampling_info.need_top_k_sampling:") == 1
+    assert hasattr(eagle_utils, "top_k_renorm_prob")
 
 
 def test_entry_points_are_installed() -> None:

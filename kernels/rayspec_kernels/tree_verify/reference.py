@@ -29,11 +29,9 @@ def _siblings(first: int, next_sibling: list[int]) -> list[int]:
 
 
 def _pack(paths: list[list[int]], bonus: list[int], width: int, device: torch.device) -> Accepted:
-    path_BD = torch.full((len(paths), width), -1, dtype=torch.int64)
-    for row, path in enumerate(paths):
-        path_BD[row, : len(path)] = torch.tensor(path)
-    num_drafts_B = torch.tensor([len(path) - 1 for path in paths], dtype=torch.int64)
-    return Accepted(path_BD.to(device), num_drafts_B.to(device), torch.tensor(bonus, dtype=torch.int64).to(device))
+    path_BD = torch.tensor([path + [-1] * (width - len(path)) for path in paths], dtype=torch.int64, device=device)
+    num_drafts_B = torch.tensor([len(path) - 1 for path in paths], dtype=torch.int64, device=device)
+    return Accepted(path_BD, num_drafts_B, torch.tensor(bonus, dtype=torch.int64, device=device))
 
 
 def verify_greedy_reference(
@@ -65,7 +63,7 @@ def verify_sampled_reference(
     final_coins_B: Tensor,
     max_path: int,
 ) -> Accepted:
-    """Exact sampling over deterministic proposals (METHODS 1.4): the emitted tokens follow the target's law.
+    """Exact sampling over deterministic proposals (METHODS 1.3, 1.4): the emitted tokens follow the target's law.
 
     At a node one uniform coin is held against the running sum of its children's target probabilities, which is the
     same as visiting them in turn and renormalising after each rejection. If none is accepted, the token is drawn from
@@ -77,7 +75,7 @@ def verify_sampled_reference(
     """
     tokens, coins = tokens_BN.tolist(), coins_BN.tolist()
     first, sibling = first_child_BN.tolist(), next_sibling_BN.tolist()
-    paths, bonus = [], []
+    paths, rejected = [], []
     for b in range(len(tokens)):
         path = [0]
         while True:
@@ -98,29 +96,50 @@ def verify_sampled_reference(
             if accepted is None:
                 break
             path.append(accepted)
-        rest_V = p_V.double().clone()
-        rest_V[visited] = 0.0
-        if float(rest_V.sum()) <= 0.0:  # the children hold all mass and rounding rejected them
-            rest_V = p_V.double()
-        cumulative_V = rest_V.cumsum(dim=0)
-        drawn = torch.searchsorted(cumulative_V, final_coins_B[b].double() * cumulative_V[-1], right=True)
-        bonus.append(int(drawn.clamp(max=int(rest_V.nonzero()[-1]))))
         paths.append(path)
-    return _pack(paths, bonus, max_path, tokens_BN.device)
+        rejected.append(visited)
+    p_BV = torch.stack([target_BNV[b, path[-1]] for b, path in enumerate(paths)]).double()
+    rest_BV = p_BV.clone()
+    for b, visited in enumerate(rejected):
+        rest_BV[b, visited] = 0.0
+    return _pack(paths, _draw(rest_BV, p_BV, final_coins_B).tolist(), max_path, tokens_BN.device)
 
 
-def keep_top_k_reference(p_TV: Tensor, top_k_T: Tensor) -> Tensor:
-    """Zero all but the k most likely tokens of each row and renormalise; ties at rank k are kept."""
-    sorted_TV = p_TV.sort(dim=-1, descending=True).values
-    k_T = top_k_T.long().clamp(1, p_TV.shape[-1])
-    kept_TV = p_TV.masked_fill(p_TV < sorted_TV.gather(1, k_T[:, None] - 1), 0.0)
-    return kept_TV / kept_TV.sum(dim=-1, keepdim=True)
+def verify_chain_reference(
+    tokens_BN: Tensor, target_BNV: Tensor, draft_BKV: Tensor, coins_BN: Tensor, final_coins_B: Tensor
+) -> Accepted:
+    """Exact sampling over a chain of drafts that were themselves drawn (METHODS 1.2; Leviathan et al. 2023).
+
+    Draft y of node i + 1 is accepted with probability min(1, p(y) / q(y)). At the first rejection the token is drawn
+    from max(p - q, 0), renormalised, over the whole vocabulary; after the last draft from p.
+
+    Args:
+        target_BNV: the target's processed probabilities p after each node; rows sum to 1.
+        draft_BKV: K = N - 1; the law q that the draft of node i + 1 was drawn from, in target ids, 0 off its support.
+            Not the drafter's softmax over more tokens than it could draw: that is not exact.
+        coins_BN, final_coins_B: uniform in [0, 1); a coin a node and one for the final draw.
+    """
+    B, N = tokens_BN.shape
+    drafted_BK1 = tokens_BN[:, 1:, None].long()
+    p_BK = target_BNV[:, :-1].gather(2, drafted_BK1).squeeze(2).double()
+    q_BK = draft_BKV.gather(2, drafted_BK1).squeeze(2).double()
+    accepted_BK = (q_BK > 0) & (coins_BN[:, :-1].double() * q_BK < p_BK)
+    num_drafts_B = accepted_BK.long().cumprod(dim=1).sum(dim=1)
+
+    row_B = torch.arange(B, device=tokens_BN.device)
+    p_BV = target_BNV[row_B, num_drafts_B].double()
+    q_BV = draft_BKV[row_B, num_drafts_B.clamp(max=N - 2)].double()
+    q_BV = torch.where(num_drafts_B[:, None] == N - 1, 0.0, q_BV)  # nothing was drafted after the last draft
+    bonus_B = _draw((p_BV - q_BV).clamp_min(0.0), p_BV, final_coins_B)
+    node_N = torch.arange(N, device=tokens_BN.device)
+    return Accepted(torch.where(node_N <= num_drafts_B[:, None], node_N, -1), num_drafts_B, bonus_B)
 
 
-def keep_top_p_reference(p_TV: Tensor, top_p_T: Tensor) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches top_p, and renormalise."""
-    sorted_TV, order_TV = p_TV.sort(dim=-1, descending=True)
-    before_TV = sorted_TV.cumsum(dim=-1) - sorted_TV
-    kept_TV = sorted_TV.masked_fill(before_TV > top_p_T[:, None], 0.0)
-    out_TV = torch.zeros_like(p_TV).scatter_(1, order_TV, kept_TV)
-    return out_TV / out_TV.sum(dim=-1, keepdim=True)
+def _draw(weights_BV: Tensor, otherwise_BV: Tensor, coins_B: Tensor) -> Tensor:
+    """The token [B] at a uniform coin of each row's weights (float64), or of `otherwise` where none has weight."""
+    # rounding can reject a draft with all of the mass, or where p equals q
+    weights_BV = torch.where(weights_BV.sum(dim=-1, keepdim=True) > 0.0, weights_BV, otherwise_BV)
+    cumulative_BV = weights_BV.cumsum(dim=-1)
+    drawn_B = torch.searchsorted(cumulative_BV, coins_B.double()[:, None] * cumulative_BV[:, -1:], right=True)
+    last_B = torch.where(weights_BV > 0.0, torch.arange(weights_BV.shape[-1], device=weights_BV.device), 0).amax(dim=-1)
+    return torch.minimum(drawn_B.squeeze(1), last_B)

@@ -6,8 +6,10 @@ reduced draft vocabulary exist from SGLang's point of view.
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +23,20 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
-from sglang_ext.drafters.checkpoint import CheckpointInfo, check_tensors, parse_info, shared_tensors
-from sglang_ext.heads import DraftHead, build_head
+from sglang_ext.drafters.checkpoint import (
+    HEAD_PREFIX,
+    CheckpointInfo,
+    check_tensors,
+    empty_head,
+    naming,
+    parse_info,
+    shared_tensors,
+)
+from sglang_ext.heads import DraftHead
 
 logger = logging.getLogger(__name__)
-
-HEAD_PREFIX = "lm_head."
 
 
 class Answer(NamedTuple):
@@ -39,24 +48,23 @@ class Answer(NamedTuple):
 
 @dataclass
 class Question:
-    """What the draft loop wants of the head: its k best tokens at a draft position, or all logits (k None)."""
+    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
 
     step: int
-    k: int | None
-    answer: Answer | None = None
+    k: int
+    temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
+    best: Answer | None = None
+    law_TV: Tensor | None = None  # float32
 
-    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> Answer | Tensor:
-        """The head's k best tokens, or its float32 logits [T, V]."""
-        with CLOCK.head():
-            if self.k is None:
-                return head.target_logits(hidden_TH, self.step, routed)
-            if self.k == 1:
-                ids_T1 = head.best(hidden_TH, self.step, routed)
-                self.answer = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
-            else:
-                proposal = head.propose(hidden_TH, self.step, self.k, routed)
-                self.answer = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
-            return self.answer
+    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
+        if self.temperature_T1 is not None:
+            self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
+        elif self.k == 1:
+            ids_T1 = head.best(hidden_TH, self.step, routed)
+            self.best = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
+        else:
+            proposal = head.propose(hidden_TH, self.step, self.k, routed)
+            self.best = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
 
 
 class HeadLogits(LogitsProcessor):
@@ -69,8 +77,17 @@ class HeadLogits(LogitsProcessor):
     def __init__(self, config: Any) -> None:
         super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
         self.question: Question | None = None
-        self.layer_input: tuple[Tensor, Tensor] | None = None  # (token embeddings, features) of the pass
+        self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
         self._batch: Any = None
+
+    @contextmanager
+    def asking(self, question: Question) -> Iterator[None]:
+        """The passes inside are of this question."""
+        self.question = question
+        try:
+            yield
+        finally:
+            self.question = None
 
     def forward(
         self,
@@ -94,12 +111,14 @@ class HeadLogits(LogitsProcessor):
         embedding_bias: Tensor | None = None,
         use_logits_buffer: bool = True,
     ) -> Tensor:
-        question = self.question or Question(step=0, k=None)
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        logits = question.put_to(lm_head, hidden_TH, self.route(lm_head, question.step, self._batch))
-        if not isinstance(logits, Tensor):  # SGLang's top-k of these zeros is thrown away
-            return hidden_states.new_zeros((len(hidden_states), question.k))
+        if self.question is not None:
+            self.put(self.question, lm_head, hidden_TH)
+            return hidden_states.new_zeros((len(hidden_states), self.question.k))  # SGLang's choice is thrown away
+        routed = self.routed()
+        with CLOCK.head():
+            logits = lm_head.target_logits(hidden_TH, 0, routed)
         if rows is None:
             return logits
         # the worker indexes by the row numbers of the whole block; the rows between are never read
@@ -107,14 +126,24 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def route(self, head: DraftHead, step: int, batch: Any) -> Tensor | None:
-        if not head.routes:
-            return None
-        assert self.layer_input is not None, "the layer ran before the head"
-        embed, feature = self.layer_input
+    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor) -> None:
+        routed = self.routed()
+        with CLOCK.head():
+            question.put_to(head, hidden_TH, routed)
+
+    def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: Any) -> None:
+        """Let the head choose its candidates while the layer, which is given these inputs, runs."""
+        step = self.question.step if self.question else 0
         rows = _layer_rows_of_the_head(batch)
         with CLOCK.head():
-            return head.route(embed, feature, step) if rows is None else head.route(embed[rows], feature[rows], step)
+            if rows is not None:
+                embed_TH, feature_TH = embed_TH[rows], feature_TH[rows]
+            self.routing = start_beside(partial(head.route, step=step), embed_TH, feature_TH)
+
+    def routed(self) -> Tensor | None:
+        """What the head chose in this pass; None for a head that does not route."""
+        routing, self.routing = self.routing, None
+        return None if routing is None else routing()
 
 
 def _rows_read_after_verify(batch: Any) -> Tensor | None:
@@ -156,24 +185,26 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         self.config = config
         self.lm_head = _head_of(self.info)
         self.logits_processor = HeadLogits(config)
-        self.model.layers[0].register_forward_pre_hook(self._keep_layer_input)
+        self.model.layers[0].register_forward_pre_hook(self._before_layer)
 
-    def _keep_layer_input(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        _, embeddings, features, *_ = arguments
-        self.logits_processor.layer_input = (embeddings, features)
+    def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self.lm_head.routes:
+            _, embed_TH, feature_TH, batch, *_ = arguments
+            self.logits_processor.start_routing(self.lm_head, embed_TH, feature_TH, batch)
 
-    def draft_step(self, batch: Any, question: Question) -> tuple[Answer | Tensor, Tensor]:
-        """One pass of the layer in the draft loop: (the head's answer, the feature of the next step [T, H])."""
-        hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
-        routed = self.logits_processor.route(self.lm_head, question.step, batch)
-        return question.put_to(self.lm_head, hidden_TH, routed), feature_TH
+    def draft_step(self, batch: Any, question: Question) -> Tensor:
+        """One pass of the layer in the draft loop, which answers the question; the feature of the next step [T, H]."""
+        with self.logits_processor.asking(question):
+            hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
+        self.logits_processor.put(question, self.lm_head, hidden_TH)
+        return feature_TH
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
-        _load_head(self.lm_head, tensors)
+        _load_head(self.lm_head, tensors, self.info)
         self._load_body(tensors)
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
@@ -194,7 +225,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
         reference = self.model.fc.weight
         head = _head_of(info).to(reference.device, reference.dtype)
-        _load_head(head, tensors)
+        _load_head(head, tensors, info)
         self.lm_head, self.info = head, info
         self._load_body(tensors)
 
@@ -206,21 +237,22 @@ def check_target(info: CheckpointInfo) -> None:
 
 
 def _head_of(info: CheckpointInfo) -> DraftHead:
-    head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-    return head.to(torch.get_default_dtype())
+    return empty_head(info).to(torch.get_default_dtype())
 
 
-def _load_head(head: DraftHead, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where the tensors contradict each other or leave a stop token of the target out of reach."""
-    head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
-    head.check(served_stop_ids())
-    spec = get_spec()
-    fewest = head.fewest_candidates(spec.speculative_num_steps)
-    if fewest < spec.speculative_eagle_topk:
-        raise ValueError(
-            f"the draft head of kind '{head.kind}' may score as few as {fewest} tokens, but --speculative-eagle-topk "
-            f"is {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
-        )
+def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+    """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
+    where a row may have fewer candidates than the tree has branches."""
+    with naming(info):
+        head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
+        head.check(served_stop_ids())
+        spec = get_spec()
+        fewest = head.fewest_candidates(spec.speculative_num_steps)
+        if fewest < spec.speculative_eagle_topk:
+            raise ValueError(
+                f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
+                f"--speculative-eagle-topk {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
+            )
 
 
 EntryClass = [RaySpecEagle3]

@@ -1,0 +1,164 @@
+"""What a decoded token costs by count: parameters, MBSU, and FLOPs. H = hidden size, V = vocabulary.
+
+FLOPs are those of matrix products and of attention, two per multiplication and addition; norms, activations and the
+choice of tokens are left out. They count what SGLang computes in a verify step, not what a perfect implementation
+would: the drafter's extend runs over every verified token, the accepted ones and the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rayspec.records import RequestRecord
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.heads.quantized import QuantizedMatrix
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderCost:
+    """A stack of dense layers: what one row (token) costs, and one key that it attends to."""
+
+    flops_per_row: int
+    flops_per_row_and_key: int
+
+    def flops(self, rows: float, keys: float) -> float:
+        """Of `rows` rows that each attend to `keys` keys."""
+        return rows * (self.flops_per_row + keys * self.flops_per_row_and_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetCost:
+    """`params`: tied matrices once. `decoder` is None for what these counts do not describe (mixtures of experts)."""
+
+    params: int
+    embedding_params: int
+    decoder: DecoderCost | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterCost:
+    """`params`: body and head, without the token embedding, which an EAGLE-3 drafter takes from its target.
+
+    `fuse_flops`: of turning the taps of a row into its first feature. `head_flops`: of one row, at draft step 0.
+    """
+
+    params: int
+    fuse_flops: int
+    layer: DecoderCost
+    head_flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Rows of a verify step of one request. `draft_steps` 0 is plain decoding."""
+
+    draft_steps: int = 0
+    topk: int = 1
+    num_draft_tokens: int = 1  # verified, with the root
+
+
+def mbsu(tau: float, draft_params: int, target_params: int, gamma: int) -> float:
+    """Memory-bound speed-up tau / (c gamma + 1), c = draft_params / target_params (VocabTrim, Goel et al. 2025).
+
+    The counting rule of its tables: `draft_params` holds the drafter's token embedding and its LM head, and `gamma` is
+    the number of draft forwards in a verify step: one more than the depth of an EAGLE-2 tree, SGLang's draft steps.
+    """
+    return tau / (draft_params / target_params * gamma + 1)
+
+
+def target_cost(target: str) -> TargetCost:
+    """Of a Hugging Face causal language model (folder or name); only its config is read. Raises what that raises."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(target)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    is_dense = not any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    decoder = DecoderCost(
+        flops_per_row=2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)),
+        flops_per_row_and_key=4 * text.num_hidden_layers * text.num_attention_heads * head_dim,
+    )
+    return TargetCost(
+        params=sum(p.numel() for p in model.parameters()),
+        embedding_params=model.get_input_embeddings().weight.numel(),
+        decoder=decoder if is_dense else None,
+    )
+
+
+def drafter_cost(path: str) -> DrafterCost:
+    """Of a drafter folder. Raises ValueError for a broken one."""
+    drafter, info = load_drafter(path)
+    body = info.body
+    matrices = [m for m in drafter.modules() if isinstance(m, QuantizedMatrix)]
+    linear = [m for m in drafter.midlayer.modules() if isinstance(m, nn.Linear)]
+    return DrafterCost(
+        params=sum(p.numel() for p in drafter.parameters()) + sum(m.shape.numel() for m in matrices),
+        fuse_flops=2 * drafter.fc.weight.numel(),
+        layer=DecoderCost(
+            flops_per_row=2 * sum(m.weight.numel() for m in linear),
+            flops_per_row_and_key=4 * body.num_attention_heads * body.head_dim,
+        ),
+        head_flops=drafter.lm_head.cost(1).flops,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """Of the models of a sweep; drafters by label."""
+
+    target: TargetCost
+    drafters: Mapping[str, DrafterCost]
+
+
+def read_costs(target: str, drafters: Mapping[str, str]) -> ModelCosts | None:
+    """Count the target and {label: drafter folder}; None, with a warning, where the target's config cannot be read."""
+    try:
+        counted = target_cost(target)
+    except (OSError, ValueError) as error:
+        logger.warning("MBSU and FLOPs are left out, target %s cannot be counted: %s", target, error)
+        return None
+    return ModelCosts(target=counted, drafters={label: drafter_cost(path) for label, path in drafters.items()})
+
+
+def step_flops(target: DecoderCost, drafter: DrafterCost | None, shape: StepShape, keys: float) -> float:
+    """Of one verify step of one request whose context is `keys` tokens long.
+
+    The target sees every verified token; the drafter extends by as many, scores the last of them, and makes
+    draft_steps - 1 further forwards of `topk` rows with their scores.
+    """
+    verified = target.flops(shape.num_draft_tokens, keys)
+    if drafter is None:
+        return verified
+    later = (shape.draft_steps - 1) * shape.topk
+    drafted = drafter.layer.flops(shape.num_draft_tokens + later, keys) + shape.num_draft_tokens * drafter.fuse_flops
+    return verified + drafted + (1 + later) * drafter.head_flops
+
+
+def cost_metrics(
+    metrics: Mapping[str, float],
+    requests: Sequence[RequestRecord],
+    shape: StepShape,
+    target: TargetCost,
+    drafter: DrafterCost | None,
+) -> dict[str, float]:
+    """`gflops_per_token` at the mean context of the requests, and `mbsu` of a drafter; by the pooled `tau`."""
+    out: dict[str, float] = {}
+    tau = metrics.get("tau") if drafter is not None else 1.0
+    if tau is None:  # no step was ever verified
+        return out
+    if target.decoder is not None:
+        keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
+        out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
+    if drafter is not None:
+        draft_params = drafter.params + target.embedding_params
+        out["mbsu"] = mbsu(tau, draft_params, target.params, shape.draft_steps)
+    return out

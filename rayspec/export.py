@@ -1,0 +1,115 @@
+"""Drafters in stock EAGLE-3's form, which SGLang serves without rayspec."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayspec.shipped import drafter_label, drafter_path
+from sglang_ext.drafters.checkpoint import (
+    WEIGHTS,
+    CheckpointInfo,
+    check_files,
+    empty_drafter,
+    load_drafter,
+    read_info,
+    save_drafter,
+    weights_sha256,
+)
+from sglang_ext.drafters.stock import stock_matrix
+from sglang_ext.drafters.target import TargetInfo
+
+ORIGIN = "export.json"  # beside the weights: a stock config.json has no room for where they come from
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """`drafters`: shipped names or folders; each is written to output_dir/<its name>/."""
+
+    drafters: list[str] = field(default_factory=list)
+    output_dir: str = "stock_drafters"
+
+    def __post_init__(self) -> None:
+        if not self.drafters:
+            raise ValueError("drafters is empty; name some, such as drafters=[full], or give folders")
+        labels = [drafter_label(drafter) for drafter in self.drafters]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"drafters must have different names to lie side by side, got {twice[0]!r} more than once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """One drafter and its destination, found and checked; `rows` of the stock head's matrix."""
+
+    info: CheckpointInfo
+    target: TargetInfo
+    folder: Path
+    rows: int
+    origin: Mapping[str, Any]
+    is_done: bool
+
+    def describe(self) -> str:
+        state = "already exported" if self.is_done else "to write"
+        head = f"{dict(self.info.head)} as {self.rows} rows of {self.info.body.vocab_size}"
+        return f"{self.info.path}: {head} -> {self.folder}: {state}"
+
+
+def prepare(config: ExportConfig) -> list[Export]:
+    """What `write` is to do. Raises ValueError for a drafter that is not there, is not whole or has a head that the
+    stock form cannot express, and for a destination that holds anything else."""
+    return [_prepare(drafter, Path(config.output_dir)) for drafter in config.drafters]
+
+
+def _prepare(drafter: str, output_dir: Path) -> Export:
+    info = read_info(drafter_path(drafter))
+    if info.target is None:
+        raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
+    check_files(info)
+    with torch.device("meta"):  # shapes alone
+        _, ids_S = stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")
+    origin = {
+        "drafter": drafter_label(drafter),
+        "sha256": weights_sha256(Path(info.path) / WEIGHTS),
+        "draft_head": dict(info.head),
+        "target": info.target.to_dict(),
+        **info.provenance,
+    }
+    if info.shares:
+        origin["shares"] = [asdict(entry) for entry in info.shares]
+    origin = json.loads(json.dumps(origin))  # tuples become lists, as in the file
+    folder = output_dir / drafter_label(drafter)
+    return Export(
+        info=info,
+        target=info.target,
+        folder=folder,
+        rows=len(ids_S),
+        origin=origin,
+        is_done=_is_done(folder, origin),
+    )
+
+
+def _is_done(folder: Path, origin: Mapping[str, Any]) -> bool:
+    """Whether this very drafter lies there. Raises ValueError where something else does."""
+    if not folder.exists():
+        return False
+    file = folder / ORIGIN
+    found = json.loads(file.read_text()) if file.is_file() else None
+    if found == origin:
+        return True
+    if found is None:
+        raise ValueError(f"{folder} is there already and is no export; choose another output_dir")
+    raise ValueError(
+        f"{folder} holds an export of {found.get('drafter')!r} as it was before; delete it to export again, or choose "
+        "another output_dir"
+    )
+
+
+def write(export: Export) -> None:
+    """Write the drafter, whole or not at all. Raises ValueError for tensors that do not fit its config.json."""
+    drafter, _ = load_drafter(export.info.path)
+    extras = {ORIGIN: json.dumps(export.origin, indent=1) + "\n"}
+    save_drafter(export.folder, drafter, export.target, extras=extras, stock=True)

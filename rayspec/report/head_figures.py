@@ -1,0 +1,196 @@
+"""Figures of why: what a head keeps of acceptance, what it costs, and whether the two explain the measured speed-up."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rayspec.metrics import break_even_rho, category_key
+from rayspec.report.speed_figures import axes_of, bounds
+from rayspec.report.style import Heads, counted, legend_below, marker, panels, steps_entries, title
+
+if TYPE_CHECKING:
+    from rayspec.sweep.results import TrialResult
+
+MOST_CATEGORIES = 24  # rows of one figure
+ISO_SPEEDUPS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
+
+
+def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """Left: tau per head and draft steps. Right: share of verify steps that accept at least i drafts.
+
+    Under the lightest traffic: acceptance does not depend on it under greedy decoding.
+    """
+    results = [r for r in results if r.trial.drafter is not None and "tau" in r.metrics]
+    if not results:
+        return None
+    lightest = min(r.trial.traffic for r in results)
+    results = [r for r in results if r.trial.traffic == lightest]
+    heads, (steps, _) = Heads.of(results), axes_of(results)
+    figure, (left, *right) = panels(1 + len(steps), width=3.9, height=3.6, columns=3)
+    width = 0.8 / len(heads.names)
+    for r in results:
+        head, s, tau = heads.names.index(r.trial.head), steps.index(r.trial.draft_steps), r.metrics["tau"]
+        own, x = heads.colour(r.trial.head), s + (head - (len(heads.names) - 1) / 2) * width
+        left.bar(x, tau, width=0.9 * width, color=own, zorder=2)
+        text = str(head + 1) if heads.is_crowded else f"{tau:.2f}"
+        left.annotate(text, (x, tau), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        positions = list(range(1, r.trial.draft_steps + 1))
+        shares = [r.metrics[f"accept_pos_{i}"] for i in positions]
+        right[s].plot(positions, shares, color=own, marker=marker(head), markersize=5, clip_on=False)
+    left.axhline(1, color="black", linestyle="--", linewidth=1, zorder=3)
+    left.set_xticks(range(len(steps)), [str(s) for s in steps])
+    left.set_xlabel("draft steps")
+    left.set_ylabel("tau (tokens per verify step)")
+    left.set_title(f"tau, {title(lightest)}")
+    left.set_ylim(0, 1.1 * max(r.metrics["tau"] for r in results))
+    left.grid(axis="x", visible=False)
+    for axis, s in zip(right, steps, strict=True):
+        axis.set_title(f"acceptance, {counted(s)}")
+        axis.set_xlabel("draft position i")
+        axis.set_xticks(range(1, s + 1))
+        axis.set_ylim(0, 1)
+    right[0].set_ylabel("share of steps with ≥ i accepted")
+    legend_below(figure, heads.entries())
+    return figure
+
+
+def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """tau by prompt category: a reduced vocabulary loses most on its long tail.
+
+    Under the lightest traffic and the longest draft; of many categories those where the heads differ most.
+    """
+    results = [r for r in results if categories(r)]
+    if not results:
+        return None
+    lightest, longest = min(r.trial.traffic for r in results), max(r.trial.draft_steps for r in results)
+    results = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (lightest, longest)]
+    names = sorted({name for r in results for name in categories(r)})
+    if len(names) < 2:
+        return None
+    taus = {name: [tau for r in results if (tau := categories(r).get(name)) is not None] for name in names}
+    if len(names) > MOST_CATEGORIES:
+        names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MOST_CATEGORIES]
+    names.sort(key=lambda n: -max(taus[n]))
+    heads = Heads.of(results)
+    figure, (axis,) = panels(1, width=7.5, height=1.4 + 0.27 * len(names))
+    for y, name in enumerate(names):
+        axis.plot([min(taus[name]), max(taus[name])], [y, y], color="0.8", linewidth=2, zorder=1)
+    for i, r in enumerate(results):
+        own = [categories(r).get(name, np.nan) for name in names]
+        tint = heads.colour(r.trial.head)
+        axis.plot(own, range(len(names)), color=tint, marker=marker(i), markersize=6, linestyle="none", alpha=0.9)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set_xlabel("tau (tokens per verify step)")
+    axis.set_title(f"tau by prompt category, {title(lightest)}, {counted(longest)}")
+    entries = [
+        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), head)
+        for i, head in enumerate(heads.names)
+    ]
+    legend_below(figure, entries)
+    return figure
+
+
+def categories(result: "TrialResult") -> dict[str, float]:
+    """tau of each prompt category."""
+    prefix = category_key("")
+    return {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+
+
+def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per traffic and draft steps.
+
+    Above the thick break-even line a head is faster than the full one; the thin ones are of equal predicted speed-up.
+    The lines need the measured kappa; without it there are none.
+    """
+    results = [r for r in results if {"nu", "rho"} <= set(r.metrics)]
+    if not results:
+        return None
+    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    cells = [(traffic, s) for traffic in traffics for s in steps]
+    columns = min(3, max(2, len(steps)), len(cells))
+    scale = 1.4 if heads.is_crowded else 1.0
+    figure, axes = panels(len(cells), width=4.2 * scale, height=3.7 * scale, share=True, columns=columns)
+    rho = [r.metrics["rho"] for r in results]
+    low, high = min(rho) - 0.06, max(1.0, *rho) + 0.06
+    right = 1.12 * max(1.0, *(r.metrics["nu"] for r in results))
+    for k, (axis, (traffic, s)) in enumerate(zip(axes, cells, strict=True)):
+        here = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (traffic, s)]
+        kappa = next((r.metrics["kappa"] for r in here if "kappa" in r.metrics), None)
+        text = f"{title(traffic)}, {counted(s)}"
+        if kappa is not None:
+            _speedup_lines(axis, kappa, right, low, high)
+            text += f", κ = {kappa:.2f}"
+        for r in here:
+            heads.point(axis, r.metrics["nu"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+        axis.set_title(text)
+        axis.set_xlim(0, right)
+        axis.set_ylim(low, high)
+        axis.grid(visible=False)
+        if k % columns == 0:
+            axis.set_ylabel("tau relative to full (rho)")
+        if k >= len(cells) - columns:
+            axis.set_xlabel("head latency relative to full (nu)")
+    lines = [
+        (Line2D([], [], color="black", linewidth=1.6), "break-even with the full head"),
+        (Line2D([], [], color="0.6", linewidth=0.8), "equal predicted speed-up"),
+    ]
+    legend_below(figure, [*heads.entries(), *steps_entries(steps), *lines], columns=4)
+    return figure
+
+
+def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: float) -> None:
+    """Break-even and lines of equal predicted speed-up: at speed-up x, rho is x times that of break-even."""
+    nu = np.linspace(0, right, 50)
+    even = break_even_rho(nu, kappa)
+    axis.fill_between(nu, even, high, color="0.5", alpha=0.07, linewidth=0)
+    axis.plot(nu, even, color="black", linewidth=1.6, zorder=2)
+    for speedup in ISO_SPEEDUPS:
+        axis.plot(nu, speedup * even, color="0.6", linewidth=0.8, zorder=1)
+        inside = nu[(speedup * even > low) & (speedup * even < high)]
+        if len(inside) > len(nu) / 8:  # else there is no room for its name
+            x = float(inside[-1])
+            axis.annotate(
+                f"{speedup:g}x",
+                (x, speedup * break_even_rho(x, kappa)),
+                (-3, -1),
+                textcoords="offset points",
+                ha="right",
+                va="bottom" if x == right else "top",
+                fontsize=7,
+                color="0.4",
+            )
+
+
+def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """Measured speed-up over the full head, with its 95% interval, against what rho, nu and kappa predict."""
+    heads, (steps, _) = Heads.of(results), axes_of(results)  # of all, so that a head keeps its colour
+    results = [r for r in results if not r.is_baseline and prediction_error(r) is not None]
+    if not results:
+        return None
+    traffics = sorted({r.trial.traffic for r in results})
+    figure, axes = panels(len(traffics), width=4.2, height=3.8, share=True, columns=3)
+    for axis, traffic in zip(axes, traffics, strict=True):
+        for r in (r for r in results if r.trial.traffic == traffic):
+            interval = r.speedup("full")
+            assert interval is not None, "filtered above"
+            x, head = r.metrics["speedup_vs_full_predicted"], r.trial.head
+            axis.plot([x, x], bounds(interval), color=heads.colour(head), linewidth=1.5)
+            heads.point(axis, x, interval.value, head, marker(steps.index(r.trial.draft_steps)))
+        axis.axline((1, 1), slope=1, color="black", linestyle="--", linewidth=1)
+        axis.set_title(title(traffic))
+        axis.set_xlabel("predicted speed-up over full")
+    axes[0].set_ylabel("measured (95% CI)")
+    shown = heads.entries([r.trial.head for r in results])
+    legend_below(figure, [*shown, *steps_entries(steps)])
+    return figure
+
+
+def prediction_error(result: "TrialResult") -> float | None:
+    """Predicted over measured speed-up over the full head, minus 1; None where either was not measured."""
+    measured, predicted = result.speedup("full"), result.metrics.get("speedup_vs_full_predicted")
+    return predicted / measured.value - 1 if measured and predicted is not None else None

@@ -1,0 +1,199 @@
+"""The report of a sweep as Markdown, from what MLflow holds and nothing else."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rayspec.report.categories import category_speedups
+from rayspec.report.decision import beats_one, choices, decision, enumeration, ratio, verdict
+from rayspec.report.figures import sweep_figures
+from rayspec.report.head_figures import prediction_error
+from rayspec.report.html import to_html
+from rayspec.report.speed_figures import bounds, category_speedup_figure
+from rayspec.report.style import house_style, save_figures
+from rayspec.report.table import mismatches, notes, render_table, results_table
+from rayspec.statistics import Interval
+from rayspec.sweep.plan import Trial
+from rayspec.sweep.results import TrialResult
+from rayspec.sweep.stored import StoredSweep
+from rayspec.tracking import redacted
+
+FIGURES = "figures"
+CAPTIONS = {
+    "speedup": "Speed-up over plain decoding, with 95% intervals. One that meets the dashed line settles nothing.",
+    "speedup_by_load": "Speed-up by load: below the dashed line speculation costs more than it brings.",
+    "pareto": "What a user waits for a token against what the machine delivers. On the grey line no trial is beaten in "
+    "both.",
+    "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
+    "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
+    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
+    "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
+    "line they agree.",
+    "acceptance": "Acceptance: tau, and the share of verify steps that accept at least i drafts.",
+    "tau_by_category": "tau by prompt category; a category of few prompts is noisy.",
+}
+
+
+def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
+    """Write report.md with its figures/ and report.html, which holds everything, into `folder`; returns the two."""
+    pictures = folder / FIGURES
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name in CAPTIONS:  # of an earlier report
+        for suffix in (".png", ".svg"):
+            (pictures / f"{name}{suffix}").unlink(missing_ok=True)
+    speedups = chosen_category_speedups(sweep)
+    figures = sweep_figures(sweep.results)
+    if any(len(own) > 1 for own in speedups.values()):
+        with house_style():
+            figures["speedup_by_category"] = category_speedup_figure(speedups)
+    save_figures(figures, pictures)
+    text = markdown(sweep, list(figures), speedups)
+    page = to_html(text, f"{sweep.name}: sweep report", folder)
+    for name, content in (("report.md", text), ("report.html", page)):
+        temporary = folder / f".{name}"
+        temporary.write_text(content)
+        temporary.replace(folder / name)
+    return folder / "report.md", folder / "report.html"
+
+
+def chosen_category_speedups(sweep: StoredSweep) -> dict[str, dict[str, Interval]]:
+    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic."""
+    measured = {r.trial for r in sweep.results if r.error is None}
+    speedups: dict[str, dict[str, Interval]] = {}
+    for choice in choices(sweep.results):
+        plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
+        if choice.best is not None and plain in measured:
+            own = category_speedups(sweep.requests(choice.best.trial), sweep.requests(plain))
+            speedups[choice.best.trial.name] = own
+    return speedups
+
+
+def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, Mapping[str, Interval]]) -> str:
+    """The whole report; `figures` are the names of those that lie in figures/."""
+    r = sweep.results
+    tell = "\n".join(f"- {verdict(choice)}" for choice in choices(r))
+    pictures = {name: f"![{CAPTIONS[name]}]({FIGURES}/{name}.svg)" for name in figures}
+
+    def show(*names: str) -> list[str]:
+        return [pictures[name] for name in names if name in pictures]
+
+    sections = [
+        f"**{decision(r)}**",
+        f"# Sweep {sweep.name}",
+        _setup(sweep),
+        tell,
+        *show("speedup", "speedup_by_load", "pareto"),
+        "## Where speculation hurts",
+        hurts(r, speedups),
+        *show("speedup_by_category"),
+        "## Why: the head's trade-off",
+        _prediction(r),
+        *show("head_tradeoff", "prediction"),
+        "## Acceptance",
+        *show("acceptance", "tau_by_category"),
+        "## All trials",
+        results_table(r),
+        *_failures(r),
+        notes(r),
+        mismatches(r),
+        "## Provenance",
+        _provenance(sweep),
+        f"```yaml\n{sweep.config_yaml().strip()}\n```",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def hurts(results: Sequence[TrialResult], speedups: Mapping[str, Mapping[str, Interval]]) -> str:
+    """The settings and categories that are slower than plain decoding: beyond doubt, and by their estimate."""
+    drafted = [(r, interval) for r in results if (interval := r.speedup("plain")) is not None]
+    clearly = [(r, i) for r, i in drafted if beats_one(i) is False]
+    seemingly = [r for r, i in drafted if beats_one(i) is None and i.value < 1]
+    lines = []
+    if clearly:
+        lines.append("Slower than plain decoding, the whole interval below 1:")
+        lines.append("\n".join(f"- {r.trial.name}: {ratio(i)}" for r, i in sorted(clearly, key=lambda p: p[1].value)))
+    else:
+        lines.append("No trial is slower than plain decoding beyond doubt.")
+    if seemingly:
+        lines.append(
+            f"Estimated slower, with an interval that includes 1: {', '.join(r.trial.name for r in seemingly)}."
+        )
+    for trial, own in speedups.items():
+        bad = [f"{name} {ratio(i)}" for name, i in own.items() if beats_one(i) is False]
+        below = sum(i.value < 1 for i in own.values())
+        if len(own) > 1:
+            text = f"By category, {trial} is slower beyond doubt on " + (", ".join(bad) if bad else "no category")
+            lines.append(f"{text}; its estimate is below 1 in {below} of {len(own)}.")
+    return "\n\n".join(lines)
+
+
+def _prediction(results: Sequence[TrialResult]) -> str:
+    """How far the predicted speed-up over the full head is from the measured one."""
+    pairs = [(error, r) for r in results if not r.is_baseline and (error := prediction_error(r)) is not None]
+    if not pairs:
+        return "No prediction: it needs the full head in the same sweep and `head_latency: true`."
+    worst, who = max(pairs, key=lambda pair: abs(pair[0]))
+    mean = sum(abs(error) for error, _ in pairs) / len(pairs)
+    covered = sum(low <= r.metrics["speedup_vs_full_predicted"] <= high for r, low, high in _with_bounds(pairs))
+    return (
+        f"Prediction error (predicted over measured speed-up over the full head, minus 1): {mean:.1%} on average of "
+        f"absolute values over {len(pairs)} trials, {worst:+.1%} at worst ({who.trial.name}). The measured 95% "
+        f"interval holds the prediction in {covered} of {len(pairs)}."
+    )
+
+
+def _with_bounds(pairs: Sequence[tuple[float, TrialResult]]) -> list[tuple[TrialResult, float, float]]:
+    intervals = [(r, interval) for _, r in pairs if (interval := r.speedup("full")) is not None]
+    return [(r, *bounds(interval)) for r, interval in intervals]
+
+
+def _failures(results: Sequence[TrialResult]) -> list[str]:
+    failed = [r for r in results if r.error]
+    if not failed:
+        return []
+    items = [f"- {r.trial.name}: `{r.error.splitlines()[0].replace('`', '')}`" for r in failed if r.error]
+    return [f"### Failed trials ({len(failed)} of {len(results)})", "\n".join(items)]
+
+
+def _setup(sweep: StoredSweep) -> str:
+    p = sweep.params
+    loads = sorted({r.trial.traffic for r in sweep.results})
+    failed = sum(r.error is not None for r in sweep.results)
+    return (
+        f"Target {p['target']}, workload {p['workload']}, up to {p['max_new_tokens']} tokens an answer at temperature "
+        f"{p['temperature']}; {len(sweep.results)} trials ({failed} failed) at {enumeration(loads)}. "
+        f"Measured {_time(sweep.parent.info.start_time)} on {sweep.tags.get('host.cpu', 'an unknown CPU')}"
+        f"{_gpu(sweep)}."
+    )
+
+
+def _gpu(sweep: StoredSweep) -> str:
+    gpu = sweep.tags.get("host.gpu", "none")
+    return " without a GPU" if gpu == "none" else f" with {gpu}"
+
+
+def _provenance(sweep: StoredSweep) -> str:
+    info, tags = sweep.parent.info, sweep.tags
+    versions = [f"{k.removeprefix('version.')} {v}" for k, v in tags.items() if k.startswith("version.")]
+    machine = [f"{k.removeprefix('host.')} {v}" for k, v in tags.items() if k.startswith("host.")]
+    dirty = {"true": " (with uncommitted changes)", "unknown": " (state of the checkout unknown)"}
+    rows = [
+        ["command", f"`{tags.get('command', 'unknown')}`"],
+        ["commit", tags.get("git.commit", "unknown") + dirty.get(tags.get("git.dirty", ""), "")],
+        ["began, ended", f"{_time(info.start_time)}, {_time(info.end_time)} ({info.status})"],
+        ["versions", ", ".join(versions)],
+        ["machine", ", ".join(machine)],
+        ["MLflow", f"{redacted(sweep.client.tracking_uri)}, run {sweep.run_id}"],
+        *[["dataset", f"{d.name}, digest {d.digest}, {d.profile or ''}"] for d in sweep.datasets],
+    ]
+    return render_table(["what", "value"], [[a, _cell(b)] for a, b in rows])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _time(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return "-"
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,167 @@
+"""The winner of a sweep in MLflow's model registry: its checkpoint, complete in itself, with the evidence."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlflow.artifacts
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+
+from rayspec.report.decision import choices, decision, ratio
+from rayspec.report.style import title
+from rayspec.sweep.publish import drafter_sha256
+from rayspec.sweep.results import TrialResult
+from rayspec.sweep.stored import StoredSweep
+from rayspec.tracking import TrackingError, redacted
+from sglang_ext.drafters.complete import write_complete
+
+ALIAS = "champion"
+ARTIFACT = "drafter"  # folder of the trial's artifacts
+REPORT = "report"  # folder of the sweep's artifacts
+EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_full", "output_tokens_per_s", "output_mismatches")
+
+
+class PromotionRefused(ValueError):
+    """No candidate has earned it; the message holds the decision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """A version of a registered model."""
+
+    model: str
+    version: str
+    winner: TrialResult
+
+    @property
+    def uri(self) -> str:
+        return f"models:/{self.model}@{ALIAS}"
+
+
+def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bool = False) -> TrialResult:
+    """The chosen trial of the traffic (or of that with this label) under which speculation gains most.
+
+    Raises PromotionRefused where none is clearly faster than plain decoding; with `force`, only where none was
+    measured.
+    """
+    made = choices(results)
+    if traffic is not None:
+        known = ", ".join(c.traffic.label for c in made)
+        made = [c for c in made if c.traffic.label == traffic]
+        if not made:
+            raise ValueError(f"--traffic must be one that the sweep measured ({known}), got {traffic!r}")
+    candidates = [c for c in made if c.pays] or ([c for c in made if c.best] if force else [])
+    gains = [(c.speedup.value, c.best) for c in candidates if c.speedup and c.best]
+    if not gains:
+        raise PromotionRefused(
+            f"no candidate is clearly faster than plain decoding, so none is promoted: {decision(results)} Measure "
+            "longer (repeats=...), or promote the best all the same with --force"
+        )
+    return max(gains, key=lambda pair: pair[0])[1]
+
+
+def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | None = None) -> Promotion:
+    """Register the checkpoint of `best` as a new version of `model` and point the alias `champion` at it.
+
+    `report` is the folder of write_report; it becomes an artifact of the sweep. Raises ValueError where the checkpoint
+    is gone or has changed since it was measured.
+    """
+    client, trial = sweep.client, best.trial
+    assert trial.drafter is not None, "the winner is a drafter"
+    run_id = sweep.run_ids[trial]
+    run = client.get_run(run_id)
+    if drafter_sha256(trial.drafter) != run.data.tags.get("drafter.sha256"):
+        raise ValueError(
+            f"the drafter at {trial.drafter.path} is not the one that trial {trial.name} measured (its weights have "
+            "changed or are gone); put the measured folder back there, or sweep again"
+        )
+    model = model or default_model(sweep.params["target"])
+    for name in ("report.md", "report.html"):
+        client.log_artifact(sweep.run_id, str(report / name), REPORT)
+    client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
+    with TemporaryDirectory() as folder:
+        write_complete(trial.drafter.path, Path(folder) / ARTIFACT)
+        client.log_artifacts(run_id, str(Path(folder) / ARTIFACT), ARTIFACT)
+    try:
+        _register(client, model)
+        version = client.create_model_version(
+            model,
+            f"{run.info.artifact_uri}/{ARTIFACT}",
+            run_id,
+            tags=evidence(sweep, best),
+            description=_description(sweep, best),
+        )
+        client.set_registered_model_alias(model, ALIAS, version.version)
+    except MlflowException as error:
+        raise TrackingError(f"model {model!r} could not be registered: {error.message}") from error
+    return Promotion(model=model, version=str(version.version), winner=best)
+
+
+def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:
+    """The champion's drafter folder, downloaded into `folder`. Raises TrackingError where there is none."""
+    try:
+        version = client.get_model_version_by_alias(model, ALIAS)
+        source = client.get_model_version_download_uri(model, version.version)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder), tracking_uri=client.tracking_uri))
+    except MlflowException as error:
+        raise TrackingError(
+            f"no champion of model {model!r} in {redacted(client.tracking_uri)}: {error.message}; "
+            "python jobs/report.py --promote makes one"
+        ) from error
+
+
+def default_model(target: str) -> str:
+    """The registered model of a target's drafters; MLflow allows neither / nor : in it."""
+    return "drafter-" + re.sub(r"[/:]+", "-", target.strip("/"))
+
+
+def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
+    """Tags of the version: what was measured, how surely, and where it can be looked up."""
+    trial, tags = best.trial, sweep.tags
+    plain = best.speedup("plain")
+    assert plain is not None, "chosen by its speed-up"
+    claim = {True: "yes", False: "no"}[any(c.best is best and c.pays for c in choices(sweep.results))]
+    values = {f"{k}{end}": best.metrics.get(f"{k}{end}") for k in EVIDENCE for end in ("", "_ci_low", "_ci_high")}
+    return {
+        "head": trial.head,
+        "draft_steps": str(trial.draft_steps),
+        "traffic": str(trial.traffic),
+        "clearly_faster_than_plain": claim,
+        **{k: f"{v:.4g}" for k, v in values.items() if v is not None},
+        "sweep_run_id": sweep.run_id,
+        "trial_run_id": sweep.run_ids[trial],
+        "report": f"runs:/{sweep.run_id}/{REPORT}/report.html",
+        **{k: sweep.params[k] for k in ("target", "workload", "temperature")},
+        **{k: v for k, v in tags.items() if k.startswith(("git.", "version.", "host."))},
+    }
+
+
+def _description(sweep: StoredSweep, best: TrialResult) -> str:
+    trial, p = best.trial, sweep.params
+    tokens = p["num_draft_tokens"] if p["topk"] != "1" else str(trial.draft_steps + 1)
+    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {title(trial.traffic)} on {p['workload']}"
+    serve = (
+        f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm EAGLE3 "
+        f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} "
+        f"--speculative-eagle-topk {p['topk']} --speculative-num-draft-tokens {tokens}"
+    )
+    parts = [
+        f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",
+        f"The whole decision: {decision(sweep.results)}",
+        f"Serve it: `{serve}`",
+        f"Report: run {sweep.run_id}, artifact {REPORT}/report.html",
+    ]
+    return "\n\n".join(parts)
+
+
+def _register(client: MlflowClient, model: str) -> None:
+    try:
+        client.create_registered_model(model, description="Draft heads that won a rayspec sweep.")
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise

@@ -1,0 +1,143 @@
+"""A sweep read back from MLflow: the counterpart of `rayspec.sweep.publish`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from rayspec.farm.load import Traffic
+from rayspec.sweep.plan import PLAIN, Drafter, Trial
+from rayspec.sweep.publish import metric_name
+from rayspec.sweep.results import TrialResult
+from rayspec.tracking import TrackingError, redacted
+
+PAGE = 1000  # runs a call
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSweep:
+    """A parent run with its trials in the order in which they were planned."""
+
+    client: MlflowClient
+    parent: Run
+    results: tuple[TrialResult, ...]
+    run_ids: Mapping[Trial, str]
+
+    @property
+    def run_id(self) -> str:
+        return self.parent.info.run_id
+
+    @property
+    def name(self) -> str:
+        return self.parent.info.run_name
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return self.parent.data.tags
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """The sweep's settings by their YAML path."""
+        return {k.removeprefix("sweep."): v for k, v in self.parent.data.params.items() if k.startswith("sweep.")}
+
+    @property
+    def datasets(self) -> list[Any]:
+        """What was measured on, as MLflow datasets."""
+        return [entry.dataset for entry in self.parent.inputs.dataset_inputs]
+
+    def requests(self, trial: Trial) -> list[dict[str, Any]]:
+        """The requests of a trial, as publish wrote them."""
+        text = self._artifact(self.run_ids[trial], "requests.jsonl")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def config_yaml(self) -> str:
+        return self._artifact(self.run_id, "config.yaml")
+
+    def _artifact(self, run_id: str, path: str) -> str:
+        with TemporaryDirectory() as folder:
+            try:
+                return Path(self.client.download_artifacts(run_id, path, folder)).read_text()
+            except (MlflowException, OSError) as error:
+                raise TrackingError(f"run {run_id} has no readable artifact {path}: {error}") from error
+
+
+def find_sweep(client: MlflowClient, wanted: str | None = None) -> StoredSweep:
+    """The sweep with this parent run id or run name; by name, and without one, the newest that has ended.
+
+    Raises TrackingError, naming the sweeps that are there.
+    """
+    parents = _parents(client)
+    if wanted is None:
+        matching = [r for r in parents if r.info.status != "RUNNING"]
+    else:
+        matching = [r for r in parents if wanted in (r.info.run_id, r.info.run_name)]
+    if not matching:
+        known = ", ".join(f"{r.info.run_name} ({r.info.run_id})" for r in parents[:10]) or "none"
+        what = "a sweep that has ended" if wanted is None else f"a sweep whose run id or name is {wanted!r}"
+        raise TrackingError(
+            f"no run in {redacted(client.tracking_uri)} is {what}; sweeps there, newest first: {known}. Set "
+            "MLFLOW_TRACKING_URI or RAYSPEC_HOME for another store; python jobs/sweep.py makes a sweep"
+        )
+    return _read(client, matching[0])
+
+
+def _parents(client: MlflowClient) -> list[Run]:
+    """All sweeps, newest first."""
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    return _search(client, experiments, "tags.kind = 'sweep'", "start_time DESC")
+
+
+def _search(client: MlflowClient, experiments: Sequence[str], condition: str, order: str) -> list[Run]:
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            list(experiments), condition, max_results=PAGE, order_by=[f"attributes.{order}"], page_token=token
+        )
+        runs += page
+        token = page.token
+        if not token:
+            return runs
+
+
+def _read(client: MlflowClient, parent: Run) -> StoredSweep:
+    condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent.info.run_id}'"
+    children = _search(client, [parent.info.experiment_id], condition, "start_time ASC")
+    if not any("sweep.baseline" in child.data.params for child in children):
+        raise TrackingError(f"sweep {parent.info.run_name} ({parent.info.run_id}) holds no trial that can be read")
+    results = [_result(child) for child in children]
+    order = {d: i for i, d in enumerate(_names(parent.data.params.get("sweep.drafters", "")))}
+    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.head, -1)))
+    run_ids = {_trial(child): child.info.run_id for child in children}
+    return StoredSweep(client=client, parent=parent, results=tuple(results), run_ids=run_ids)
+
+
+def _names(drafters: str) -> list[str]:
+    return [Path(name).name for name in drafters.split(", ")]
+
+
+def _result(child: Run) -> TrialResult:
+    trial = _trial(child)
+    if child.info.status != "FINISHED":
+        return TrialResult(trial=trial, error=child.data.tags.get("error") or f"the run is {child.info.status}")
+    names = {key: metric_name(key) for key in child.data.metrics}
+    metrics = {name: child.data.metrics[key] for key, name in names.items() if name is not None}
+    return TrialResult(trial=trial, metrics=metrics, is_baseline=trial.head == child.data.params["sweep.baseline"])
+
+
+def _trial(child: Run) -> Trial:
+    params = child.data.params
+    drafter = None
+    if params["head"] != PLAIN:
+        own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
+        path = own.pop("checkpoint")
+        drafter = Drafter(label=params["head"], path=path, head=own)
+    traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
+    return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)

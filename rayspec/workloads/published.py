@@ -1,0 +1,124 @@
+"""Named sets: one that ships, and published ones from $RAYSPEC_DATA or from the Hugging Face hub."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rayspec.shipped import ASSETS
+from rayspec.workloads.records import Conversation, read_file, read_records
+
+DATA_VARIABLE = "RAYSPEC_DATA"
+SHIPPED: dict[str, Path] = {
+    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("heldout_python", "mixed_languages")
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubDataset:
+    """Arguments of `datasets.load_dataset`."""
+
+    path: str
+    name: str | None = None
+    split: str
+
+    def __str__(self) -> str:
+        return f"{self.path} (split {self.split})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A set that others publish. `tasks` renames categories of its records."""
+
+    file: str  # under $RAYSPEC_DATA
+    source: str  # where people find it
+    hub: HubDataset | None = None
+    tasks: Mapping[str, str] = field(default_factory=dict)
+
+
+_MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+
+PUBLISHED: dict[str, Published] = {
+    "mt_bench": Published(
+        file="mt_bench/question.jsonl",
+        source="https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge/data/mt_bench",
+        hub=HubDataset(path="philschmid/mt-bench", split="train"),
+    ),
+    "humaneval": Published(
+        file="humaneval/HumanEval.jsonl.gz",
+        source="https://github.com/openai/human-eval/tree/master/data",
+        hub=HubDataset(path="openai/openai_humaneval", split="test"),
+    ),
+    "gsm8k": Published(
+        file="gsm8k/test.jsonl",
+        source="https://github.com/openai/grade-school-math/tree/master/grade_school_math/data",
+        hub=HubDataset(path="openai/gsm8k", name="main", split="test"),
+    ),
+    "spec_bench": Published(
+        file="spec_bench/question.jsonl",
+        source="https://github.com/hemingkx/Spec-Bench/tree/main/data/spec_bench",
+        # its authors report MT-Bench's eight categories as one of six tasks
+        tasks=dict.fromkeys(_MT_BENCH_CATEGORIES, "mt_bench"),
+    ),
+}
+
+
+def is_name(name: str) -> bool:
+    return name in SHIPPED or name in PUBLISHED
+
+
+def names() -> list[str]:
+    return [*SHIPPED, *PUBLISHED]
+
+
+def load_named(name: str, file: Path | None = None) -> list[Conversation]:
+    """A named set, in its publisher's order, from `file` or from where it is found. Raises ValueError."""
+    if name in SHIPPED:
+        shipped = file or SHIPPED[name]
+        if not shipped.is_file():
+            raise ValueError(f"workload {name!r}: the shipped file {shipped} is missing; install the package anew")
+        return read_file(shipped, name)
+    published = PUBLISHED[name]
+    if file is None:
+        root = os.environ.get(DATA_VARIABLE)
+        local = Path(root) / published.file if root else None
+        if local is not None and local.is_file():
+            file = local
+        elif published.hub is None:
+            raise ValueError(_way_out(name, "is on no hub"))
+    found = read_file(file, name) if file is not None else _from_hub(name, published)
+    return [replace(c, category=published.tasks.get(c.category, c.category)) for c in found]
+
+
+def _from_hub(name: str, published: Published) -> list[Conversation]:
+    hub = published.hub
+    assert hub is not None, "checked by the caller"
+    load_dataset = _load_dataset()
+    try:
+        rows = load_dataset(hub.path, hub.name, split=hub.split)
+    except Exception as error:  # offline, refused, renamed: the libraries below have an exception for each
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(_way_out(name, f"could not be loaded from the Hugging Face hub: {cause}")) from error
+    return read_records(enumerate(rows, start=1), str(hub), name)
+
+
+def _load_dataset() -> Callable:
+    from datasets import load_dataset  # seconds, and only here
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    return load_dataset
+
+
+def _way_out(name: str, problem: str) -> str:
+    published = PUBLISHED[name]
+    root = os.environ.get(DATA_VARIABLE)
+    state = f"{DATA_VARIABLE}={root} lacks {published.file}" if root else f"{DATA_VARIABLE} is not set"
+    where = f"from {published.source}"
+    if published.hub is not None:
+        where += f", or on a machine with network the dataset {published.hub.path} of the Hugging Face hub"
+    return (
+        f"workload {name!r} {problem}; and {state}. Get {Path(published.file).name} {where}, and put it at "
+        f"${DATA_VARIABLE}/{published.file}, or name the file itself: workload={name}:/path/to/"
+        f"{Path(published.file).name}:32"
+    )

@@ -1,0 +1,143 @@
+"""One line of a prompts file as a Conversation. What is wrong with a line is said with its file and number.
+
+| record | becomes |
+|---|---|
+| `{"turns": ["...", "..."]}` (MT-Bench, Spec-Bench, our own) | a turn each |
+| `{"prompt": "..."}` (HumanEval), `{"question": "..."}` (GSM8K) | one turn |
+| `{"messages": [{"role", "content"}]}` or `{"conversations": [...]}` | a turn for each message of `user` |
+| `{"text": "..."}` | one turn that is never put into a chat template |
+
+A message of `system` comes first; recorded answers of `assistant` are left out, since the target gives its own.
+`question_id`, `task_id` or `id` names the record (else its number in the file), `category` its category.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ID_KEYS = ("question_id", "task_id", "id")
+FORMS = ("turns", "messages", "conversations", "prompt", "question", "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What one user says in turn, each turn after the target's answer to the one before.
+
+    `id` is unique in its workload; acceptance is also reported per `category`. `is_chat` False is raw text to continue.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    system: str | None = None
+    is_chat: bool = True
+
+
+class _Malformed(Exception):
+    """What is wrong with a record; the reader adds where."""
+
+
+def read_file(file: Path, category: str) -> list[Conversation]:
+    """The records of a JSONL file, `.gz` or not; `category` is that of records without one. Raises ValueError."""
+    return read_records(_json_lines(file), str(file), category)
+
+
+def read_records(records: Iterator[tuple[int, Any]], source: str, category: str) -> list[Conversation]:
+    """Conversations of (number, record) pairs from `source`. Raises ValueError naming source, number and reason."""
+    found: list[Conversation] = []
+    number_of: dict[str, int] = {}
+    for number, record in records:
+        try:
+            conversation = _conversation(record, number, category)
+            if conversation.id in number_of:
+                raise _Malformed(f"repeats the id {conversation.id!r} of line {number_of[conversation.id]}")
+        except _Malformed as error:
+            raise ValueError(f"{source}:{number}: {error}") from None
+        number_of[conversation.id] = number
+        found.append(conversation)
+    if not found:
+        raise ValueError(f"workload {source} holds no record")
+    return found
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    opener = gzip.open if file.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a mark
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}:{number}: no valid JSON ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}:{number}: no UTF-8 text ({error})") from error
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises all three
+        raise ValueError(f"{file}:{number + 1}: cannot be read ({error})") from error
+
+
+def _conversation(record: Any, number: int, category: str) -> Conversation:
+    if not isinstance(record, dict):
+        raise _Malformed(f"expected a JSON object, got {type(record).__name__}; one record per line")
+    form = next((key for key in FORMS if key in record), None)
+    if form is None:
+        raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {', '.join(record)}")
+    system = None
+    if form in ("messages", "conversations"):
+        system, turns = _from_messages(record[form], form)
+    elif form == "turns":
+        if not isinstance(record[form], list) or not record[form]:
+            raise _Malformed(f"turns must be a list of at least one text, got {record[form]!r}")
+        turns = record[form]
+    else:
+        turns = [record[form]]
+    for turn in turns:
+        _check_text(turn, form)
+    id_ = next((record[key] for key in ID_KEYS if key in record), number)
+    if not isinstance(id_, str | int):
+        raise _Malformed(f"the id must be text or a whole number, got {id_!r}")
+    own_category = record.get("category", category)
+    if not isinstance(own_category, str) or not own_category.strip():
+        raise _Malformed(f"category must be text that is not empty, got {own_category!r}")
+    is_chat = form != "text"
+    return Conversation(id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat)
+
+
+def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
+    """(system message or None, user messages)."""
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
+    ):
+        raise _Malformed(f"{form} must be a list of {{role, content}}, got {_short(messages)}")
+    system, turns = None, []
+    for i, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "user":
+            turns.append(content)
+        elif role == "system" and i == 0:
+            _check_text(content, form)
+            system = content
+        elif role != "assistant" or not turns:
+            allowed = "user, assistant after a user, or system as the first"
+            raise _Malformed(f"{form}[{i}].role must be {allowed}, got {role!r}")
+    if not turns:
+        raise _Malformed("the conversation has no message of role 'user'")
+    return system, turns
+
+
+def _check_text(text: Any, form: str) -> None:
+    if not isinstance(text, str) or not text.strip():
+        raise _Malformed(f"{form}: the prompt must be text that is not empty, got {_short(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
+        raise _Malformed(f"{form}: the prompt is no valid Unicode ({error.reason})") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,39 @@
+"""Puts a synthetic sweep into an MLflow store through the same publisher as a real one."""
+
+from conftest import SyntheticSweep
+
+from rayspec.farm.load import Traffic
+from rayspec.provenance import provenance
+from rayspec.report.table import summary
+from rayspec.sweep.plan import Drafter, Plan, Trial
+from rayspec.sweep.publish import Publisher
+from rayspec.sweep.results import TrialResult
+from rayspec.tracking import Tracker
+from rayspec.workloads import Conversation
+
+COMMAND = "python jobs/sweep.py --config configs/sweep/demo.yaml"
+CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
+
+
+def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
+    """The parent's run id. One trial of a broken drafter fails beside those that were measured."""
+    broken = Trial(
+        drafter=Drafter(label="broken", path="/broken", head={}), draft_steps=2, traffic=Traffic(concurrency=1)
+    )
+    trials = (*sweep.blocks, broken)
+    requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
+    prompts = [
+        Conversation(id=id_, category=category, turns=(f"prompt {id_}",))
+        for id_, category in dict.fromkeys((r.prompt_id, r.category) for r in requests)
+    ]
+    tags = {"command": COMMAND, **provenance()}
+    with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}) as parent:
+        publisher = Publisher(tracker, parent, sweep.config, tags)
+        publisher.open(Plan(trials=trials, phases=()), "the plan", prompts)
+        publisher.failed(broken, CAUSE)
+        for trial, blocks in sweep.blocks.items():
+            for n in range(1, len(blocks) + 1):
+                publisher.block(trial, blocks[:n])
+        results = [*sweep.results, TrialResult(trial=broken, error=CAUSE)]
+        publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"})
+    return parent.run_id

@@ -1,0 +1,177 @@
+"""Real servers for tests: PostgreSQL, MLflow's tracking server, a proxy that asks for a login, headless Chromium.
+
+Each is a context manager that ends what it started. What is not installed skips the test, saying what to install.
+"""
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+START_TIMEOUT_S = 600  # a busy machine imports MLflow for minutes
+POSTGRES_ACCOUNT = "nobody"  # PostgreSQL refuses to run as root
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[str]:
+    """A new cluster with an empty database; yields its address for SQLAlchemy."""
+    pytest.importorskip("psycopg", reason="needs psycopg (pip install 'psycopg[binary]')")
+    programs, port = _postgres_programs(), free_port()
+    with tempfile.TemporaryDirectory(prefix="rayspec-pg-") as name:  # pytest's folders are closed to other accounts
+        folder, as_user = Path(name), []
+        if os.getuid() == 0:
+            as_user = ["runuser", "-u", POSTGRES_ACCOUNT, "--"]
+            shutil.chown(folder, POSTGRES_ACCOUNT)
+        data = ["-D", str(folder / "data")]
+        # durability is not tested, and a busy disk would make every commit wait
+        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off"
+        _run([*as_user, str(programs / "initdb"), *data, "-U", "rayspec", "--auth=trust", "-E", "UTF8"], folder)
+        pg_ctl = [*as_user, str(programs / "pg_ctl"), *data, "-w", "-t", str(START_TIMEOUT_S)]
+        _run([*pg_ctl, "-l", str(folder / "log"), "-o", options, "start"], folder)
+        try:
+            yield f"postgresql+psycopg://rayspec@127.0.0.1:{port}/postgres"
+        finally:
+            _run([*pg_ctl, "-m", "immediate", "stop"], folder)
+
+
+def _postgres_programs() -> Path:
+    found = [Path(p).parent for p in (shutil.which("initdb"), shutil.which("pg_ctl")) if p]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    for folder in found:
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+            return folder
+    pytest.skip("needs PostgreSQL's server programs (Debian package postgresql)")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+
+
+@contextlib.contextmanager
+def mlflow_server(store: str, folder: Path) -> Iterator[str]:
+    """MLflow's own server in front of a database, with artifacts in `folder`; yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
+    command += ["--artifacts-destination", str(folder / "artifacts"), "--port", str(port), "--workers", "1"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(f"http://127.0.0.1:{port}", process, folder / "server.log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 15)
+        process.wait(timeout=60)
+
+
+def _wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(OSError), urlopen(f"{address}/health", timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"the MLflow server did not answer within {START_TIMEOUT_S} s:\n{log.read_text()}")
+
+
+@contextlib.contextmanager
+def login_proxy(address: str, authorization: set[str]) -> Iterator[str]:
+    """A proxy before `address` that lets only these Authorization headers through; yields its address."""
+    upstream = urlsplit(address)
+    assert upstream.hostname is not None, "an address has a host"
+
+    class Handler(BaseHTTPRequestHandler):
+        def _forward(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.headers.get("Authorization") not in authorization:
+                self._answer(401, b"who are you?")
+                return
+            connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "authorization")}
+            connection.request(self.command, self.path, body, headers | {"Host": upstream.netloc})
+            answer = connection.getresponse()
+            self._answer(answer.status, answer.read(), answer.getheader("Content-Type"))
+            connection.close()
+
+        def _answer(self, status: int, body: bytes, kind: str | None = "text/plain") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind or "application/octet-stream")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def chromium(profile: Path, width: int = 1500, height: int = 1000) -> Iterator[Any]:
+    """A selenium driver of headless Chromium with a new profile."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install selenium)")
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not driver:
+        pytest.skip("needs Chromium and its driver (Debian packages chromium and chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (
+        "--headless",
+        "--no-sandbox",  # root has no other way, and the pages are our own
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        f"--window-size={width},{height}",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(flag)
+    page = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    page.set_page_load_timeout(START_TIMEOUT_S)
+    try:
+        yield page
+    finally:
+        page.quit()

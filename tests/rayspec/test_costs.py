@@ -1,0 +1,121 @@
+"""Counts against published tables and against PyTorch's own counter."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rayspec.costs import DecoderCost, StepShape, cost_metrics, drafter_cost, mbsu, step_flops, target_cost
+from rayspec.shipped import ASSETS
+from sglang_ext.drafters.checkpoint import load_drafter
+
+V = 128_256
+LLAMA_3B = 3_212_749_824  # parameters of Llama-3.2-3B, tied
+LLAMA_8B = 8_030_261_248  # of Llama-3.1-8B
+
+
+def eagle_params(hidden: int, intermediate: int, vocabulary: int) -> int:
+    """An EAGLE drafter of a Llama-3 target: embedding, fc, one layer with 8 key heads of 128, LM head."""
+    layer = hidden * (2 * hidden + 2 * 1024) + 3 * hidden * intermediate + 2 * hidden
+    return V * hidden + 2 * hidden * hidden + hidden + layer + vocabulary * hidden
+
+
+@pytest.mark.parametrize(
+    ("tau", "head", "published"),
+    [
+        (3.237, V, 1.52),
+        (3.193, 32768, 1.809),
+        (2.937, V, 1.379),
+        (2.860, 5000, 1.725),
+        (3.638, V, 1.708),
+        (3.434, 32768, 1.945),
+    ],
+    ids=["dolly_full", "dolly_trimmed", "xlam_full", "xlam_trimmed", "coding_full", "coding_trimmed"],
+)
+def test_mbsu_gives_vocabtrim_s_table_of_the_3b_target(tau: float, head: int, published: float) -> None:
+    drafter = eagle_params(3072, 8192, head)
+    assert mbsu(tau, drafter, LLAMA_3B, gamma=4) == pytest.approx(published, abs=0.002)
+
+
+@pytest.mark.parametrize(("tau", "head", "published"), [(3.134, V, 1.910), (3.096, 32768, 2.140)])
+def test_mbsu_gives_vocabtrim_s_table_of_the_8b_target(tau: float, head: int, published: float) -> None:
+    drafter = eagle_params(4096, 14336, head)
+    assert mbsu(tau, drafter, LLAMA_8B, gamma=4) == pytest.approx(published, rel=0.006)
+
+
+@pytest.mark.parametrize(("tau", "published"), [(3.675, 2.642)])
+def test_mbsu_of_the_independent_drafter(tau: float, published: float) -> None:
+    assert mbsu(tau, 314_000_000, LLAMA_3B, gamma=4) == pytest.approx(published, abs=0.002)
+
+
+def counted_flops(run: object) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run()  # type: ignore[operator]
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_target_flops_are_those_that_pytorch_counts(rows: int) -> None:
+    """The counter takes attention as full, so that every row meets as many keys as there are rows."""
+    cost = target_cost(str(ASSETS / "target"))
+    model = AutoModelForCausalLM.from_pretrained(ASSETS / "target", attn_implementation="eager", dtype=torch.float32)
+    assert cost.params == sum(p.numel() for p in model.parameters())
+    assert cost.decoder is not None
+    ids = torch.arange(rows)[None]
+    assert counted_flops(lambda: model(ids)) == cost.decoder.flops(rows, rows)
+
+
+@pytest.mark.parametrize("name", ["full", "slimspec-r32"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_drafter_flops_are_those_that_pytorch_counts(name: str, rows: int) -> None:
+    path = str(ASSETS / "drafters" / name)
+    cost = drafter_cost(path)
+    drafter, info = load_drafter(path)
+    H = info.body.hidden_size
+    taps, embed = torch.randn(1, rows, H * len(info.body.tap_layers)), torch.randn(1, rows, H)
+    positions = torch.arange(rows)[None]
+    assert counted_flops(lambda: drafter.fuse(taps)) == rows * cost.fuse_flops
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel of a CPU is not in the counter's list
+        layer = counted_flops(lambda: drafter.step(embed, embed, positions, []))
+    assert layer == cost.layer.flops(rows, rows)
+    assert counted_flops(lambda: drafter.lm_head.best(embed[0], 0)) == rows * cost.head_flops
+    expected = sum(p.numel() for p in drafter.parameters())
+    assert cost.params == expected
+
+
+def test_a_step_is_the_sum_of_its_passes() -> None:
+    target = DecoderCost(flops_per_row=100, flops_per_row_and_key=1)
+    assert step_flops(target, None, StepShape(), keys=10) == 110
+    drafter = drafter_cost(str(ASSETS / "drafters" / "slimspec-r32"))
+    chain = step_flops(target, drafter, StepShape(draft_steps=3, topk=1, num_draft_tokens=4), keys=10)
+    own = drafter.layer.flops(4 + 2, 10) + 4 * drafter.fuse_flops + 3 * drafter.head_flops
+    assert chain == 4 * 110 + own
+
+
+def test_metrics_of_a_trial(make_request: object) -> None:
+    request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
+    target, drafter = target_cost(str(ASSETS / "target")), drafter_cost(str(ASSETS / "drafters" / "full"))
+    shape = StepShape(draft_steps=2, topk=1, num_draft_tokens=3)
+    m = cost_metrics({"tau": 3.0}, [request], shape, target, drafter)
+    assert target.decoder is not None
+    keys = request.prompt_tokens + request.output_tokens / 2
+    assert m["gflops_per_token"] == pytest.approx(step_flops(target.decoder, drafter, shape, keys) / 3 / 1e9)
+    assert m["mbsu"] == pytest.approx(mbsu(3.0, drafter.params + target.embedding_params, target.params, 2))
+    assert "mbsu" not in cost_metrics({}, [request], StepShape(), target, None)
+    assert cost_metrics({}, [request], shape, target, drafter) == {}  # no tau
+
+
+def test_experts_have_no_flops_here(tmp_path: Path) -> None:
+    from transformers import MixtralConfig
+
+    tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny |= {"num_key_value_heads": 1, "vocab_size": 16}
+    MixtralConfig(**tiny, num_local_experts=2).save_pretrained(tmp_path)
+    assert target_cost(str(tmp_path)).decoder is None
+    LlamaConfig(**tiny, tie_word_embeddings=True).save_pretrained(tmp_path)
+    cost = target_cost(str(tmp_path))
+    assert cost.params == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path)).parameters())
+    assert cost.embedding_params == 16 * 8

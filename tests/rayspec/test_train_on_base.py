@@ -1,0 +1,104 @@
+"""Heads made on a trained drafter: what is frozen, what is trained, what is stored."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.drafter import train_drafter
+from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_runs import is_exported
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import Recipe
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
+
+SPECVOCAB = {"kind": "specvocab", "rank": 4, "size": 20}
+Family = tuple[DrafterTrainConfig, AnswerSet]
+
+
+def make(family: Family, target: FrozenTarget, name: str, base: str | None, spec: dict[str, Any]) -> Path:
+    config, answers = family
+    train_drafter(config, NamedHead(name=name, base=base, draft_head=spec), target, answers, answers)
+    return Path(config.output_dir) / name
+
+
+@pytest.fixture(scope="module")
+def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A trained `full`, `routed` on its frozen body, and `wider`: the same router with a longer shortlist."""
+    folder = tmp_path_factory.mktemp("family")
+    sizes = AnswersConfig(count=6, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=6)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(6)]
+    make_answers(folder / "answers", tiny_target, sizes, prompts)
+    config = DrafterTrainConfig(
+        target=str(folder / "tiny"),
+        output_dir=str(folder / "out"),
+        work_dir=str(folder / "work"),
+        heads=[NamedHead(name="full", draft_head={"kind": "full"})],
+        recipe=Recipe(num_steps=4, batch_size=3, warmup_steps=1, ttt_steps=2, bfloat16=False),
+        evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
+        log_every=1,
+        mlflow=False,
+    )
+    made = config, read_answers(folder / "answers")
+    make(made, tiny_target, "full", None, {"kind": "full"})
+    make(made, tiny_target, "routed", "full", SPECVOCAB)
+    make(made, tiny_target, "wider", "routed", {**SPECVOCAB, "size": 40})
+    return made
+
+
+def test_the_body_is_frozen_and_stored_once(family: Family) -> None:
+    out = Path(family[0].output_dir)
+    full, _ = load_drafter(out / "full")
+    routed, info = load_drafter(out / "routed")
+    assert set(load_file(out / "routed" / WEIGHTS)) == {"lm_head.down", "lm_head.up"}
+    assert all(torch.equal(t, routed.state_dict()[name]) for name, t in full.state_dict().items())
+    assert [shares.drafter for shares in info.shares] == ["../full"]
+    assert len(json.loads((out / "routed" / "training.json").read_text())["history"]) == 4
+
+
+def test_another_knob_needs_no_training_and_no_tensors(family: Family) -> None:
+    out = Path(family[0].output_dir)
+    routed, _ = load_drafter(out / "routed")
+    wider, info = load_drafter(out / "wider")
+    assert load_file(out / "wider" / WEIGHTS) == {}
+    assert [shares.drafter for shares in info.shares] == ["../routed", "../full"]
+    assert all(torch.equal(t, wider.state_dict()[name]) for name, t in routed.state_dict().items())
+    assert info.head == {**SPECVOCAB, "size": 40}
+    hidden_TH = torch.randn(3, info.body.hidden_size)
+    assert wider.lm_head.candidates(hidden_TH).logits_TS.shape == (3, 40)
+    assert json.loads((out / "wider" / "training.json").read_text())["history"] == []
+
+
+def test_fewer_bits_are_a_knob(family: Family, tiny_target: FrozenTarget) -> None:
+    folder = make(family, tiny_target, "int8", "routed", {**SPECVOCAB, "weight_format": "int8"})
+    routed, _ = load_drafter(folder.parent / "routed")
+    rounded, info = load_drafter(folder)
+    assert info.head["weight_format"] == "int8"
+    hidden_TH = torch.randn(3, info.body.hidden_size)
+    near, exact = (head.lm_head.router_logits(hidden_TH) for head in (rounded, routed))
+    assert 0 < (near - exact).norm() / exact.norm() < 0.02
+    with pytest.raises(ValueError, match="not yet stored in fewer bits"):
+        make(family, tiny_target, "again", "int8", SPECVOCAB)
+
+
+def test_a_base_with_other_tensors_is_refused(family: Family, tiny_target: FrozenTarget) -> None:
+    with pytest.raises(ValueError, match=r"heads\[other\].base is .*routed.*the same head up to group_size, size,"):
+        make(family, tiny_target, "other", "routed", {**SPECVOCAB, "rank": 5})
+    with pytest.raises(ValueError, match="a base needs a full head"):
+        make(family, tiny_target, "other", "routed", {"kind": "slimspec", "rank": 4})
+    with pytest.raises(ValueError, match="no drafter under"):
+        make(family, tiny_target, "other", "nobody", SPECVOCAB)
+
+
+def test_a_family_is_recognised(family: Family, tiny_target: FrozenTarget) -> None:
+    config, _ = family
+    wider = NamedHead(name="wider", base="routed", draft_head={**SPECVOCAB, "size": 40})
+    assert is_exported(config, wider, tiny_target.sha256)
+    with pytest.raises(ValueError, match="holds a drafter with draft_head"):
+        is_exported(config, replace(wider, draft_head=SPECVOCAB), tiny_target.sha256)

@@ -1,0 +1,123 @@
+"""Whether an engine draws its drafts from the law that the head itself gives, at every draft position.
+
+The number of accepted drafts and the next emitted token follow from the target's law p and the drafts' law q alone:
+P(the first draft is accepted and is v) = min(p, q)(v), P(it is rejected and v is emitted) = max(p - q, 0)(v). So their
+counts are held against p by Hugging Face and q by `DraftHead.distribution` in plain torch.
+
+V = vocabulary, R = requests or sequences, S = pairs of tokens, T = tokens of a sequence, K = draft positions,
+A = numbers of accepted drafts.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from laws import pooled, sum_of_draws
+from torch import Tensor
+from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
+
+from rayspec.training.ttt import unroll
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+
+PROMPT = PROMPTS[1]
+NEW_TOKENS = 3  # from the prompt, from the first round, and from the second where no draft of the first was accepted
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What requests of PROMPT did at one setting."""
+
+    tokens_RJ: np.ndarray  # the first 3 tokens
+    rounds_R: np.ndarray
+    correct_R: np.ndarray  # accepted drafts
+
+
+def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, requests: int) -> dict[str, Rounds]:
+    """Seeded requests of all settings, mixed in the same batches."""
+    asked = list(settings) * requests
+    options = [
+        {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, "sampling_seed": i} | settings[name]
+        for i, name in enumerate(asked)
+    ]
+    answers = engine.generate(input_ids=[list(PROMPT)] * len(asked), sampling_params=options)
+    runs = {}
+    for i, name in enumerate(settings):
+        mine = answers[i :: len(settings)]
+        runs[name] = Rounds(
+            np.array([answer["output_ids"] for answer in mine]),
+            np.array([answer["meta_info"]["spec_verify_ct"] for answer in mine]),
+            np.array([answer["meta_info"]["spec_num_correct_drafts"] for answer in mine]),
+        )
+    return runs
+
+
+def draft_p_value(
+    toy: Toy, drafter: Eagle3Drafter, run: Rounds, sampling: Mapping[str, Any], drafted_at: float | None = None
+) -> float:
+    """Of the first round, whose first draft comes from the prompt's pass, and of the first draft of the second round,
+    which comes from the pass after a verification.
+
+    `drafted_at`: the temperature that q is taken at; None for the request's.
+    """
+    x1_R, x2_R, x3_R = run.tokens_RJ.T
+    law_VVA = _first_round(*_laws(toy, drafter, DRAFT_STEPS, 0, sampling, drafted_at))
+    again_R = run.rounds_R == 2  # so the first round accepted nothing
+    cell_R = x2_R * (DRAFT_STEPS + 1) + np.where(again_R, 0, run.correct_R)
+    first = sum_of_draws(cell_R, law_VVA.reshape(V, -1)[x1_R])
+
+    p_S1V, q_S1V = _laws(toy, drafter, 2, 1, sampling, drafted_at)
+    law_SVA = np.stack([(p_S1V - q_S1V).clip(0)[:, 0], np.minimum(p_S1V, q_S1V)[:, 0]], axis=-1)
+    cell_R = x3_R * 2 + (run.correct_R > 0)
+    second = sum_of_draws(cell_R[again_R], law_SVA.reshape(V * V, -1)[(x1_R * V + x2_R)[again_R]])
+    return pooled([first, second])
+
+
+def _first_round(p_RKV: np.ndarray, q_RKV: np.ndarray) -> np.ndarray:
+    """P(next token, accepted drafts | first token), [V, V, A], of R = V^3 sequences in order."""
+    both_VVVKV = np.minimum(p_RKV, q_RKV).reshape(V, V, V, DRAFT_STEPS, V)
+    first_VV, second_VVV, third_VVVV = both_VVVKV[:, 0, 0, 0], both_VVVKV[:, :, 0, 1], both_VVVKV[:, :, :, 2]
+    two_VV = second_VVV.sum(axis=-1)  # P(second draft accepted | the tokens before)
+    three_VV = (second_VVV * third_VVVV.sum(axis=-1)).sum(axis=-1)
+    rejected_VV = (p_RKV - q_RKV).clip(0).reshape(V, V, V, DRAFT_STEPS, V)[:, 0, 0, 0]
+    return np.stack(
+        [rejected_VV, first_VV * (1 - two_VV), first_VV * (two_VV - three_VV), first_VV * three_VV], axis=-1
+    )
+
+
+@functools.cache
+def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, np.ndarray]:
+    """(ids [R, T], taps, logits [R, T, V]) of all sequences of PROMPT and `free` more tokens."""
+    ids_RT = torch.tensor([PROMPT + rest for rest in itertools.product(range(V), repeat=free)])
+    taps, last_hidden = toy.target.features(ids_RT)
+    return ids_RT, taps, (last_hidden @ toy.target.head_VG.T).double().numpy()
+
+
+@torch.no_grad()
+def _laws(
+    toy: Toy,
+    drafter: Eagle3Drafter,
+    free: int,
+    verified: int,
+    sampling: Mapping[str, Any],
+    drafted_at: float | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """p and q [R, K, V] of the tokens after PROMPT and its first 1 + `verified` tokens, given the tokens before."""
+    ids_RT, taps, logits_RTV = _target_part(toy, free)
+    last, K = len(PROMPT) + verified, free - verified
+    unrolled = unroll(drafter, toy.target, ids_RT, taps, K)
+    temperature_R1 = torch.full((len(ids_RT), 1), drafted_at or sampling.get("temperature", 1.0))
+    filters = {name: value for name, value in sampling.items() if name != "temperature"}
+    q = []
+    for step in range(K):
+        hidden_RH, feature_RH = (states[step][:, last - 1] for states in unrolled)
+        routed = drafter.lm_head.route(toy.target.embed(ids_RT[:, last + step]), feature_RH, step)
+        q_RS, ids = drafter.lm_head.distribution(hidden_RH, step, routed, temperature_R1)
+        ids_RS = (torch.arange(V) if ids is None else ids).expand_as(q_RS)
+        q_RV = torch.zeros(len(q_RS), V).scatter_add_(1, ids_RS, q_RS).double().numpy()
+        with np.errstate(divide="ignore"):
+            q.append(filtered(np.log(q_RV), **filters))
+    return filtered(logits_RTV[:, last:], **sampling), np.stack(q, axis=1)

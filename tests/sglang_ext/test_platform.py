@@ -1,0 +1,38 @@
+"""What the CPU platform refuses, at start and not at the first request that needs it."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engines import TARGET
+
+from sglang_ext.adapter.activation import has_accelerator
+
+pytestmark = pytest.mark.skipif(has_accelerator(), reason="the CPU platform is not used here")
+
+
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """SGLang writes resolved arguments into environment variables, which later engines would inherit."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"enable_deterministic_inference": True}, "a request's sampling_seed is honoured without it"),
+        ({"speculative_accept_threshold_single": 0.5}, r"--speculative-accept-threshold-single below 1 .*got 0\.5"),
+        ({"speculative_accept_threshold_acc": 0.5}, "--speculative-accept-threshold-acc below 1"),
+        ({"enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle is not offered"),
+    ],
+    ids=["deterministic", "threshold_single", "threshold_acc", "multi_layer"],
+)
+def test_refusals(option: dict[str, Any], message: str) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    with pytest.raises(ValueError, match=message):
+        ServerArgs(model_path=str(TARGET), **option).resolve_once()
