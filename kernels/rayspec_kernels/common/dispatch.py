@@ -7,8 +7,8 @@ from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 def uses_kernel(*tensors: Tensor) -> bool:
-    """On a CUDA device with bfloat16 tensor cores (for fp8 weights one that knows them), where there are rows, of a type
-    that kernels take, and no gradient is asked for. The first tensor is the activations.
+    """On a CUDA device with bfloat16 tensor cores (for fp8 weights one that knows them), where there are rows, of a
+    type that kernels take, and no gradient is asked for. The first tensor is the activations.
 
     Decided by device, type and shape, never by values, so that tracing and graph capture see one path.
     """
