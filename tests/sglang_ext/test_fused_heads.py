@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from head_cases import SPECS, STEPS, Rows, make_head
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rayspec_kernels.gather_dot
 import rayspec_kernels.head_topk
@@ -58,6 +59,17 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
         torch.testing.assert_close(found.scores_Tk, expected.scores_Tk, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found.log_norm_T, expected.log_norm_T, atol=1e-4, rtol=1e-4)
         assert torch.equal(head.best(rows.hidden_TH, step, routed), expected.token_ids_Tk[:, :1])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", sorted(set(FUSED) - NOT_FUSED))
+def test_no_shape_and_no_branch_depends_on_values(name: str) -> None:
+    head, rows = served(FUSED[name], torch.device("cpu")), Rows.draw(5).to(torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        hidden_TH, embed_TH, feature_TH = (mode.from_tensor(x) for x in rows)
+        for step in STEPS:
+            proposal = head.propose(hidden_TH, step, 4, head.route(embed_TH, feature_TH, step))
+            assert proposal.token_ids_Tk.shape == (5, 4)
 
 
 @pytest.mark.usefixtures("kernels")
