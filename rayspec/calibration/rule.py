@@ -35,6 +35,9 @@ class Rule(ABC):
         """What decides the result beside the counts and the rule's own options, as JSON values."""
         return {}
 
+    def check(self, vocabulary: Vocabulary) -> None:  # noqa: B027  # most rules fit every vocabulary
+        """Raise ValueError, before anything is counted, for an option that does not fit the vocabulary."""
+
     @abstractmethod
     def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
-        """Apply the rule to counts int64 [V]. Raises ValueError for an option that does not fit the vocabulary."""
+        """Apply the rule to counts int64 [V]."""
