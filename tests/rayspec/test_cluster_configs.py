@@ -1,0 +1,54 @@
+"""The examples of configs/cluster say what this release can do."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.runtime_env import RuntimeEnv
+
+from rayspec.config import load_config
+from rayspec.sweep.config import SweepConfig
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "configs" / "cluster"
+
+
+@pytest.fixture(scope="module")
+def job() -> dict[str, Any]:
+    manifest = yaml.safe_load((CLUSTER / "rayjob.yaml").read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    return manifest["spec"]
+
+
+def test_runtime_environments_are_ones_of_ray(job: dict[str, Any]) -> None:
+    for text in ((CLUSTER / "runtime_env.yaml").read_text(), job["runtimeEnvYAML"]):
+        entries = yaml.safe_load(text)
+        found = RuntimeEnv(**entries)
+        assert {"RAYSPEC_HOME", "MLFLOW_TRACKING_URI"} <= set(found.env_vars())
+
+
+def test_the_job_is_a_sweep_of_this_release(job: dict[str, Any]) -> None:
+    _, script, *arguments = shlex.split(job["entrypoint"].replace("/opt/src", str(ROOT)))
+    assert Path(script).is_file()
+    overrides = [a for a in arguments if "=" in a]
+    assert arguments[: len(arguments) - len(overrides)] == ["--config", f"{ROOT}/configs/sweep/heads.yaml"]
+    config = load_config(SweepConfig, arguments[1], overrides)
+    assert config.concurrency == [1, 8, 32]
+    assert config.engine.num_threads is None
+
+
+def test_pods_and_pins_agree(job: dict[str, Any]) -> None:
+    cluster = job["rayClusterSpec"]
+    assert re.search(rf"^ray=={re.escape(cluster['rayVersion'])}$", (ROOT / "constraints.txt").read_text(), re.M)
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= volumes
+
+
+def test_the_image_holds_what_is_installed() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
+    assert all((ROOT / name).exists() for names in copied for name in names.split())
