@@ -1,8 +1,8 @@
 """Sweep draft heads: python jobs/sweep.py --config configs/sweep/demo.yaml [key=value ...] [--plan] | --resume [RUN]
 
 --resume goes on with a sweep that was cut off, by anything: what was measured is not measured again. Also what
-`ray job submit --working-dir . -- python jobs/sweep.py ...` runs. Exits 0 when every trial succeeded, 1 when one failed,
-2 for a config that cannot run.
+`ray job submit --working-dir . -- python jobs/sweep.py ...` runs. Exits 0 when every trial succeeded, 1 when one
+failed, 2 for a config that cannot run.
 """
 
 import argparse

@@ -42,7 +42,8 @@ class RequestRecord:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RequestRecord":
         """What `to_dict` gave, also after a way through JSON."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """MLflow by explicit run ids, from one process: a parent run and its children, none of which is ever left running.
 
-Everything can be written twice without harm: runs are found again by their tags, parameters, tags and artifacts replace
-themselves, and MLflow's stores keep a metric of the same key, step, time and value once. So whoever does not know whether
-a write arrived, because the server or this process died meanwhile, writes again.
+Everything can be written twice without harm: runs are found again by their tags, parameters, tags and artifacts
+replace themselves, and MLflow's stores keep a metric of the same key, step, time and value once. So whoever does not
+know whether a write arrived, because the server or this process died meanwhile, writes again.
 """
 
 import contextlib

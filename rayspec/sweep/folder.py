@@ -1,8 +1,8 @@
 """A sweep on disk, `$RAYSPEC_HOME/sweeps/<id>/`: all that is needed to go on after anything.
 
 `config.yaml` as resolved, `manifest.json` (command, fingerprints of what is measured, the MLflow run), `journal.jsonl`,
-`logs/` of the engines, `ended` once nothing is left to do. Its driver holds a lock on `lock`, which the kernel takes away
-with the process, however it ends.
+`logs/` of the engines, `ended` once nothing is left to do. Its driver holds a lock on `lock`, which the kernel takes
+away with the process, however it ends.
 """
 
 import contextlib
@@ -82,8 +82,9 @@ class SweepFolder:
             changed = [name for name in stored[what] if stored[what][name] != now.get(name)]
             if changed:
                 raise ValueError(
-                    f"sweep {self.id} cannot go on: the {what} {', '.join(changed)} changed since it began, and what was "
-                    "measured before would be mixed with something else; put back what was there, or start a new sweep"
+                    f"sweep {self.id} cannot go on: the {what} {', '.join(changed)} changed since it began, and what "
+                    "was measured before would be mixed with something else; put back what was there, or start a new "
+                    "sweep"
                 )
 
     @property

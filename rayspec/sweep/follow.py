@@ -67,7 +67,8 @@ class Follower(threading.Thread):
     def _read(self) -> None:
         if not self._path.is_file():
             return
-        for self._offset, event in lines(self._path, self._offset):
+        for offset, event in lines(self._path, self._offset):
+            self._offset = offset
             self.state.apply(event)
             self.last_time_s = event["time"]
             self._writes.extend(self._what_to_write(event))

@@ -2,9 +2,10 @@
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
 engines: one without speculation, and one for a value of draft_steps in which drafters are swapped while it runs. Its
-schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many streams, or so many arrivals
-a second), answered by every trial in turn, in an order that rotates from round to round, so that no trial always comes
-first and a change of the machine's speed meets them all. `stopping` decides how many passes over the workload are made.
+schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many streams, or so many
+arrivals a second), answered by every trial in turn, in an order that rotates from round to round, so that no trial
+always comes first and a change of the machine's speed meets them all. `stopping` decides how many passes over the
+workload are made.
 """
 
 from collections.abc import Mapping, Sequence
