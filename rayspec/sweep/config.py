@@ -65,7 +65,7 @@ class RayConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
-        _require(self.num_cpus >= 0, "ray.num_cpus", self.num_cpus, "at least 0")
+        _require(self.num_cpus > 0, "ray.num_cpus", self.num_cpus, "positive")
         _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
 
 

@@ -27,7 +27,7 @@ from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult, score
 from rayspec.sweep.search import run_cohorts
-from rayspec.sweep.trainable import RemoteJournal, journal_actor
+from rayspec.sweep.trainable import CohortTrainable, RemoteJournal, journal_actor
 from rayspec.tracking import UNREACHABLE, Run, Tracker, TrackingError, few_retries, is_outage, persistently, redacted
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,10 @@ def resume_command(folder: SweepFolder) -> str:
     return f"python jobs/sweep.py --resume {folder.id}"
 
 
-def run_sweep(prepared: Prepared, folder: SweepFolder) -> SweepOutcome:
-    """Measure every trial that the folder's journal lacks, and record all.
+def run_sweep(
+    prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrainable] = CohortTrainable
+) -> SweepOutcome:
+    """Measure every trial that the folder's journal lacks, and record all. `trainable` runs a cohort.
 
     Raises what stops the whole sweep (EngineFailed where no trial succeeded, TrackingError where MLflow does not take
     the results), after its runs were ended as FAILED.
@@ -66,7 +68,7 @@ def run_sweep(prepared: Prepared, folder: SweepFolder) -> SweepOutcome:
         try:
             with tracker.parent(config.name, tags, run_id=run_id, resume=resume_command(folder)) as parent:
                 folder.set_run_id(parent.run_id)
-                outcome = _run(prepared, folder, tracker, parent, tags)
+                outcome = _run(prepared, folder, tracker, parent, tags, trainable)
         except UNREACHABLE as error:
             if not is_outage(error):
                 raise
@@ -80,7 +82,14 @@ def run_sweep(prepared: Prepared, folder: SweepFolder) -> SweepOutcome:
     return outcome
 
 
-def _run(prepared: Prepared, folder: SweepFolder, tracker: Tracker, parent: Run, tags: dict[str, str]) -> SweepOutcome:
+def _run(
+    prepared: Prepared,
+    folder: SweepFolder,
+    tracker: Tracker,
+    parent: Run,
+    tags: dict[str, str],
+    trainable: type[CohortTrainable],
+) -> SweepOutcome:
     config = prepared.config
     publisher = Publisher(tracker, parent, config, {**tags, "kind": "trial"})
     publisher.open(prepared.describe(), prepared.prompts, folder.manifest()["drafters"])
@@ -89,7 +98,7 @@ def _run(prepared: Prepared, folder: SweepFolder, tracker: Tracker, parent: Run,
         follower = Follower(folder, prepared.plan, publisher, progress)
         follower.start()
         try:
-            _measure(prepared, folder)
+            _measure(prepared, folder, trainable)
         finally:
             follower.stop()
         state = follower.state
@@ -109,7 +118,7 @@ def _run(prepared: Prepared, folder: SweepFolder, tracker: Tracker, parent: Run,
     return SweepOutcome(results=results, summary=text, parent_run_id=parent.run_id, tracking_uri=tracker.uri)
 
 
-def _measure(prepared: Prepared, folder: SweepFolder) -> None:
+def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrainable]) -> None:
     """Have the cohorts measured that the journal does not hold."""
     plan, config = prepared.plan, prepared.config
     state = SweepState(plan, read(folder.journal))
@@ -119,7 +128,7 @@ def _measure(prepared: Prepared, folder: SweepFolder) -> None:
         for trial in plan.trials:
             if trial.drafter is not None and trial.drafter.problem:
                 journal.append({"event": "failed", "trial": trial.name, "cause": trial.drafter.problem})
-        run_cohorts(prepared, actor, state, folder.logs)
+        run_cohorts(prepared, actor, state, folder, trainable)
         ray.kill(actor)
 
 

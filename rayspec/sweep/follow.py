@@ -41,6 +41,8 @@ class Follower(threading.Thread):
         self._is_over = threading.Event()
 
     def run(self) -> None:
+        self._read()
+        self._progress.begin()
         while not self._is_over.wait(POLL_S):
             self._read()
             try:
@@ -120,6 +122,11 @@ class Progress:
         self._bar = bar
         self._done: Counter[str] = Counter()
         self._sizes = {c.name: len(c.trials) * len(plan.spans) * plan.max_passes for c in plan.cohorts}
+
+    def begin(self) -> None:
+        """What an earlier process measured counts neither towards the rate nor towards the time left."""
+        self._bar.initial = self._bar.n
+        self._bar.unpause()
 
     def show(self, event: Event) -> None:
         name = event.get("cohort", "")

@@ -21,6 +21,7 @@ class SweepState:
         self.rounds: set[int] = set()
         self.dropped: dict[Trial, int] = {}  # passes after which it was given up
         self.finished: dict[tuple[str, Traffic], int] = {}  # by cohort: after how many passes
+        self.begun: dict[str, None] = {}  # cohorts, in their order
         self.ended: dict[str, str] = {}  # cohorts, with the reason
         self.spent_s = 0.0  # on measuring, engine starts left out
         self._failures: dict[Trial, dict[str | None, str]] = defaultdict(dict)
@@ -38,6 +39,8 @@ class SweepState:
         }
 
     def apply(self, event: Event) -> None:
+        if "cohort" in event:
+            self.begun.setdefault(event["cohort"])
         match event["event"]:
             case "engine":
                 self.machine = event["machine"]

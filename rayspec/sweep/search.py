@@ -2,9 +2,8 @@
 
 import os
 import random
+import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 # ours is the one progress bar, and Ctrl-C is handled by who called
@@ -19,51 +18,70 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.engines import engine_resources
+from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.measured import SweepState
+from rayspec.sweep.optuna_search import OptunaCohorts
 from rayspec.sweep.plan import Cohort, Plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
 
 
-def run_cohorts(prepared: Prepared, journal: ActorHandle, state: SweepState, log_folder: Path) -> None:
+def run_cohorts(
+    prepared: Prepared,
+    journal: ActorHandle,
+    state: SweepState,
+    folder: SweepFolder,
+    trainable: type[CohortTrainable] = CohortTrainable,
+) -> None:
     """Measure what the journal, whose content is `state`, lacks. Failures are in the journal afterwards."""
     config, plan = prepared.config, prepared.plan
     cohorts = chosen(config, plan, state)
     if not cohorts:
         return
+    chooser = None
+    if config.search.algorithm == "optuna":
+        chooser = OptunaCohorts(plan.cohorts, list(state.begun), config.baseline, config.seed, METRIC)
     cpus, gpus = engine_resources(config)
     # the trial's own process needs no core, and one bundle keeps the pair of engines on one node
     bundles = tune.PlacementGroupFactory([{}, {k: 2 * v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}])
-    trainable = tune.with_parameters(CohortTrainable, prepared=prepared, journal=journal, log_folder=log_folder)
-    with TemporaryDirectory(prefix="rayspec-tune-") as folder:  # nothing in it is needed again: the journal is
-        tune.Tuner(
-            tune.with_resources(trainable, bundles),
-            param_space={"cohort": tune.grid_search([c.name for c in cohorts])},
-            tune_config=tune.TuneConfig(
-                metric=METRIC,
-                mode="max",
-                scheduler=scheduler(config),
-                reuse_actors=True,
-                max_concurrent_trials=config.search.max_concurrent or (None if gpus else 1),
-            ),
-            run_config=tune.RunConfig(
-                name="cohorts",
-                storage_path=folder,
-                verbose=0,
-                callbacks=[Endings(plan, RemoteJournal(journal))],
-                failure_config=tune.FailureConfig(max_failures=config.ray.max_failures),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            ),
-        ).fit()
+    with_values = tune.with_parameters(trainable, prepared=prepared, journal=journal, log_folder=folder.logs)
+    own = folder.path / "tune"  # nothing in it is needed again: the journal is
+    shutil.rmtree(own, ignore_errors=True)
+    tune.Tuner(
+        tune.with_resources(with_values, bundles),
+        param_space=None if chooser else {"cohort": tune.grid_search([c.name for c in cohorts])},
+        tune_config=tune.TuneConfig(
+            search_alg=chooser,
+            num_samples=plan.num_cohorts if chooser else 1,
+            metric=METRIC,
+            mode="max",
+            scheduler=scheduler(config),
+            reuse_actors=True,
+            max_concurrent_trials=config.search.max_concurrent or (None if gpus else 1),
+        ),
+        run_config=tune.RunConfig(
+            name=own.name,
+            storage_path=str(folder.path),
+            verbose=0,
+            callbacks=[Endings(plan, RemoteJournal(journal))],
+            failure_config=tune.FailureConfig(max_failures=config.ray.max_failures),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def chosen(config: SweepConfig, plan: Plan, state: SweepState) -> Sequence[Cohort]:
-    """The cohorts to run. One that has ended is run again, without measuring, for a scheduler that compares."""
+    """The cohorts to run. One that has ended is run again, without measuring, for those who learn from it."""
     cohorts = list(plan.cohorts)
     if config.search.algorithm == "random":
         random.Random(config.seed).shuffle(cohorts)
     cohorts = cohorts[: plan.num_cohorts]
-    return cohorts if config.search.early_stop else [c for c in cohorts if c.name not in state.ended]
+    missing = [c for c in cohorts if c.name not in state.ended]
+    if config.search.algorithm == "optuna":
+        return cohorts if len(state.ended) < plan.num_cohorts else []
+    is_compared = config.search.early_stop and config.search.algorithm != "grid"
+    return cohorts if is_compared and missing else missing
 
 
 def scheduler(config: SweepConfig) -> TrialScheduler:

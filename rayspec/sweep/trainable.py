@@ -47,8 +47,11 @@ class CohortTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any], *, prepared: Prepared, journal: ActorHandle, log_folder: Path) -> None:
         self.prepared = prepared
         self.journal = RemoteJournal(journal)
-        self.engines = Engines(prepared.config, prepared.target, log_folder)
+        self.engines = self.make_engines(prepared, log_folder)
         self.reset_config(config)
+
+    def make_engines(self, prepared: Prepared, log_folder: Path) -> Engines:
+        return Engines(prepared.config, prepared.target, log_folder)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         cohort = cohort_of(self.prepared.plan, new_config)
