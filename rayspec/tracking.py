@@ -33,6 +33,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_NAME,
     MLFLOW_USER,
 )
+from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
 from rayspec.home import DATABASES
@@ -45,7 +46,7 @@ RETRY_S = 5.0
 SYSTEM_METRICS_INTERVAL_S = 10
 
 
-UNREACHABLE = (MlflowException, SQLAlchemyError, OSError)  # what a store that is gone raises, and others
+UNREACHABLE = (MlflowException, SQLAlchemyError, RequestException)  # what a store that is gone raises, and others
 
 
 class TrackingError(ValueError):

@@ -70,11 +70,10 @@ def run_sweep(
                 folder.set_run_id(parent.run_id)
                 outcome = _run(prepared, folder, tracker, parent, tags, trainable)
         except UNREACHABLE as error:
-            if not is_outage(error):
-                raise
+            problem = "is gone" if is_outage(error) else f"refused ({error})"
             raise TrackingError(
-                f"MLflow at {redacted(tracker.uri)} is gone, and what was measured is in {folder.journal} alone; when "
-                f"it is back: {resume_command(folder)}"
+                f"MLflow at {redacted(tracker.uri)} {problem}, and what was measured is in {folder.journal} alone; "
+                f"when that is mended: {resume_command(folder)}"
             ) from error
         folder.set_ended()
     if all(r.error for r in outcome.results):

@@ -13,9 +13,9 @@ from functools import partial
 from tqdm import tqdm
 
 from rayspec.sweep.folder import SweepFolder
-from rayspec.sweep.journal import Event, lines
+from rayspec.sweep.journal import GIVEN_UP, Event, lines
 from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import Plan
+from rayspec.sweep.plan import PLAIN, Plan
 from rayspec.sweep.publish import Publisher
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
@@ -30,6 +30,7 @@ class Follower(threading.Thread):
         super().__init__(name="follower", daemon=True)
         self.state = SweepState(plan)
         self.last_time_s = 0.0  # of the last event
+        self._plan = plan
         self._path = folder.journal
         self._publisher = publisher
         self._progress = Progress(plan, progress)
@@ -90,7 +91,12 @@ class Follower(threading.Thread):
                 trial = self.state.trials[event["trial"]]
                 return [partial(p.failed, trial, event["cause"])] if trial in self.state.errors else []
             case "dropped":
-                return [partial(p.dropped, self.state.trials[event["trial"]], event["passes"])]
+                reason = f"after {event['passes']} passes: its whole interval is below the best one's"
+                return [partial(p.given_up, self.state.trials[event["trial"]], reason)]
+            case "ended" if event["reason"] == GIVEN_UP:
+                own = [t for c in self._plan.cohorts if c.name == event["cohort"] for t in c.trials]
+                candidates = [t for t in own if t.head not in (PLAIN, self._publisher.config.baseline)]
+                return [partial(p.given_up, t, "by the scheduler, in comparison with others") for t in candidates]
         return []
 
     def _write(self) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Event = dict[str, Any]
+GIVEN_UP = "given up"  # a cohort's end that the scheduler decided on
 IDENTITY = {
     "engine": ("cohort", "engine", "seconds"),
     "heads": (),

@@ -95,8 +95,9 @@ class Publisher:
     def failed(self, trial: Trial, cause: str) -> None:
         self._run(trial).fail(cause)
 
-    def dropped(self, trial: Trial, passes: int) -> None:
-        self._run(trial).set_tags({"given_up": f"after {passes} passes: its whole interval was below the best one's"})
+    def given_up(self, trial: Trial, reason: str) -> None:
+        """Fewer passes than the others, since nothing better was to be expected."""
+        self._run(trial).set_tags({"given_up": reason})
 
     def logs(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.log")):

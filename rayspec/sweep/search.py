@@ -19,6 +19,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.engines import engine_resources
 from rayspec.sweep.folder import SweepFolder
+from rayspec.sweep.journal import GIVEN_UP
 from rayspec.sweep.measured import SweepState
 from rayspec.sweep.optuna_search import OptunaCohorts
 from rayspec.sweep.plan import Cohort, Plan
@@ -106,7 +107,7 @@ class Endings(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         name = cohort_of(self.plan, trial.config).name
-        self.journal.append({"event": "ended", "cohort": name, "reason": "given up early"})
+        self.journal.append({"event": "ended", "cohort": name, "reason": GIVEN_UP})
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         cohort = cohort_of(self.plan, trial.config)
