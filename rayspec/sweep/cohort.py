@@ -110,12 +110,14 @@ class CohortRun:
         return speedups(self.config, trial, self.state.blocks, self.state.errors)
 
     def _best(self) -> float:
-        """The best candidate's speed-up over plain decoding, as far as it was measured."""
+        """The best candidate's speed-up over plain decoding in the passes so far; the same when they are read again."""
         logs: dict[str, list[float]] = {}
+        last = max(r.index for r in self.plan.rounds(self.cohort, self.passes - 1))
+        blocks = {t: [b for b in self.state.blocks[t] if b.index <= last] for t in self.cohort.trials}
         drafters = [d for d in self.cohort.drafters if d.label != self.config.baseline] or self.cohort.drafters
         for trial in self.cohort.trials:
             if trial.drafter in drafters and trial not in self.state.errors:
-                found = self._speedups(trial).get("plain")
+                found = speedups(self.config, trial, blocks, self.state.errors).get("plain")
                 if found is not None:
                     logs.setdefault(trial.head, []).append(log(found.value))
         return max((exp(fmean(values)) for values in logs.values()), default=0.0)
