@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         return 2
 
     from rayspec.farm.runtime import EngineFailed
-    from rayspec.sweep.controller import run_sweep  # imports Ray and MLflow
+    from rayspec.sweep.controller import resume_command, run_sweep  # imports Ray and MLflow
     from rayspec.tracking import how_to_look
 
     try:
@@ -73,6 +73,9 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:  # of tracking, or a sweep that runs
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, SystemExit):
+        print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)
+        raise
     print(f"\n{outcome.summary}\n")
     print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
     print(f"Report: python jobs/report.py --sweep {outcome.parent_run_id}")

@@ -1,5 +1,6 @@
 """Runs the cohorts of a sweep as trials of Ray Tune: which of them, how many at once, and which are given up early."""
 
+import logging
 import os
 import random
 import shutil
@@ -25,6 +26,11 @@ from rayspec.sweep.optuna_search import OptunaCohorts
 from rayspec.sweep.plan import Cohort, Plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
+
+logger = logging.getLogger(__name__)
+# what it would print of a failure, with a traceback through Ray, Endings says in a line
+for name in ("ray.tune.tune", "ray.tune.execution.tune_controller"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def run_cohorts(
@@ -105,6 +111,10 @@ class Endings(tune.Callback):
         self.plan = plan
         self.journal = journal
 
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        name = cohort_of(self.plan, trial.config).name
+        logger.warning("the actor of cohort %s or its node died; it goes on where its journal ends", name)
+
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         name = cohort_of(self.plan, trial.config).name
         self.journal.append({"event": "ended", "cohort": name, "reason": GIVEN_UP})
@@ -113,6 +123,7 @@ class Endings(tune.Callback):
         cohort = cohort_of(self.plan, trial.config)
         error = trial.get_error()
         cause = f"the cohort {cohort.name} failed {trial.num_failures} times, the last time with {error}"
+        logger.warning(cause)
         for member in cohort.trials:
             self.journal.append({"event": "failed", "cohort": cohort.name, "trial": member.name, "cause": cause})
         self.journal.append({"event": "ended", "cohort": cohort.name, "reason": "failed"})

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -73,6 +74,8 @@ class FakeEngines:
         if drafter is None:
             return self.plain
         assert self.speculative is not None
+        if drafter.label == os.environ.get("FAKE_KILLER"):
+            os.kill(os.getpid(), signal.SIGKILL)
         number = 0 if drafter.label == "full" else int(drafter.label[1:])
         self.speculative.gain = 1 + number / self.num_candidates
         return self.speculative

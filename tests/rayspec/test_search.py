@@ -20,8 +20,9 @@ from rayspec.sweep.prepare import prepare
 from rayspec.sweep.search import chosen
 
 ROOT = Path(__file__).parents[2]
-SPACE = ["draft_steps=[2,4]", "repeats=3", "search.early_stop.grace_passes=1"]
 SAMPLES = 6
+SEARCH = ["draft_steps=[2,4]", "repeats=3", "search.early_stop.grace_passes=1", "search.algorithm=optuna"]
+SEARCH += [f"search.samples={SAMPLES}"]
 
 
 def test_random_search_takes_some_by_seed() -> None:
@@ -56,12 +57,11 @@ def test_optuna_suggests_every_candidate_once_and_begins_where_it_was() -> None:
     assert sorted(found) == sorted(c.name for c in plan.cohorts)
 
 
-def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "tests/rayspec/fake_sweep.py", "--candidates=6", f"--home={home}", *arguments, *SPACE]
-    command += ["search.algorithm=optuna", f"search.samples={SAMPLES}"]
+def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "tests/rayspec/fake_sweep.py", f"--home={home}", *arguments]
     inherited = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environment = {**inherited, "PYTHONPATH": path, "FAKE_BLOCK_S": "0.05"}
+    environment = {**inherited, "PYTHONPATH": path, "FAKE_BLOCK_S": "0.05", **variables}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -72,7 +72,7 @@ def events(home: Path, kind: str) -> list[Event]:
 
 
 def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    killed = start(tmp_path)
+    killed = start(tmp_path, "--candidates=6", *SEARCH)
     deadline = time.monotonic() + 600
     while len(events(tmp_path, "ended")) < 2:
         assert killed.poll() is None, killed.communicate()[0]
@@ -81,7 +81,7 @@ def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp
     killed.kill()
     killed.communicate()
     before = events(tmp_path, "round")
-    resumed = start(tmp_path, "--resume")
+    resumed = start(tmp_path, "--candidates=6", "--resume", *SEARCH)
     output = resumed.communicate(timeout=600)[0]
     assert resumed.returncode == 0, output
     rounds = events(tmp_path, "round")
@@ -105,3 +105,19 @@ def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp
         for key in run.data.metrics:
             steps = [m.step for m in client.get_metric_history(run.info.run_id, key)]
             assert len(set(steps)) == len(steps), f"{run.info.run_name}: {key}"
+
+
+def test_a_cohort_whose_actor_dies_again_and_again_fails_alone(tmp_path: Path) -> None:
+    settings = ["draft_steps=[2]", "search.candidates_per_cohort=1", "ray.max_failures=1"]
+    sweep = start(tmp_path, "--candidates=2", *settings, FAKE_KILLER="d1")
+    output = sweep.communicate(timeout=600)[0]
+    assert sweep.returncode == 0, output
+    assert "the actor of cohort s2-d1 or its node died; it goes on where its journal ends" in output
+    assert {e["cohort"]: e["reason"] for e in events(tmp_path, "ended")} == {"s2-d1": "failed", "s2-d2": "measured"}
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("rayspec-sweep")
+    assert experiment is not None
+    runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
+    failed = {name for name, r in runs.items() if r.info.status == "FAILED"}
+    assert failed == {"d1-s2-c1"}, "plain decoding and the baseline were measured in the other cohort"
+    assert "the cohort s2-d1 failed 2 times" in runs["d1-s2-c1"].data.tags["error"]
