@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an MLflow server that is gone is said once
     signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: end the runs as Ctrl-C does
 
     if options.resume is not None and (options.config or options.overrides or options.plan):

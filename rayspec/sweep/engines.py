@@ -16,7 +16,8 @@ def engine_resources(config: SweepConfig) -> tuple[float, float]:
     """CPUs and GPUs that one engine reserves in the connected cluster."""
     num_gpus = config.ray.num_gpus
     if num_gpus is None:
-        share = float(config.engine.extra.get("tp_size", 0.5))  # of a GPU that two engines share, or whole ones
+        tp_size = int(config.engine.extra.get("tp_size", 1))
+        share = 0.5 if tp_size == 1 else float(tp_size)  # Ray divides one GPU, of several it gives whole ones
         num_gpus = share if cluster_gpus() > 0 else 0.0
     return config.ray.num_cpus, num_gpus
 

@@ -111,11 +111,9 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
     store, port = f"sqlite:///{folder}/mlflow.db", free_port()
     server = start_mlflow(store, folder, port)
     sweep = Sweep(home=folder / "home", uri=f"http://127.0.0.1:{port}")
-    sweep.start(*SETTINGS)
-    sweep.wait_for_rounds(2)
-    sweep.survive("MLflow server", lambda: os.killpg(server.pid, signal.SIGKILL))
-    server = start_mlflow(store, folder, port)
     try:
+        sweep.start(*SETTINGS)
+        sweep.wait_for_rounds(2)
         for victim, title in (("scheduler", "sglang::scheduler"), ("runtime actor", "ray::_RuntimeShell")):
             sweep.survive(victim, sweep.descendant(title).kill)
 
@@ -124,6 +122,8 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
             sweep.start("--resume")
 
         sweep.survive("driver", driver)
+        sweep.survive("MLflow server", lambda: os.killpg(server.pid, signal.SIGKILL))
+        server = start_mlflow(store, folder, port)  # which takes longer than the rest of the sweep
         sweep.finish()
         yield sweep
     finally:
@@ -163,7 +163,7 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-VICTIMS = {"one_machine": ["MLflow server", "scheduler", "runtime actor", "driver"], "two_nodes": ["Ray node"]}
+VICTIMS = {"one_machine": ["scheduler", "runtime actor", "driver", "MLflow server"], "two_nodes": ["Ray node"]}
 
 
 @pytest.mark.parametrize(("sweep", "victim"), [(s, v) for s, victims in VICTIMS.items() for v in victims])
