@@ -127,6 +127,7 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
         sweep.finish()
         yield sweep
     finally:
+        sweep.process.kill()
         os.killpg(server.pid, signal.SIGKILL)
 
 
@@ -153,6 +154,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
             sweep.finish()
             yield sweep
         finally:
+            sweep.process.kill()
             cluster.shutdown()
 
 
