@@ -1,7 +1,8 @@
-"""Sweep draft heads: python jobs/sweep.py --config configs/sweep/demo.yaml [key=value ...] [--plan]
+"""Sweep draft heads: python jobs/sweep.py --config configs/sweep/demo.yaml [key=value ...] [--plan] | --resume [RUN]
 
-Also what `ray job submit --working-dir . -- python jobs/sweep.py ...` runs. Exits 0 when every trial succeeded, 1 when
-one failed, 2 for a config that cannot run.
+--resume goes on with a sweep that was cut off, by anything: what was measured is not measured again. Also what
+`ray job submit --working-dir . -- python jobs/sweep.py ...` runs. Exits 0 when every trial succeeded, 1 when one
+failed, 2 for a config that cannot run.
 """
 
 import argparse
@@ -20,38 +21,62 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="jobs/sweep.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("--config", metavar="FILE", help="YAML of the sweep; defaults alone without it")
     parser.add_argument("--plan", action="store_true", help="print the trials and stop")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="go on with this sweep (id, MLflow run id or name), or with the newest that did not end",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an MLflow server that is gone is said once
     signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: end the runs as Ctrl-C does
 
-    try:
-        config = load_config(SweepConfig, options.config, options.overrides)
-        from rayspec.sweep.prepare import prepare  # imports torch; a typing error should not wait for it
+    if options.resume is not None and (options.config or options.overrides or options.plan):
+        parser.error("--resume takes the stored config of the sweep; no --config, --plan or key=value beside it")
 
-        prepared = prepare(config)
+    try:
+        # imports torch; a typing error should not wait for it
+        if options.resume is None:
+            config = load_config(SweepConfig, options.config, options.overrides)
+        from rayspec.sweep.folder import SweepFolder, find_resumable
+        from rayspec.sweep.prepare import prepare
+
+        if options.resume is not None:
+            folder = find_resumable(prepared_home(), options.resume or None)
+            prepared = prepare(folder.config())
+            folder.check(prepared)
+            print(f"resuming {folder.id}")
+        else:
+            prepared = prepare(config)
         print(prepared.describe(), flush=True)
         if options.plan:
             return 0
-        home = prepared_home()
+        if options.resume is None:
+            folder = SweepFolder.create(prepared_home(), prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
     from rayspec.farm.runtime import EngineFailed
-    from rayspec.sweep.controller import run_sweep  # imports Ray and MLflow
-    from rayspec.tracking import TrackingError, how_to_look
+    from rayspec.sweep.controller import resume_command, run_sweep  # imports Ray and MLflow
+    from rayspec.tracking import how_to_look
 
     try:
-        outcome = run_sweep(prepared, home, shlex.join(["python", "jobs/sweep.py", *arguments]))
+        outcome = run_sweep(prepared, folder)
     except EngineFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except TrackingError as error:
+    except ValueError as error:  # of tracking, or a sweep that runs
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, SystemExit):
+        print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)
+        raise
     print(f"\n{outcome.summary}\n")
     print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
     print(f"Report: python jobs/report.py --sweep {outcome.parent_run_id}")

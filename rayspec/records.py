@@ -39,6 +39,12 @@ class RequestRecord:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RequestRecord":
+        """What `to_dict` gave, also after a way through JSON."""
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**fields)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
@@ -61,6 +67,20 @@ class Measured:
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
     peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Measured":
+        """What `to_dict` gave, also after a way through JSON."""
+        steps = values["step_seconds"]
+        return cls(
+            wall_s=values["wall_s"],
+            requests=tuple(RequestRecord.from_dict(r) for r in values["requests"]),
+            step_seconds=StepSeconds(**steps) if steps else None,
+            peak_memory_bytes=values["peak_memory_bytes"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""MLflow by explicit run ids, from one process: a parent run and its children, none of which is ever left running."""
+"""MLflow by explicit run ids, from one process: a parent run and its children, none of which is ever left running.
+
+Everything can be written twice without harm: runs are found again by their tags, parameters, tags and artifacts
+replace themselves, and MLflow's stores keep a metric of the same key, step, time and value once. So whoever does not
+know whether a write arrived, because the server or this process died meanwhile, writes again.
+"""
 
 import contextlib
 import logging
@@ -6,7 +11,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -28,6 +33,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_NAME,
     MLFLOW_USER,
 )
+from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
 from rayspec.home import DATABASES
@@ -35,20 +41,57 @@ from rayspec.home import DATABASES
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
 TAG_VALUE_LIMIT = 5000
+RESUME_TAG = "resume"  # of a run that was cut off: the command that goes on
+RETRY_S = 5.0
 SYSTEM_METRICS_INTERVAL_S = 10
+
+
+UNREACHABLE = (MlflowException, SQLAlchemyError, RequestException)  # what a store that is gone raises, and others
 
 
 class TrackingError(ValueError):
     """The MLflow store cannot be used; the message says why and what to do, without any password."""
 
 
+def is_outage(error: BaseException) -> bool:
+    """Whether the store may be back later, as opposed to having refused."""
+    if isinstance(error, MlflowException):
+        return error.get_http_status_code() >= 500
+    return isinstance(error, UNREACHABLE)
+
+
+def persistently(write: Callable[[], None], patience_s: float) -> None:
+    """Call `write`, which may be called twice, until the store takes it. Raises its error after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return write()
+        except UNREACHABLE as error:
+            if not is_outage(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
+
+
 class Run:
     """One MLflow run. It is RUNNING until `finish` or `fail`; both may be called again without effect."""
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, status: str = "RUNNING") -> None:
         self.client = client
         self.run_id = run_id
-        self.is_open = True
+        self.status = status
+
+    def reopen(self) -> None:
+        """Set it RUNNING again, and forget why it had ended."""
+        tags = self.client.get_run(self.run_id).data.tags
+        for tag in ("error", RESUME_TAG):
+            if tag in tags:
+                self.client.delete_tag(self.run_id, tag)
+        self.client.update_run(self.run_id, status="RUNNING")
+        self.status = "RUNNING"
+
+    def steps(self, key: str) -> set[int]:
+        """The steps at which a metric has been logged."""
+        return {m.step for m in self.client.get_metric_history(self.run_id, key)}
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log parameters. Raises ValueError for a value that MLflow would not keep whole."""
@@ -61,9 +104,10 @@ class Run:
         for i in range(0, len(items), BATCH_LIMIT):
             self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        now = int(time.time() * 1000)
-        self.client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, step) for k, v in metrics.items()])
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, time_s: float | None = None) -> None:
+        """Log values. With the time when they were measured (Unix seconds), logging again has no effect."""
+        at = int(1000 * (time.time() if time_s is None else time_s))
+        self.client.log_batch(self.run_id, metrics=[Metric(k, float(v), at, step) for k, v in metrics.items()])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self.client.log_batch(self.run_id, tags=[RunTag(k, v[:TAG_VALUE_LIMIT]) for k, v in tags.items()])
@@ -85,15 +129,21 @@ class Run:
 
     def fail(self, cause: str) -> None:
         """End as FAILED, with the cause as the tag `error` and the artifact error.txt."""
-        if self.is_open:
+        if self.status == "RUNNING":
             self.set_tags({"error": cause})
             self.log_text(cause + "\n", "error.txt")
         self._end("FAILED")
 
+    def cut_off(self, resume: str) -> None:
+        """End as KILLED, with the command that goes on as the tag `resume`."""
+        if self.status == "RUNNING":
+            self.set_tags({RESUME_TAG: resume})
+        self._end("KILLED")
+
     def _end(self, status: str) -> None:
-        if self.is_open:
+        if self.status == "RUNNING":
             self.client.set_terminated(self.run_id, status)
-            self.is_open = False
+            self.status = status
 
 
 class Tracker:
@@ -104,30 +154,64 @@ class Tracker:
         self.client = connect(uri)
         self.experiment_id = self._experiment(experiment, artifact_uri)
         self._children: list[Run] = []
+        self._known: dict[str, entities.Run] | None = None  # children of the parent, as far as they are known by name
 
     @contextlib.contextmanager
-    def parent(self, name: str, tags: Mapping[str, str]) -> Iterator[Run]:
-        """A parent run: FINISHED at the end of the block; with any exception (Ctrl-C too) it and its open children
-        are FAILED with the traceback, and the exception goes on. It carries this machine's system metrics."""
-        run = self._create(name, tags)
+    def parent(
+        self, name: str, tags: Mapping[str, str], *, run_id: str | None = None, resume: str | None = None
+    ) -> Iterator[Run]:
+        """A parent run, or that of `run_id` again: FINISHED at the end of the block; with any exception (Ctrl-C too) it
+        and its open children are FAILED with the traceback, and the exception goes on. `resume` is the command with
+        which the user goes on then. The run carries this machine's system metrics."""
+        run = Run(self.client, run_id, "KILLED") if run_id else self._create(name, tags)
+        if run_id:
+            run.reopen()
         try:
-            with _system_metrics(self.uri, run.run_id):
+            with _system_metrics(self.uri, run.run_id, resume=run_id is not None):
                 yield run
         except BaseException as error:
             cause = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else traceback.format_exc()
-            for child in self._children:
-                child.fail(f"the sweep ended before this trial did: {type(error).__name__}: {error}")
-            run.fail(cause)
+            with contextlib.suppress(*UNREACHABLE):  # a store that is gone must not hide the error
+                for child in self._children:
+                    if resume and child.status == "RUNNING":
+                        child.set_tags({RESUME_TAG: resume})
+                    child.fail(f"the sweep ended before this trial did: {type(error).__name__}: {error}")
+                run.set_tags({RESUME_TAG: resume} if resume else {})
+                run.fail(cause)
             raise
         for child in self._children:
             child.finish()
         run.finish()
 
     def child(self, parent: Run, name: str, tags: Mapping[str, str]) -> Run:
-        """A run under `parent`, ended by whoever opened it, at the latest with the parent."""
-        run = self._create(name, {**tags, MLFLOW_PARENT_RUN_ID: parent.run_id})
+        """A run under `parent`, or the one that has this name there; ended by whoever opened it, at the latest with the
+        parent."""
+        if self._known is None:
+            self._known = {
+                r.info.run_name: r for r in self.search(f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent.run_id}'")
+            }
+        if name in self._known:
+            found = self._known[name]
+            run = Run(self.client, found.info.run_id, found.info.status)
+            if RESUME_TAG in found.data.tags:
+                run.reopen()
+        else:
+            # the answer may be lost although the run was made
+            self._known, known = None, self._known
+            run = self._create(name, {**tags, MLFLOW_PARENT_RUN_ID: parent.run_id})
+            self._known = known
         self._children.append(run)
         return run
+
+    def search(self, condition: str) -> list[entities.Run]:
+        """All runs of the experiment for which it holds."""
+        runs: list[entities.Run] = []
+        token: str | None = None
+        while token is None or token:
+            page = self.client.search_runs([self.experiment_id], condition, max_results=1000, page_token=token)
+            runs += page
+            token = page.token or ""
+        return runs
 
     def _experiment(self, name: str, artifact_uri: str | None) -> str:
         found = self.client.get_experiment_by_name(name)
@@ -159,7 +243,7 @@ def connect(uri: str) -> MlflowClient:
     Who may log in is MLflow's own business: MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN.
     """
     try:
-        with _quiet_migrations(), _few_retries():
+        with _quiet_migrations(), few_retries():
             _try_database(uri)
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
@@ -202,7 +286,7 @@ def how_to_look(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def _few_retries() -> Iterator[None]:
+def few_retries() -> Iterator[None]:
     """MLflow tries for minutes; who mistyped an address should not wait for that. What the user has set, stays."""
     variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
     if variable.is_set():
@@ -216,7 +300,7 @@ def _few_retries() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _system_metrics(uri: str, run_id: str) -> Iterator[None]:
+def _system_metrics(uri: str, run_id: str, *, resume: bool) -> Iterator[None]:
     """Sample this machine for the length of the block, unless MLflow's own switch says no.
 
     The names carry the host: on a cluster the engines may run elsewhere.
@@ -226,7 +310,11 @@ def _system_metrics(uri: str, run_id: str) -> Iterator[None]:
         return
     logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.WARNING)  # says when it starts and stops
     monitor = SystemMetricsMonitor(
-        run_id, sampling_interval=SYSTEM_METRICS_INTERVAL_S, node_id=socket.gethostname(), tracking_uri=uri
+        run_id,
+        sampling_interval=SYSTEM_METRICS_INTERVAL_S,
+        resume_logging=resume,  # at the next step
+        node_id=socket.gethostname(),
+        tracking_uri=uri,
     )
     monitor.start()
     try:

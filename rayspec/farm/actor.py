@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -28,8 +29,11 @@ LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a th
 
 
 @contextlib.contextmanager
-def cluster(address: str | None) -> Iterator[None]:
-    """Connect to `address`, or to the cluster of RAY_ADDRESS, or start Ray on this machine; leave it at the end."""
+def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
+    """Connect to `address`, or to the cluster of RAY_ADDRESS, or start Ray on this machine; leave it at the end.
+
+    A cluster of our own counts at least `min_cpus`: a reservation orders who is started, it limits nobody.
+    """
     if ray.is_initialized():
         yield
         return
@@ -43,6 +47,7 @@ def cluster(address: str | None) -> Iterator[None]:
             ray.init(
                 address="local",
                 include_dashboard=False,
+                num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(min_cpus)),
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
                 # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
                 _system_config={"worker_niceness": 0},

@@ -61,9 +61,11 @@ class RayConfig:
     address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
     num_cpus: float = 1.0  # reserved, not a limit: an idle engine leaves its cores to the measured one
     num_gpus: float | None = None  # None: half a GPU where the cluster has any, so that two engines share one
+    max_failures: int = 3  # times that a cohort starts again after the death of its actor or node
 
     def __post_init__(self) -> None:
-        _require(self.num_cpus >= 0, "ray.num_cpus", self.num_cpus, "at least 0")
+        _require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
+        _require(self.num_cpus > 0, "ray.num_cpus", self.num_cpus, "positive")
         _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
 
 
@@ -73,12 +75,52 @@ class StopConfig:
 
     ci_width: float | None = None  # end once every speed-up's interval is narrower: high - low as a share of the value
     max_repeats: int = 20  # or after this many passes
-    max_seconds: float | None = None  # or after this time of measuring in the sweep; its phases share it evenly
+    max_seconds: float | None = None  # or after this time of measuring in the sweep; its cohorts share it evenly
 
     def __post_init__(self) -> None:
         _require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
         _require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
         _require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopConfig:
+    """Give up hopeless candidates by their speed-up over plain decoding, after `grace_passes` passes, then after each
+    `reduction_factor` times as many."""
+
+    grace_passes: int = 1
+    reduction_factor: int = 3  # random, optuna: the best 1/reduction_factor of the candidates go on (ASHA)
+
+    def __post_init__(self) -> None:
+        _require(self.grace_passes >= 1, "search.early_stop.grace_passes", self.grace_passes, "at least 1")
+        factor = self.reduction_factor
+        _require(factor >= 2, "search.early_stop.reduction_factor", factor, "at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Which candidates (drafter and draft steps) are measured, and how many side by side."""
+
+    algorithm: str = "grid"  # every one; `random`: some, by seed; `optuna`: some, chosen by what was measured
+    samples: int | None = None  # random, optuna: how many candidates
+    candidates_per_cohort: int | None = None  # grid: candidates that share a pair of engines; None: all of equal steps
+    max_concurrent: int | None = None  # cohorts at once; None: as many as there are GPUs for, without a GPU one
+    early_stop: EarlyStopConfig | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.algorithm in ALGORITHMS, "search.algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
+        for name in ("samples", "candidates_per_cohort", "max_concurrent"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"search.{name}", value, "at least 1")
+        if self.algorithm == "grid":
+            _require(self.samples is None, "search.samples", self.samples, "unset for algorithm=grid, which takes all")
+        else:
+            _require(self.samples is not None, "search.samples", self.samples, f"given for {self.algorithm}")
+            each = self.candidates_per_cohort
+            _require(each in (None, 1), "search.candidates_per_cohort", each, f"unset for algorithm={self.algorithm}")
+
+
+ALGORITHMS = ("grid", "random", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +143,7 @@ class SweepConfig:
     block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
     repeats: int = 1  # passes over the workload, or the fewest of them with stop.ci_width
     stop: StopConfig = field(default_factory=StopConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     slo: Slo = field(default_factory=Slo)  # limits in milliseconds that make a request count as good
     max_new_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
@@ -139,9 +182,21 @@ class SweepConfig:
         closed = [Traffic(concurrency=c) for c in self.concurrency]
         return [*closed, *(Traffic(request_rate=r) for r in self.request_rate)]
 
+    def max_passes(self) -> int:
+        """Passes over the workload that there may be."""
+        return self.stop.max_repeats if self.stop.ci_width is not None else self.repeats
+
+    def milestones(self) -> list[int]:
+        """The numbers of passes after which hopeless candidates are given up."""
+        early = self.search.early_stop
+        found = [early.grace_passes] if early else []
+        while early and found[-1] * early.reduction_factor < self.max_passes():
+            found.append(found[-1] * early.reduction_factor)
+        return [m for m in found if m < self.max_passes()]
+
     def looks(self) -> list[int]:
-        """The numbers of passes after which the measurement may end."""
-        return looks(self.repeats, self.stop.max_repeats if self.stop.ci_width is not None else self.repeats)
+        """The numbers of passes after which the intervals are looked at."""
+        return sorted({*looks(self.repeats, self.max_passes()), *self.milestones()})
 
     def confidence(self) -> float:
         """The level of each interval, so that the reported one covers in 95% whenever the passes ended."""

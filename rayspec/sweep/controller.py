@@ -1,37 +1,37 @@
-"""Runs a sweep: the only part that knows plan, engines, scores, tracking and report.
+"""Runs a sweep: the only part that knows journal, cohorts, scores, tracking and report.
 
-A trial that fails, fails alone: its run ends FAILED with the cause, the others go on. What fails a drafter (its load,
-its swap) fails its trials of the phase; a dead speculative engine is replaced, which costs the trial that killed it.
+The driver runs Tune and follows the journal; it holds nothing that the journal does not. So a sweep that was cut off
+goes on by the same way on which it began.
 """
 
 import logging
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
 from tqdm import tqdm
 
 from rayspec.costs import read_costs
-from rayspec.farm.actor import RuntimeHandle, cluster
-from rayspec.farm.load import Traffic
+from rayspec.farm.actor import cluster
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
-from rayspec.records import BlockRecord
 from rayspec.report.table import summary
-from rayspec.statistics import Interval
-from rayspec.sweep.engines import Engines
-from rayspec.sweep.plan import Drafter, Phase, Round, Trial
+from rayspec.sweep.folder import SweepFolder
+from rayspec.sweep.follow import Follower
+from rayspec.sweep.journal import read
+from rayspec.sweep.measured import SweepState
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.publish import Publisher
-from rayspec.sweep.results import TrialResult, score, speedups
-from rayspec.sweep.stopping import Budget, is_finished, phase_budget_s
-from rayspec.tracking import Tracker
+from rayspec.sweep.results import TrialResult, score
+from rayspec.sweep.search import run_cohorts
+from rayspec.sweep.trainable import CohortTrainable, RemoteJournal, journal_actor
+from rayspec.tracking import UNREACHABLE, Run, Tracker, TrackingError, few_retries, is_outage, persistently, redacted
 
 logger = logging.getLogger(__name__)
+PATIENCE_S = 300.0  # for an MLflow server that is gone at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,176 +46,96 @@ class SweepOutcome:
         return [r for r in self.results if r.error]
 
 
-def run_sweep(prepared: Prepared, home: Path, command: str) -> SweepOutcome:
-    """Measure every trial and record it; engine logs go under `home`.
+def resume_command(folder: SweepFolder) -> str:
+    return f"python jobs/sweep.py --resume {folder.id}"
 
-    Raises what stops the whole sweep (EngineFailed where no trial succeeded), after its runs were ended as FAILED.
+
+def run_sweep(
+    prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrainable] = CohortTrainable
+) -> SweepOutcome:
+    """Measure every trial that the folder's journal lacks, and record all. `trainable` runs a cohort.
+
+    Raises what stops the whole sweep (EngineFailed where no trial succeeded, TrackingError where MLflow does not take
+    the results), after its runs were ended as FAILED.
     """
     config = prepared.config
-    tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
-    tags = {"command": command, **provenance()}
-    with tracker.parent(config.name, {**tags, "kind": "sweep"}) as parent:
-        publisher = Publisher(tracker, parent, config, tags)
-        publisher.open(prepared.plan, prepared.describe(), prepared.prompts)
-        engines = Engines(config, prepared.target, home / "logs" / parent.run_id)
-        measurement = _Measurement(prepared, engines, publisher)
-        with cluster(config.ray.address), engines.running():
-            try:
-                measurement.run()
-            finally:
-                publisher.logs(engines.log_folder)
-        costs = read_costs(prepared.target, {d.label: d.path for d in measurement.measured_drafters()})
-        results = score(config, measurement.blocks, measurement.errors, measurement.head_latency_s, costs)
-        text = summary(results)
-        publisher.close(results, measurement.blocks, text, engines.machine)
-        if all(r.error for r in results):
-            raise EngineFailed(f"no trial succeeded:\n{text}")
-        return SweepOutcome(results=results, summary=text, parent_run_id=parent.run_id, tracking_uri=tracker.uri)
-
-
-class _Measurement:
-    """The blocks and errors of a sweep as they come in."""
-
-    def __init__(self, prepared: Prepared, engines: Engines, publisher: Publisher) -> None:
-        self.prepared = prepared
-        self.config = prepared.config
-        self.engines = engines
-        self.publisher = publisher
-        self.blocks: dict[Trial, list[BlockRecord]] = defaultdict(list)
-        self.errors: dict[Trial, str] = {}
-        self.head_latency_s: dict[Traffic, dict[str, float]] = {}
-        self.spent_s = 0.0  # on measuring, engine starts left out
-
-    def measured_drafters(self) -> list[Drafter]:
-        """Those with a trial that succeeded."""
-        return list({t.drafter.label: t.drafter for t in self.blocks if t.drafter and t not in self.errors}.values())
-
-    def run(self) -> None:
-        for drafter in self.prepared.drafters:
-            if drafter.problem:
-                self._fail_drafter(drafter, drafter.problem)
-        plan = self.prepared.plan
-        is_terminal = sys.stderr.isatty()
-        with tqdm(total=plan.num_blocks, unit="block", mininterval=0.2 if is_terminal else 10) as progress:
-            for number, phase in enumerate(plan.phases):
-                allowed_s = phase_budget_s(self.config, self.spent_s, len(plan.phases) - number)
-                self._phase(phase, allowed_s, progress)
-
-    def _phase(self, phase: Phase, allowed_s: float | None, progress: tqdm) -> None:
-        progress.write(f"starting the engine with {phase.draft_steps} draft steps ...", file=sys.stderr)
-        self._start_speculative(phase.draft_steps)
-        if phase is self.prepared.plan.phases[0]:
-            self._finish_plain()
-            self._time_heads()
-        progress.unpause()  # starts count neither towards the rate nor towards the time left
-        finished: set[Traffic] = set()
-        begun: set[tuple[Traffic, int]] = set()
-        for round_ in phase.rounds:
-            if (round_.traffic, round_.repeat) not in begun:
-                begun.add((round_.traffic, round_.repeat))
-                budget = Budget(self.spent_s, allowed_s)
-                if is_finished(self.config, round_.repeat, self._speedups(round_.trials), budget):
-                    finished.add(round_.traffic)
-            if round_.traffic in finished:
-                progress.total -= len(round_.trials)
-                continue
-            for trial in round_.trials:
-                progress.set_postfix_str(trial.name, refresh=False)
-                if trial not in self.errors:
-                    start = time.perf_counter()
-                    self._block(trial, round_, phase.draft_steps)
-                    self.spent_s += time.perf_counter() - start
-                progress.update()
-        self.engines.stop_speculative()
-
-    def _speedups(self, trials: Sequence[Trial]) -> Iterator[Interval]:
-        """Those of the trials of a round so far; lazy, since most rounds need none."""
-        for trial in trials:
-            if trial.drafter is not None and trial not in self.errors:
-                yield from speedups(self.config, trial, self.blocks, self.errors).values()
-
-    def _block(self, trial: Trial, round_: Round, draft_steps: int) -> None:
-        prompts = self.prepared.prompts[round_.first : round_.last]
+    with folder.locked(), few_retries():
+        tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
+        close_cut_off(tracker, folder.path.parent)
+        tags = {"command": folder.manifest()["command"], **provenance(), "kind": "sweep", "sweep.id": folder.id}
+        found = tracker.search(f"tags.`sweep.id` = '{folder.id}' and tags.kind = 'sweep'")
+        run_id = found[0].info.run_id if found else None
         try:
-            engine = self.engines.use(trial.drafter)
-        except EngineFailed as error:
-            self._fail_drafter(trial.drafter, str(error), trial.draft_steps)
-            self._replace_dead(draft_steps)
-            return
+            with tracker.parent(config.name, tags, run_id=run_id, resume=resume_command(folder)) as parent:
+                folder.set_run_id(parent.run_id)
+                outcome = _run(prepared, folder, tracker, parent, tags, trainable)
+        except UNREACHABLE as error:
+            problem = "is gone" if is_outage(error) else f"refused ({error})"
+            raise TrackingError(
+                f"MLflow at {redacted(tracker.uri)} {problem}, and what was measured is in {folder.journal} alone; "
+                f"when that is mended: {resume_command(folder)}"
+            ) from error
+        folder.set_ended()
+    if all(r.error for r in outcome.results):
+        raise EngineFailed(f"no trial succeeded:\n{outcome.summary}")
+    return outcome
+
+
+def _run(
+    prepared: Prepared,
+    folder: SweepFolder,
+    tracker: Tracker,
+    parent: Run,
+    tags: dict[str, str],
+    trainable: type[CohortTrainable],
+) -> SweepOutcome:
+    config = prepared.config
+    publisher = Publisher(tracker, parent, config, {**tags, "kind": "trial"})
+    publisher.open(prepared.describe(), prepared.prompts, folder.manifest()["drafters"])
+    is_terminal = sys.stderr.isatty()
+    with tqdm(total=prepared.plan.num_blocks, unit="block", mininterval=0.2 if is_terminal else 10) as progress:
+        follower = Follower(folder, prepared.plan, publisher, progress)
+        follower.start()
         try:
-            one = Traffic(concurrency=1)
-            engine.warm_up(self.engines.load(prompts[:1], one, max_new_tokens=self.config.warmup_tokens))
-            # every trial of the round meets the same arrivals
-            arrivals = self.config.seed + round_.index
-            measured = engine.measure(self.engines.load(prompts, trial.traffic, arrival_seed=arrivals))
-        except EngineFailed as error:
-            self._fail(trial, str(error))
-            self._replace_dead(draft_steps)
-            return
-        record = BlockRecord(index=round_.index, prompt_block=round_.prompt_block, measured=measured)
-        self.blocks[trial].append(record)
-        self.publisher.block(trial, self.blocks[trial])
+            _measure(prepared, folder, trainable)
+        finally:
+            follower.stop()
+        state = follower.state
+        follower.finish(PATIENCE_S)
+    measured = {t.drafter.label: t.drafter.path for t in state.blocks if t.drafter and t not in state.errors}
+    costs = read_costs(prepared.target, measured)
+    blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
+    results = score(config, blocks, state.errors, state.head_latency_s, costs)
+    text = summary(results)
 
-    def _start_speculative(self, draft_steps: int) -> None:
-        """Start with the first drafter that works; those that do not, fail."""
-        for drafter in self.prepared.drafters:
-            if all(t in self.errors for t in self._trials(drafter, draft_steps)):
-                continue
-            try:
-                seconds = self.engines.start_speculative(drafter, draft_steps)
-                self._warm_up(self.engines.speculative)
-            except EngineFailed as error:
-                self._fail_drafter(drafter, str(error), draft_steps)
-                continue
-            self.publisher.engine_started(f"steps{draft_steps}", seconds)
-            return
+    def close() -> None:
+        publisher.logs(folder.logs)
+        publisher.close(results, blocks, text, state.machine, follower.last_time_s)
+        parent.fail(f"no trial succeeded:\n{text}") if all(r.error for r in results) else parent.finish()
 
-    def _replace_dead(self, draft_steps: int) -> None:
-        plain, speculative = self.engines.plain, self.engines.speculative
-        if plain is not None and not plain.is_alive:
-            self._fail_drafter(None, "the plain engine died earlier in this sweep")
-        if speculative is not None and not speculative.is_alive:
-            self._start_speculative(draft_steps)
+    persistently(close, PATIENCE_S)
+    return SweepOutcome(results=results, summary=text, parent_run_id=parent.run_id, tracking_uri=tracker.uri)
 
-    def _finish_plain(self) -> None:
-        try:
-            self.publisher.engine_started("plain", self.engines.wait_for_plain())
-            self._warm_up(self.engines.plain)
-        except EngineFailed as error:
-            self._fail_drafter(None, str(error))
 
-    def _warm_up(self, engine: RuntimeHandle | None) -> None:
-        """A whole block under every traffic, so that no trial pays for what a new engine does once."""
-        assert engine is not None, "called right after its start"
-        for traffic in self.config.traffic():
-            engine.warm_up(self.engines.load(self.prepared.prompts[: self.config.block_prompts], traffic))
+def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrainable]) -> None:
+    """Have the cohorts measured that the journal does not hold."""
+    plan, config = prepared.plan, prepared.config
+    state = SweepState(plan, read(folder.journal))
+    with cluster(config.ray.address, min_cpus=2 * config.ray.num_cpus):
+        actor = journal_actor(folder.journal)
+        journal = RemoteJournal(actor)
+        for trial in plan.trials:
+            if trial.drafter is not None and trial.drafter.problem:
+                journal.append({"event": "failed", "trial": trial.name, "cause": trial.drafter.problem})
+        run_cohorts(prepared, actor, state, folder, trainable)
+        ray.kill(actor)
 
-    def _time_heads(self) -> None:
-        engine = self.engines.speculative
-        if not self.config.head_latency or engine is None:
-            return
-        healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
-        try:
-            for c in self.config.concurrency:  # how many rows an open loop gives the head is not known beforehand
-                self.head_latency_s[Traffic(concurrency=c)] = engine.head_latencies(
-                    healthy, c * self.config.topk, max(self.config.draft_steps)
-                )
-        except EngineFailed as error:
-            logger.warning("head latency was not measured: %s", error)
-            self._replace_dead(self.config.draft_steps[0])
 
-    def _trials(self, drafter: Drafter | None, draft_steps: int | None = None) -> list[Trial]:
-        return [
-            t
-            for t in self.prepared.plan.trials
-            if t.drafter == drafter and (draft_steps in (None, 0) or t.draft_steps == draft_steps)
-        ]
-
-    def _fail_drafter(self, drafter: Drafter | None, cause: str, draft_steps: int | None = None) -> None:
-        for trial in self._trials(drafter, draft_steps):
-            self._fail(trial, cause)
-
-    def _fail(self, trial: Trial, cause: str) -> None:
-        if trial not in self.errors:
-            self.errors[trial] = cause
-            self.publisher.failed(trial, cause)
+def close_cut_off(tracker: Tracker, folders: Path) -> None:
+    """End the runs of sweeps of this home whose driver is gone, saying in a tag how to go on."""
+    for found in tracker.search("tags.kind = 'sweep' and attributes.status = 'RUNNING'"):
+        folder = SweepFolder(folders / found.data.tags.get("sweep.id", ""))
+        if folder.path == folders or not folder.journal.parent.is_dir() or folder.is_running:
+            continue
+        for run in [found, *tracker.search(f"tags.`mlflow.parentRunId` = '{found.info.run_id}'")]:
+            Run(tracker.client, run.info.run_id, run.info.status).cut_off(resume_command(folder))

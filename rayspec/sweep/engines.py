@@ -1,19 +1,25 @@
-"""The two engines of a sweep: the plain one, which lives throughout, and the speculative one of the current phase."""
+"""The two engines of a cohort, which the next cohort takes over: the plain one, and the speculative one where its
+draft steps are the same."""
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rayspec.farm.actor import RuntimeHandle, cluster_gpus
 from rayspec.farm.load import Load, Traffic
-from rayspec.farm.runtime import EngineFailed, EngineSpec
+from rayspec.farm.runtime import EngineDied, EngineSpec
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Drafter
+from rayspec.sweep.plan import Cohort, Drafter
 from rayspec.workloads import Conversation
 
-logger = logging.getLogger(__name__)
+
+def engine_resources(config: SweepConfig) -> tuple[float, float]:
+    """CPUs and GPUs that one engine reserves in the connected cluster."""
+    num_gpus = config.ray.num_gpus
+    if num_gpus is None:
+        tp_size = int(config.engine.extra.get("tp_size", 1))
+        share = 0.5 if tp_size == 1 else float(tp_size)  # Ray divides one GPU, of several it gives whole ones
+        num_gpus = share if cluster_gpus() > 0 else 0.0
+    return config.ray.num_cpus, num_gpus
 
 
 class Engines:
@@ -23,41 +29,40 @@ class Engines:
         self.config = config
         self.target = target
         self.log_folder = log_folder
-        self.machine: dict[str, str] = {}  # of the last engine that started
         self.plain: RuntimeHandle | None = None
         self.speculative: RuntimeHandle | None = None
         self._plain_start: Any = None
         self._loaded: str | None = None  # label of the drafter that the speculative engine runs with
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Begin the plain engine's start; end whatever runs at the end."""
-        try:
-            self.plain = self._handle(None, 0, "plain")
+    def begin_plain(self, cohort: Cohort) -> None:
+        """Begin the plain engine's start, unless it runs."""
+        if self.plain is None or not self.plain.is_alive:
+            self.plain = self._handle(None, 0, f"{cohort.name}.plain")
             self._plain_start = self.plain.begin_start()
-            yield
-            self._end(RuntimeHandle.stop)
-        except BaseException:
-            self._end(RuntimeHandle.kill)  # a shutdown would wait for the block that runs
-            raise
 
-    def _end(self, how: Callable[[RuntimeHandle], None]) -> None:
-        for handle in (self.plain, self.speculative):
-            if handle is not None:
-                how(handle)
+    def wait_for_plain(self) -> dict[str, Any] | None:
+        """{seconds, machine} of the plain engine's start; None if it has been waited for before."""
+        assert self.plain is not None, "only after begin_plain()"
+        start, self._plain_start = self._plain_start, None
+        return None if start is None else self._finish(self.plain, start)
 
-    def wait_for_plain(self) -> float:
-        """Seconds that the plain engine's start took."""
-        assert self.plain is not None, "only inside running()"
-        return self._finish(self.plain, self._plain_start)
-
-    def start_speculative(self, drafter: Drafter, draft_steps: int) -> float:
-        """Replace the speculative engine; seconds that the start took."""
+    def start_speculative(self, cohort: Cohort, drafter: Drafter) -> dict[str, Any]:
+        """Replace the speculative engine; {seconds, machine} of its start."""
         self.stop_speculative()
-        self.speculative = self._handle(drafter, draft_steps, f"steps{draft_steps}-{drafter.label}")
-        seconds = self._finish(self.speculative, self.speculative.begin_start())
+        self.speculative = self._handle(drafter, cohort.draft_steps, f"{cohort.name}.{drafter.label}")
+        started = self._finish(self.speculative, self.speculative.begin_start())
         self._loaded = drafter.label
-        return seconds
+        return started
+
+    def has_speculative(self, draft_steps: int) -> bool:
+        """Whether one runs that drafters can be swapped in."""
+        engine = self.speculative
+        return engine is not None and engine.is_alive and engine.spec.draft_steps == draft_steps
+
+    def stop_plain(self) -> None:
+        if self.plain is not None:
+            self.plain.stop()
+        self.plain = None
 
     def stop_speculative(self) -> None:
         if self.speculative is not None:
@@ -65,11 +70,16 @@ class Engines:
         self.speculative = None
         self._loaded = None
 
+    def stop(self) -> None:
+        """End both."""
+        self.stop_plain()
+        self.stop_speculative()
+
     def use(self, drafter: Drafter | None) -> RuntimeHandle:
         """The engine of a trial, with its drafter in place."""
         handle = self.plain if drafter is None else self.speculative
         if handle is None or not handle.is_alive:
-            raise EngineFailed("the engine of this trial is not running")
+            raise EngineDied("the engine of this trial is not running")
         if drafter is not None and drafter.label != self._loaded:
             self._loaded = None  # unknown until the swap has succeeded
             handle.swap(drafter.path)
@@ -107,18 +117,15 @@ class Engines:
             num_threads=c.engine.num_threads,
             overrides={"random_seed": c.seed, **c.engine.overrides()},
         )
-        num_gpus = c.ray.num_gpus
-        if num_gpus is None:
-            num_gpus = 0.5 if cluster_gpus() > 0 else 0.0
+        num_cpus, num_gpus = engine_resources(c)
         return RuntimeHandle(
             spec,
             self.log_folder / f"{name}.log",
-            num_cpus=c.ray.num_cpus,
+            num_cpus=num_cpus,
             num_gpus=num_gpus,
             block_timeout_s=c.engine.block_timeout_s,
         )
 
-    def _finish(self, handle: RuntimeHandle, ref: Any) -> float:
+    def _finish(self, handle: RuntimeHandle, ref: Any) -> dict[str, Any]:
         started = handle.finish_start(ref, self.config.engine.start_timeout_s)
-        self.machine = started["machine"]
-        return float(started["start_s"])
+        return {"seconds": float(started["start_s"]), "machine": started["machine"]}

@@ -1,10 +1,11 @@
 """From a config to trials and their interleaved schedule. Pure: no Ray, no engine.
 
-One engine without speculation lives through the whole sweep. Beside it, one engine for each value of draft_steps lives
-through a phase, and the drafters are swapped in it while it runs. A phase is a sequence of rounds: a round is one block
-of prompts under one traffic (so many streams, or so many arrivals a second), answered by every trial in turn, in an
-order that rotates from round to round, so that no trial always comes first and a change of the machine's speed meets
-them all. The plan holds as many passes over the workload as there may be; `stopping` decides how many are made.
+A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
+engines: one without speculation, and one for a value of draft_steps in which drafters are swapped while it runs. Its
+schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many streams, or so many
+arrivals a second), answered by every trial in turn, in an order that rotates from round to round, so that no trial
+always comes first and a change of the machine's speed meets them all. `stopping` decides how many passes over the
+workload are made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,22 +67,53 @@ class Round:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
-    """The rounds that one speculative engine lives through."""
+class Cohort:
+    """The trials that share a pair of engines; `trials` begin with those of plain decoding."""
 
+    name: str
+    number: int  # in the plan
     draft_steps: int
-    rounds: tuple[Round, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def drafters(self) -> list[Drafter]:
+        return list(dict.fromkeys(t.drafter for t in self.trials if t.drafter))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """Cohorts that there may be, and the blocks that each measures. A search chooses `num_cohorts` of them."""
+
     trials: tuple[Trial, ...]
-    phases: tuple[Phase, ...]
+    cohorts: tuple[Cohort, ...]
+    spans: tuple[tuple[int, int], ...] = ()  # blocks of prompts, [first, last) of the workload
+    traffic: tuple[Traffic, ...] = ()
+    max_passes: int = 1
+    num_cohorts: int = 0
+
+    @property
+    def rounds_per_pass(self) -> int:
+        return len(self.spans) * len(self.traffic)
 
     @property
     def num_blocks(self) -> int:
         """Measurements in total, at most: one trial on one block."""
-        return sum(len(r.trials) for phase in self.phases for r in phase.rounds)
+        each = max((len(c.trials) for c in self.cohorts), default=0) * len(self.spans) * self.max_passes
+        exact = sum(len(c.trials) for c in self.cohorts) * len(self.spans) * self.max_passes
+        return exact if self.num_cohorts == len(self.cohorts) else each * self.num_cohorts
+
+    def rounds(self, cohort: Cohort, repeat: int) -> list[Round]:
+        """Those of pass `repeat`. Their indices are unique over the plan."""
+        found = []
+        for b, (first, last) in enumerate(self.spans):
+            for t, traffic in enumerate(self.traffic):
+                arms = [trial for trial in cohort.trials if trial.traffic == traffic]
+                turn = (repeat * len(self.spans) + b) % len(arms)
+                before = cohort.number * self.max_passes + repeat
+                index = (before * len(self.spans) + b) * len(self.traffic) + t
+                order = (*arms[turn:], *arms[:turn])
+                found.append(Round(index=index, prompt_block=b, first=first, last=last, trials=order, repeat=repeat))
+        return found
 
 
 def inspect_drafter(name: str) -> Drafter:
@@ -99,32 +131,48 @@ def inspect_drafter(name: str) -> Drafter:
 
 
 def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
-    """The trials of the config and their schedule over `num_prompts` prompts."""
-    plain = {t: Trial(drafter=None, draft_steps=0, traffic=t) for t in config.traffic()}
-    candidates = [
+    """The trials of the config and the cohorts that they may be measured in, over `num_prompts` prompts.
+
+    Drafters with a problem are trials, but of no cohort.
+    """
+    plain = tuple(Trial(drafter=None, draft_steps=0, traffic=t) for t in config.traffic())
+    trials = [
         Trial(drafter=d, draft_steps=s, traffic=t)
         for s in config.draft_steps
         for t in config.traffic()
         for d in drafters
     ]
-    blocks = [(i, min(i + config.block_prompts, num_prompts)) for i in range(0, num_prompts, config.block_prompts)]
-    phases: list[Phase] = []
-    index = 0
+    cohorts: list[Cohort] = []
     for steps in config.draft_steps:
-        rounds: list[Round] = []
-        for repeat in range(config.looks()[-1]):
-            for b, (first, last) in enumerate(blocks):
-                for traffic in config.traffic():
-                    own = (t for t in candidates if (t.draft_steps, t.traffic) == (steps, traffic))
-                    arms = [plain[traffic], *own]
-                    turn = (repeat * len(blocks) + b) % len(arms)
-                    order = (*arms[turn:], *arms[:turn])
-                    rounds.append(
-                        Round(index=index, prompt_block=b, first=first, last=last, trials=order, repeat=repeat)
-                    )
-                    index += 1
-        phases.append(Phase(draft_steps=steps, rounds=tuple(rounds)))
-    return Plan(trials=(*plain.values(), *candidates), phases=tuple(phases))
+        for name, group in _groups(config, steps, [d for d in drafters if not d.problem]):
+            own = tuple(t for t in trials if t.draft_steps == steps and t.drafter in group)
+            number = len(cohorts)
+            cohorts.append(Cohort(name=name, number=number, draft_steps=steps, trials=(*plain, *own)))
+    return Plan(
+        trials=(*plain, *trials),
+        cohorts=tuple(cohorts),
+        spans=tuple(
+            (i, min(i + config.block_prompts, num_prompts)) for i in range(0, num_prompts, config.block_prompts)
+        ),
+        traffic=tuple(config.traffic()),
+        max_passes=config.max_passes(),
+        num_cohorts=min(config.search.samples or len(cohorts), len(cohorts)),
+    )
+
+
+def _groups(config: SweepConfig, steps: int, drafters: Sequence[Drafter]) -> list[tuple[str, list[Drafter]]]:
+    """Names of the cohorts of equal draft steps, and their drafters; the baseline is in each."""
+    size = config.search.candidates_per_cohort if config.search.algorithm == "grid" else 1
+    baseline = [d for d in drafters if d.label == config.baseline]
+    others = [d for d in drafters if d.label != config.baseline]
+    if size is None or len(others) <= size:
+        return [(f"s{steps}", list(drafters))] if drafters else []
+    chunks = [others[i : i + size] for i in range(0, len(others), size)]
+    return [(f"s{steps}-{_group_name(chunk, i)}", [*baseline, *chunk]) for i, chunk in enumerate(chunks)]
+
+
+def _group_name(drafters: Sequence[Drafter], number: int) -> str:
+    return drafters[0].label if len(drafters) == 1 else str(number)
 
 
 def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) -> str:
@@ -141,13 +189,14 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
         for t in plan.trials
     ]
     table = render_table(["trial", "head", "draft_head", "steps", "traffic", "checkpoint"], rows)
-    passes = config.looks()[-1]
-    per_trial = -(-num_prompts // config.block_prompts) * passes
+    passes = plan.max_passes
+    per_trial = len(plan.spans) * passes
     tokens = num_turns * passes * config.max_new_tokens
     until = f", and up to {passes} passes" if passes > config.repeats else ""
     turns = f" ({num_turns} turns)" if num_turns > num_prompts else ""
+    chosen = f" of {len(plan.cohorts)}, chosen by {config.search.algorithm} search," if config.search.samples else ""
     return (
         f"{table}\n\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts{turns} of "
-        f"{config.workload!r} in {per_trial} blocks{until}, up to {tokens} tokens in each of {len(plan.phases)} "
-        f"phase(s); {plan.num_blocks} block measurements on {1 + len(plan.phases)} engine starts."
+        f"{config.workload!r} in {per_trial} blocks{until}, up to {tokens} tokens in its cohort. {plan.num_cohorts} "
+        f"cohort(s){chosen} with their own plain trials: up to {plan.num_blocks} block measurements."
     )

@@ -36,4 +36,9 @@ def prepare(config: SweepConfig) -> Prepared:
             f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
         )
     plan = make_plan(config, len(prompts), drafters)
+    if (config.search.samples or 0) > len(plan.cohorts):
+        raise ValueError(
+            f"search.samples must be at most the number of candidates, {len(plan.cohorts)} (drafters without the "
+            f"baseline and without a problem x draft_steps), got {config.search.samples}; algorithm=grid takes all"
+        )
     return Prepared(config=config, prompts=prompts, target=target, drafters=drafters, plan=plan)

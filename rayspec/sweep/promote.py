@@ -13,7 +13,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.report.style import title
-from rayspec.sweep.publish import drafter_sha256
+from rayspec.sweep.folder import drafter_sha256
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted

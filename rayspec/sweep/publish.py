@@ -1,5 +1,7 @@
 """A sweep in MLflow: one parent run, one child per trial. `rayspec.sweep.stored` reads it back.
 
+Every call may be repeated, with the same result: what is written follows from the journal alone, times included.
+
 Names are chosen for MLflow's comparison page, which sorts them and draws the first: a child's own parameters (bare:
 concurrency, draft_steps, head, head.*) come before the sweep's (sweep.*), and the metrics that answer the question
 (bare: output_tokens_per_s, speedup_vs_*, tau) before the rest, which sits in groups.
@@ -22,11 +24,10 @@ from rayspec.records import BlockRecord
 from rayspec.report.decision import decision, verdicts
 from rayspec.report.figures import write_figures
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Drafter, Plan, Trial
+from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
-from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
 
 # Groups of metrics, all of which sort behind output_tokens_per_s: names, and beginnings of names (ending in "_"). A
 # metric that is not here keeps its bare name.
@@ -60,41 +61,43 @@ class Publisher:
         self.parent = parent
         self.config = config
         self.tags = tags
+        self._sweep_params = {f"sweep.{key}": value for key, value in flatten(config).items()}
+        self._weights: Mapping[str, str] = {}
+        self._dataset: Dataset | None = None
         self._runs: dict[Trial, Run] = {}
+        self._logged: dict[Trial, set[int]] = {}  # blocks that an earlier process has written
 
-    def open(self, plan: Plan, description: str, prompts: Sequence[Conversation]) -> None:
-        """Parameters of the sweep, what it was measured on, and a run for each trial."""
-        sweep_params = {f"sweep.{key}": value for key, value in flatten(self.config).items()}
-        dataset = workload_dataset(self.config, prompts)
-        self.parent.log_params(sweep_params)
-        self.parent.log_dataset(dataset, "eval")
+    def open(self, description: str, prompts: Sequence[Conversation], weights: Mapping[str, str]) -> None:
+        """Parameters of the sweep and what it is measured on; `weights` are fingerprints by drafter."""
+        self._weights = weights
+        self._dataset = workload_dataset(self.config, prompts)
+        self.parent.log_params(self._sweep_params)
+        self.parent.log_dataset(self._dataset, "eval")
         self.parent.log_text(to_yaml(self.config), "config.yaml")
         self.parent.log_text(self.tags["command"] + "\n", "command.txt")
         self.parent.log_text(description + "\n", "plan.md")
-        drafters = {t.drafter for t in plan.trials if t.drafter is not None}
-        weights = {drafter: drafter_sha256(drafter) for drafter in drafters}
-        for trial in plan.trials:
-            tags = {**self.tags, "kind": "trial", "head": trial.head}
-            if trial.drafter is not None:
-                tags["drafter.sha256"] = weights[trial.drafter]
-            run = self.tracker.child(self.parent, trial.name, tags)
-            run.log_params({**trial_params(trial), **sweep_params})
-            run.log_dataset(dataset, "eval")
-            self._runs[trial] = run
 
-    def engine_started(self, name: str, seconds: float) -> None:
-        self.parent.log_metrics({f"engine_start_s/{name}": seconds})
+    def engine_started(self, name: str, seconds: float, number: int, time_s: float) -> None:
+        """The `number`th start of this engine."""
+        self.parent.log_metrics({f"engine_start_s/{name}": seconds}, number, time_s)
 
-    def block(self, trial: Trial, blocks: Sequence[BlockRecord]) -> None:
+    def block(self, trial: Trial, blocks: Sequence[BlockRecord], time_s: float) -> None:
         """The last of a trial's blocks as a step, under `per_block/`, and its throughput over all of them so far."""
+        run = self._run(trial)
+        if blocks[-1].index in self._logged[trial]:
+            return
         so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
         last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
         metrics = {"output_tokens_per_s": so_far["output_tokens_per_s"]}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
-        self._runs[trial].log_metrics(metrics, step=blocks[-1].index)
+        run.log_metrics(metrics, blocks[-1].index, time_s)
 
     def failed(self, trial: Trial, cause: str) -> None:
-        self._runs[trial].fail(cause)
+        self._run(trial).fail(cause)
+
+    def given_up(self, trial: Trial, reason: str) -> None:
+        """Fewer passes than the others, since nothing better was to be expected."""
+        self._run(trial).set_tags({"given_up": reason})
 
     def logs(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.log")):
@@ -106,25 +109,45 @@ class Publisher:
         blocks: Mapping[Trial, Sequence[BlockRecord]],
         summary: str,
         machine: Mapping[str, str],
+        time_s: float,
     ) -> None:
-        """Pooled metrics, requests, table and figures; ends the runs of the trials that succeeded."""
+        """Pooled metrics, requests, table and figures; ends all runs but the parent's. `time_s` is that of the last
+        measurement."""
         self.parent.set_tags(machine)  # the engines', which need not be the driver's
         for result in results:
-            run, own_blocks = self._runs[result.trial], blocks.get(result.trial, ())
+            run, own_blocks = self._run(result.trial), blocks.get(result.trial, ())
             run.log_text(_requests_jsonl(own_blocks), "requests.jsonl")
-            if result.error is None:
-                step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
-                run.log_metrics({metric_key(k): v for k, v in result.metrics.items()}, step)
-                run.set_tags(machine)
-                run.finish()
+            if result.error is not None:
+                run.fail(result.error)
+                continue
+            if run.status == "FAILED":  # in one cohort, but not in another
+                run.reopen()
+            step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
+            run.log_metrics({metric_key(k): v for k, v in result.metrics.items()}, step, time_s)
+            run.set_tags(machine)
+            run.finish()
         failed = [r.trial.name for r in results if r.error]
-        self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)})
+        self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)}, time_s=time_s)
         self.parent.log_text(summary + "\n", "summary.md")
         self.parent.set_tags({"decision": decision(results)})
         self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
+
+    def _run(self, trial: Trial) -> Run:
+        """The trial's run, made with its parameters when it is first asked for."""
+        if trial not in self._runs:
+            tags = {**self.tags, "kind": "trial", "head": trial.head}
+            if trial.drafter is not None:
+                tags["drafter.sha256"] = self._weights.get(trial.head, "unknown")
+            run = self.tracker.child(self.parent, trial.name, tags)
+            run.log_params({**trial_params(trial), **self._sweep_params})
+            if self._dataset is not None:
+                run.log_dataset(self._dataset, "eval")
+            self._logged[trial] = run.steps("per_block/wall_s")
+            self._runs[trial] = run
+        return self._runs[trial]
 
 
 def metric_key(name: str) -> str:
@@ -162,12 +185,6 @@ def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Da
     frame = pd.DataFrame([{"id": p.id, "category": p.category, "turns": json.dumps(asdict(p))} for p in prompts])
     source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed)})
     return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
-
-
-def drafter_sha256(drafter: Drafter) -> str:
-    """The fingerprint of a drafter's weights, `unknown` for one without."""
-    file = Path(drafter.path) / WEIGHTS
-    return weights_sha256(file) if file.is_file() else "unknown"
 
 
 def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:

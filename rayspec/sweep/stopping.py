@@ -1,31 +1,13 @@
-"""Whether the passes over the workload go on. Pure: the controller gives the intervals and the time, and acts."""
+"""Whether the passes over the workload go on. Pure: a cohort gives the intervals and the time, and acts."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from rayspec.statistics import Interval
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan import Trial
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Seconds of measuring that the sweep has spent, and may have spent at the end of the phase that runs."""
-
-    spent_s: float
-    allowed_s: float | None
-
-    @property
-    def is_spent(self) -> bool:
-        return self.allowed_s is not None and self.spent_s >= self.allowed_s
-
-
-def phase_budget_s(config: SweepConfig, spent_s: float, phases_left: int) -> float | None:
-    """What may have been spent at the end of a phase: its even share of what is left, so that no later one starves."""
-    total = config.stop.max_seconds
-    return None if total is None else spent_s + max(0.0, total - spent_s) / phases_left
-
-
-def is_finished(config: SweepConfig, passes: int, intervals: Iterable[Interval], budget: Budget) -> bool:
+def is_finished(config: SweepConfig, passes: int, intervals: Iterable[Interval], is_budget_spent: bool) -> bool:
     """Whether a group of trials that share rounds needs no other pass after `passes` of them.
 
     `intervals` are those of all its speed-ups. They are looked at after the numbers of passes of `config.looks()` only:
@@ -33,7 +15,18 @@ def is_finished(config: SweepConfig, passes: int, intervals: Iterable[Interval],
     """
     if passes < config.repeats:
         return False
-    if passes >= config.looks()[-1] or budget.is_spent:
+    if passes >= config.max_passes() or is_budget_spent:
         return True
     assert config.stop.ci_width is not None, "else there are no looks after the first repeats"
     return passes in config.looks() and all(i.relative_width <= config.stop.ci_width for i in intervals)
+
+
+def hopeless(config: SweepConfig, passes: int, vs_plain: Mapping[Trial, Interval]) -> list[Trial]:
+    """Candidates of a cohort to give up after `passes`: those whose whole interval is below that of the best one.
+
+    `vs_plain` holds speed-ups under one traffic. Looked at after `config.milestones()` only, and never the baseline.
+    """
+    if passes not in config.milestones():
+        return []
+    best_low = max((i.low for i in vs_plain.values() if i.low is not None), default=float("-inf"))
+    return [t for t, i in vs_plain.items() if i.high is not None and i.high < best_low and t.head != config.baseline]

@@ -5,12 +5,14 @@ from conftest import SyntheticSweep
 from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
-from rayspec.sweep.plan import Drafter, Plan, Trial
+from rayspec.sweep.folder import drafter_sha256
+from rayspec.sweep.plan import Drafter, Trial
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
 
+MEASURED_AT_S = 1.79e9
 COMMAND = "python jobs/sweep.py --config configs/sweep/demo.yaml"
 CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
 
@@ -20,7 +22,6 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
     broken = Trial(
         drafter=Drafter(label="broken", path="/broken", head={}), draft_steps=2, traffic=Traffic(concurrency=1)
     )
-    trials = (*sweep.blocks, broken)
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
     prompts = [
         Conversation(id=id_, category=category, turns=(f"prompt {id_}",))
@@ -29,11 +30,12 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
     tags = {"command": COMMAND, **provenance()}
     with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}) as parent:
         publisher = Publisher(tracker, parent, sweep.config, tags)
-        publisher.open(Plan(trials=trials, phases=()), "the plan", prompts)
+        drafters = {t.drafter for t in sweep.blocks if t.drafter}
+        publisher.open("the plan", prompts, {d.label: drafter_sha256(d) for d in drafters})
         publisher.failed(broken, CAUSE)
         for trial, blocks in sweep.blocks.items():
             for n in range(1, len(blocks) + 1):
-                publisher.block(trial, blocks[:n])
+                publisher.block(trial, blocks[:n], MEASURED_AT_S + n)
         results = [*sweep.results, TrialResult(trial=broken, error=CAUSE)]
-        publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"})
+        publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)
     return parent.run_id

@@ -10,11 +10,11 @@ import pytest
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.statistics import Interval
-from rayspec.sweep.config import StopConfig, SweepConfig
-from rayspec.sweep.plan import Drafter, Trial, inspect_drafter, make_plan
+from rayspec.sweep.config import EarlyStopConfig, SearchConfig, StopConfig, SweepConfig
+from rayspec.sweep.plan import Drafter, Plan, Round, Trial, inspect_drafter, make_plan
 from rayspec.sweep.prepare import prepare
 from rayspec.sweep.results import TrialResult, score, speedups
-from rayspec.sweep.stopping import Budget, is_finished, phase_budget_s
+from rayspec.sweep.stopping import hopeless, is_finished
 
 DRAFTERS = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}) for name in ("full", "a", "b")]
 
@@ -24,45 +24,68 @@ def config(**fields: object) -> SweepConfig:
     return SweepConfig(**{**base, **fields})  # type: ignore[arg-type]
 
 
-def test_every_trial_answers_every_block_in_its_phases() -> None:
+def all_rounds(plan: Plan) -> list[Round]:
+    return [r for c in plan.cohorts for p in range(plan.max_passes) for r in plan.rounds(c, p)]
+
+
+def test_every_trial_answers_every_block_in_its_cohort() -> None:
     plan = make_plan(config(repeats=2, block_prompts=4), 10, DRAFTERS)
     assert len(plan.trials) == 2 + 2 * 2 * 3
-    assert [p.draft_steps for p in plan.phases] == [2, 4]
-    seen = Counter((t, r.prompt_block) for p in plan.phases for r in p.rounds for t in r.trials)
-    assert set(seen.values()) == {2, 4}  # twice; plain decoding in both phases
+    assert [c.name for c in plan.cohorts] == ["s2", "s4"]
+    seen = Counter((t, r.prompt_block) for r in all_rounds(plan) for t in r.trials)
+    assert set(seen.values()) == {2, 4}  # twice; plain decoding in both cohorts
     for trial in plan.trials:
         assert {seen[trial, b] for b in range(3)} == {4 if trial.drafter is None else 2}
+    assert plan.num_blocks == sum(seen.values())
 
 
 def test_blocks_cover_the_prompts_once() -> None:
     plan = make_plan(config(block_prompts=4), 10, DRAFTERS)
-    spans = {(r.first, r.last) for r in plan.phases[0].rounds}
-    assert spans == {(0, 4), (4, 8), (8, 10)}
+    assert {(r.first, r.last) for r in plan.rounds(plan.cohorts[0], 0)} == {(0, 4), (4, 8), (8, 10)}
 
 
 def test_a_round_pairs_all_trials_of_its_traffic_in_turning_order() -> None:
     plan = make_plan(config(block_prompts=1), 8, DRAFTERS)
     firsts: dict[Traffic, list[str]] = defaultdict(list)
-    for phase in plan.phases:
-        for r in phase.rounds:
+    for cohort in plan.cohorts:
+        for r in plan.rounds(cohort, 0):
             assert {t.traffic for t in r.trials} == {r.traffic}
-            assert {t.draft_steps for t in r.trials} == {0, phase.draft_steps}
+            assert {t.draft_steps for t in r.trials} == {0, cohort.draft_steps}
             assert len(r.trials) == 4
             firsts[r.traffic].append(r.trials[0].head)
-    for heads in firsts.values():  # 8 blocks in each of 2 phases, 4 trials: each comes first as often as the others
+    for heads in firsts.values():  # 8 blocks in each of 2 cohorts, 4 trials: each comes first as often as the others
         assert set(Counter(heads).values()) == {4}
 
 
 def test_round_indices_are_unique() -> None:
-    plan = make_plan(config(repeats=3), 12, DRAFTERS)
-    indices = [r.index for p in plan.phases for r in p.rounds]
+    indices = [r.index for r in all_rounds(make_plan(config(repeats=3), 12, DRAFTERS))]
     assert indices == list(range(len(indices)))
 
 
 def test_all_passes_that_there_may_be_are_planned() -> None:
-    plan = make_plan(config(stop=StopConfig(ci_width=0.1, max_repeats=5)), 10, DRAFTERS)
-    assert {r.repeat for r in plan.phases[0].rounds} == {0, 1, 2, 3, 4}
-    assert {r.repeat for r in make_plan(config(), 10, DRAFTERS).phases[0].rounds} == {0}
+    assert make_plan(config(stop=StopConfig(ci_width=0.1, max_repeats=5)), 10, DRAFTERS).max_passes == 5
+    assert make_plan(config(), 10, DRAFTERS).max_passes == 1
+
+
+def test_small_cohorts_each_hold_plain_decoding_and_the_baseline() -> None:
+    plan = make_plan(config(search=SearchConfig(candidates_per_cohort=1)), 4, DRAFTERS)
+    assert [c.name for c in plan.cohorts] == ["s2-a", "s2-b", "s4-a", "s4-b"]
+    for cohort in plan.cohorts:
+        assert {t.head for t in cohort.trials} == {"plain", "full", cohort.name[-1]}
+    indices = [r.index for r in all_rounds(plan)]
+    assert len(set(indices)) == len(indices)
+
+
+def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
+    plan = make_plan(config(search=SearchConfig(algorithm="random", samples=3)), 8, DRAFTERS)
+    assert (len(plan.cohorts), plan.num_cohorts) == (4, 3)
+    assert plan.num_blocks == 3 * 6 * 2  # cohorts, arms under either traffic, blocks
+
+
+def test_a_drafter_with_a_problem_is_a_trial_of_no_cohort() -> None:
+    plan = make_plan(config(), 4, [*DRAFTERS, Drafter(label="c", path="/c", head={}, problem="broken")])
+    assert "c-s2-c1" in [t.name for t in plan.trials]
+    assert all(t.head != "c" for c in plan.cohorts for t in c.trials)
 
 
 def test_open_loop_trials_stand_beside_the_closed_ones() -> None:
@@ -90,16 +113,24 @@ def test_passes_end(passes: int, widths: list[float], spent_s: float, is_over: b
     rule = config(repeats=2, stop=StopConfig(ci_width=0.05, max_repeats=8, max_seconds=100))
     assert rule.looks() == [2, 3, 5, 8]
     intervals = [Interval(value=2.0, low=2.0, high=2.0 + 2.0 * w) for w in widths]
-    assert is_finished(rule, passes, intervals, Budget(spent_s, 100)) == is_over
+    assert is_finished(rule, passes, intervals, spent_s >= 100) == is_over
 
 
-def test_phases_share_the_time_that_is_left() -> None:
-    rule = config(stop=StopConfig(ci_width=0.05, max_seconds=100))
-    assert phase_budget_s(rule, spent_s=0, phases_left=2) == 50
-    assert phase_budget_s(rule, spent_s=20, phases_left=1) == 100  # what the first left
-    assert phase_budget_s(rule, spent_s=130, phases_left=1) == 130
-    assert phase_budget_s(config(), spent_s=0, phases_left=2) is None
-    assert not Budget(1e9, None).is_spent
+def test_only_who_is_clearly_slower_than_the_best_is_given_up() -> None:
+    rule = config(repeats=9, search=SearchConfig(early_stop=EarlyStopConfig(grace_passes=2)))
+    assert rule.milestones() == [2, 6]
+    assert rule.looks() == [2, 6, 9]
+    traffic = Traffic(concurrency=1)
+    full, a, b = (Trial(drafter=d, draft_steps=2, traffic=traffic) for d in DRAFTERS)
+    found = {
+        full: Interval(value=1.0, low=0.9, high=1.1),
+        a: Interval(value=1.4, low=1.2, high=1.6),
+        b: Interval(value=1.1, low=1.0, high=1.19),
+    }
+    assert hopeless(rule, 2, found) == [b]  # the baseline stays
+    assert hopeless(rule, 3, found) == []  # no look planned
+    assert hopeless(rule, 6, {**found, b: Interval(value=1.1, low=1.0, high=1.21)}) == []
+    assert hopeless(rule, 6, {**found, b: Interval(value=1.1)}) == []  # too few blocks for an interval
 
 
 def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:

@@ -73,10 +73,21 @@ def _run(command: list[str], folder: Path) -> None:
 def mlflow_server(store: str, folder: Path) -> Iterator[str]:
     """MLflow's own server in front of a database, with artifacts in `folder`; yields its address."""
     port = free_port()
+    process = start_mlflow(store, folder, port)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 15)
+        process.wait(timeout=60)
+
+
+def start_mlflow(store: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """The same as a process that leads its group, once it answers."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
     command += ["--artifacts-destination", str(folder / "artifacts"), "--port", str(port), "--workers", "1"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
-    with (folder / "server.log").open("w") as log:
+    with (folder / "server.log").open("a") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -85,13 +96,8 @@ def mlflow_server(store: str, folder: Path) -> Iterator[str]:
             stderr=log,
             start_new_session=True,
         )
-    try:
-        _wait_until_healthy(f"http://127.0.0.1:{port}", process, folder / "server.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 15)
-        process.wait(timeout=60)
+    _wait_until_healthy(f"http://127.0.0.1:{port}", process, folder / "server.log")
+    return process
 
 
 def _wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

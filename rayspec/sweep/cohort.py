@@ -1,0 +1,255 @@
+"""Measures one cohort, pass by pass, into the journal. Knows neither Tune nor MLflow.
+
+A trial that fails, fails alone. What fails a drafter (its load, its swap) fails its trials of the cohort. The death of
+an engine is no verdict on a trial: the engine is replaced and the round is measured again, as a whole, since what was
+measured before the death belongs to another window of time; whom it happens to twice, fails.
+"""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean
+
+from rayspec.farm.actor import RuntimeHandle
+from rayspec.farm.load import Traffic
+from rayspec.farm.runtime import EngineDied, EngineFailed
+from rayspec.records import Measured
+from rayspec.statistics import Interval
+from rayspec.sweep.engines import Engines
+from rayspec.sweep.journal import Event, JournalWriter
+from rayspec.sweep.measured import SweepState
+from rayspec.sweep.plan import Cohort, Drafter, Round, Trial
+from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.results import speedups
+from rayspec.sweep.stopping import hopeless, is_finished
+
+logger = logging.getLogger(__name__)
+ATTEMPTS = 2  # whose engine dies so often, fails
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Where a cohort stands after a pass. `speedup_vs_plain` is its best candidate's, as the geometric mean over the
+    traffic; 0 without one."""
+
+    passes: int
+    is_done: bool
+    speedup_vs_plain: float
+
+
+class _TrialDied(Exception):
+    """The engine of `trial` died; `trials` are those that fail if that was once too often."""
+
+    def __init__(self, trials: list[Trial], cause: str) -> None:
+        super().__init__(cause)
+        self.trials = trials
+
+
+class CohortRun:
+    """One cohort, continued where its journal ends. `engines` may hold those of the cohort before."""
+
+    def __init__(self, prepared: Prepared, cohort: Cohort, engines: Engines, journal: JournalWriter) -> None:
+        self.prepared = prepared
+        self.config = prepared.config
+        self.plan = prepared.plan
+        self.cohort = cohort
+        self.engines = engines
+        self.journal = journal
+        self.state = SweepState(self.plan, journal.read(cohort.name))
+        self.passes = 0
+        self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
+
+    def one_pass(self) -> Pass:
+        """Measure what the journal lacks of the next pass. Once it holds the cohort's end, nothing is measured."""
+        ended = self.cohort.name in self.state.ended
+        for round_ in self.plan.rounds(self.cohort, self.passes):
+            if round_.index in self.state.rounds or ended or self._is_finished(round_):
+                continue
+            self._measure(round_)
+        self.passes += 1
+        is_done = self.passes >= self.config.max_passes() or self._is_over()
+        if is_done and not ended:
+            self._record("ended", reason="measured")
+        return Pass(passes=self.passes, is_done=is_done, speedup_vs_plain=self._best())
+
+    def _is_over(self) -> bool:
+        """Whether no pass after this one would measure anything."""
+        is_begun = any(r.index in self.state.rounds for r in self.plan.rounds(self.cohort, self.passes))
+        if is_begun or self.cohort.name in self.state.ended:
+            return not is_begun
+        first_of_traffic = self.plan.rounds(self.cohort, self.passes)[: len(self.plan.traffic)]
+        return all(list(map(self._is_finished, first_of_traffic)))  # each decides, and says so in the journal
+
+    def _is_finished(self, round_: Round) -> bool:
+        """Whether the round's traffic has been measured long enough; decided once, before the first round of a pass."""
+        key = (self.cohort.name, round_.traffic)
+        if key in self.state.finished or round_.prompt_block > 0:
+            return key in self.state.finished
+        passes = round_.repeat
+        if passes in self.config.milestones():
+            found = {t: self._speedups(t) for t in round_.trials if self._is_candidate(t)}
+            for trial in hopeless(self.config, passes, {t: i["plain"] for t, i in found.items() if "plain" in i}):
+                self._record("dropped", trial=trial.name, passes=passes)
+        intervals = (i for t in round_.trials if self._is_candidate(t) for i in self._speedups(t).values())
+        allowed_s = self.config.stop.max_seconds
+        is_budget_spent = allowed_s is not None and self.state.spent_s >= allowed_s / self.plan.num_cohorts
+        if is_finished(self.config, passes, intervals, is_budget_spent):
+            self._record("finished", traffic=round_.traffic.label, passes=passes)
+            return True
+        return False
+
+    def _is_candidate(self, trial: Trial) -> bool:
+        return trial.drafter is not None and self._is_measured(trial)
+
+    def _is_measured(self, trial: Trial) -> bool:
+        return trial not in self.state.errors and trial not in self.state.dropped
+
+    def _speedups(self, trial: Trial) -> dict[str, Interval]:
+        return speedups(self.config, trial, self.state.blocks, self.state.errors)
+
+    def _best(self) -> float:
+        """The best candidate's speed-up over plain decoding in the passes so far; the same when they are read again."""
+        logs: dict[str, list[float]] = {}
+        last = max(r.index for r in self.plan.rounds(self.cohort, self.passes - 1))
+        blocks = {t: [b for b in self.state.blocks[t] if b.index <= last] for t in self.cohort.trials}
+        drafters = [d for d in self.cohort.drafters if d.label != self.config.baseline] or self.cohort.drafters
+        for trial in self.cohort.trials:
+            if trial.drafter in drafters and trial not in self.state.errors:
+                found = speedups(self.config, trial, blocks, self.state.errors).get("plain")
+                if found is not None:
+                    logs.setdefault(trial.head, []).append(log(found.value))
+        return max((exp(fmean(values)) for values in logs.values()), default=0.0)
+
+    def _measure(self, round_: Round) -> None:
+        """Answer a round by all its trials, or, where an engine dies, by all of them again."""
+        deaths: Counter[Trial] = Counter()
+        while True:
+            self._make_ready()
+            start = time.perf_counter()
+            try:
+                blocks = {t.name: self._block(t, round_) for t in round_.trials if self._is_measured(t)}
+                break
+            except _TrialDied as died:
+                deaths[died.trials[0]] += 1
+                is_guilty = deaths[died.trials[0]] == ATTEMPTS
+                logger.warning("an engine died%s: %s", "" if is_guilty else "; again", str(died).splitlines()[0])
+                for trial in died.trials if is_guilty else []:
+                    self._fail(trial, str(died))
+        self._record(
+            "round",
+            index=round_.index,
+            prompt_block=round_.prompt_block,
+            seconds=time.perf_counter() - start,
+            blocks={name: m.to_dict() for name, m in blocks.items() if m is not None},
+        )
+
+    def _block(self, trial: Trial, round_: Round) -> Measured | None:
+        """None where the trial failed."""
+        prompts = self.prepared.prompts[round_.first : round_.last]
+        try:
+            engine = self.engines.use(trial.drafter)
+        except EngineDied as error:
+            raise _TrialDied(self._trials(trial.drafter), str(error)) from error
+        except EngineFailed as error:
+            self._fail_drafter(trial.drafter, str(error))
+            return None
+        try:
+            one = Traffic(concurrency=1)
+            engine.warm_up(self.engines.load(prompts[:1], one, max_new_tokens=self.config.warmup_tokens))
+            # every trial of the round meets the same arrivals
+            arrivals = self.config.seed + round_.index
+            return engine.measure(self.engines.load(prompts, trial.traffic, arrival_seed=arrivals))
+        except EngineDied as error:
+            raise _TrialDied([trial], str(error)) from error
+        except EngineFailed as error:
+            self._fail(trial, str(error))
+            return None
+
+    def _make_ready(self) -> None:
+        """Both engines running and warm, those that still have a trial; what cannot be started, fails."""
+        if self._is_wanted(None):
+            self.engines.begin_plain(self.cohort)  # while the other starts
+        self._start_speculative()
+        self._start_plain()
+        self._time_heads()
+
+    def _start_speculative(self) -> None:
+        """Start with the first drafter that works, where the running engine does not do; those that do not, fail."""
+        if self.engines.has_speculative(self.cohort.draft_steps):
+            return
+        for drafter in self.cohort.drafters:
+            for attempt in range(ATTEMPTS):
+                if not self._is_wanted(drafter):
+                    break
+                try:
+                    started = self.engines.start_speculative(self.cohort, drafter)
+                    self._warm_up(self.engines.speculative)
+                except EngineFailed as error:
+                    self.engines.stop_speculative()
+                    if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
+                        self._fail_drafter(drafter, str(error))
+                else:
+                    self._record("engine", engine=f"steps{self.cohort.draft_steps}", **started)
+                    return
+
+    def _start_plain(self) -> None:
+        for attempt in range(ATTEMPTS):
+            if not self._is_wanted(None):
+                return
+            try:
+                self.engines.begin_plain(self.cohort)
+                started = self.engines.wait_for_plain()
+                if started is not None:
+                    self._warm_up(self.engines.plain)
+                    self._record("engine", engine="plain", **started)
+                return
+            except EngineFailed as error:
+                self.engines.stop_plain()
+                if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
+                    self._fail_drafter(None, str(error))
+
+    def _is_wanted(self, drafter: Drafter | None) -> bool:
+        return any(map(self._is_measured, self._trials(drafter)))
+
+    def _warm_up(self, engine: RuntimeHandle | None) -> None:
+        """A whole block under every traffic, so that no trial pays for what a new engine does once."""
+        assert engine is not None, "called right after its start"
+        for traffic in self.config.traffic():
+            engine.warm_up(self.engines.load(self.prepared.prompts[: self.config.block_prompts], traffic))
+
+    def _time_heads(self) -> None:
+        """All heads of the sweep one after the other in one process, in the cohort that comes first."""
+        engine = self.engines.speculative
+        if self._has_timed_heads or engine is None or not engine.is_alive:
+            return
+        self._has_timed_heads = True
+        healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
+        # how many rows an open loop gives the head is not known beforehand
+        closed = [Traffic(concurrency=c) for c in self.config.concurrency]
+        steps = max(self.config.draft_steps)
+        try:
+            timed = {t: engine.head_latencies(healthy, t.concurrency * self.config.topk, steps) for t in closed}
+        except EngineFailed as error:
+            logger.warning("head latency was not measured: %s", error)
+            return
+        self._append({"event": "heads", "latency_s": {t.label: latency for t, latency in timed.items()}})
+
+    def _trials(self, drafter: Drafter | None) -> list[Trial]:
+        return [t for t in self.cohort.trials if t.drafter == drafter]
+
+    def _fail_drafter(self, drafter: Drafter | None, cause: str) -> None:
+        for trial in self._trials(drafter):
+            self._fail(trial, cause)
+
+    def _fail(self, trial: Trial, cause: str) -> None:
+        if trial not in self.state.errors:
+            self._record("failed", trial=trial.name, cause=cause)
+
+    def _record(self, event: str, **fields: object) -> None:
+        self._append({"event": event, "cohort": self.cohort.name, **fields})
+
+    def _append(self, event: Event) -> None:
+        self.journal.append(event)
+        self.state.apply(event)

@@ -1,0 +1,113 @@
+"""What a sweep has measured, on disk: one JSON line an event, written through before anybody counts on it.
+
+The journal is the truth of a sweep. Cohorts read from it where they stopped, the driver publishes from it, and
+`--resume` needs nothing else. One process writes it (an actor on the driver's node, so that the loss of any other node
+loses nothing), and an event that is already there is not written again, so that whoever does not know whether a write
+arrived writes again. The unit is the round: its trials answered the same prompts in the same window of time, on the
+same machine, and a part of it pairs with nothing that is measured later.
+
+| event | fields |
+|---|---|
+| `engine` | cohort, engine, seconds, machine: an engine has started |
+| `heads` | latency_s by traffic label and head |
+| `round` | cohort, index, prompt_block, seconds, blocks by trial name |
+| `failed` | cohort (absent: before any), trial, cause |
+| `dropped` | cohort, trial, passes: given up as hopeless |
+| `finished` | cohort, traffic, passes: no more passes under this traffic |
+| `ended` | cohort, reason: nothing more will be measured in it |
+"""
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+Event = dict[str, Any]
+GIVEN_UP = "given up"  # a cohort's end that the scheduler decided on
+IDENTITY = {
+    "engine": ("cohort", "engine", "seconds"),
+    "heads": (),
+    "round": ("index",),
+    "failed": ("cohort", "trial"),
+    "dropped": ("trial",),
+    "finished": ("cohort", "traffic"),
+    "ended": ("cohort",),
+}
+
+
+class JournalWriter(Protocol):
+    """What a cohort needs of the journal, wherever it is written."""
+
+    def append(self, event: Event) -> None: ...
+
+    def read(self, cohort: str) -> list[Event]: ...
+
+
+class Journal:
+    """The one writer of the file at `path`. A line that a crash has cut off is taken away."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._known: set[tuple[object, ...]] = set()
+        self._offsets: dict[str, list[int]] = defaultdict(list)  # of the lines that concern a cohort
+        self._file = open(self.path, "ab+")  # noqa: SIM115 - open as long as the sweep
+        end = 0
+        for offset, event in lines(self.path, 0):
+            self._remember(event, end)
+            end = offset
+        self._file.truncate(end)
+        _sync_folder(self.path.parent)
+
+    def append(self, event: Event) -> None:
+        """Write the event, with the time, and return when it is on disk; nothing if it is there."""
+        if _identity(event) in self._known:
+            return
+        offset = self._file.seek(0, os.SEEK_END)
+        self._file.write(json.dumps({**event, "time": time.time()}).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._remember(event, offset)
+
+    def read(self, cohort: str) -> list[Event]:
+        """Everything that concerns a cohort: its own events and those of the whole sweep."""
+        found = []
+        for offset in sorted([*self._offsets[cohort], *self._offsets[""]]):
+            self._file.seek(offset)
+            found.append(json.loads(self._file.readline()))
+        return found
+
+    def _remember(self, event: Event, offset: int) -> None:
+        self._known.add(_identity(event))
+        self._offsets[event.get("cohort", "")].append(offset)
+
+
+def lines(path: Path, offset: int) -> Iterator[tuple[int, Event]]:
+    """Events from `offset` on, each with the offset behind it; a line that is not complete yet is left out."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield offset, json.loads(line)
+
+
+def read(path: Path) -> list[Event]:
+    """All events; none where there is no file."""
+    return [event for _, event in lines(path, 0)] if path.is_file() else []
+
+
+def _identity(event: Mapping[str, Any]) -> tuple[object, ...]:
+    return (event["event"], *(event.get(name) for name in IDENTITY[event["event"]]))
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is safe only when its folder's entry is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""Runs the cohorts of a sweep as trials of Ray Tune: which of them, how many at once, and which are given up early."""
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+# ours is the one progress bar, and Ctrl-C is handled by who called
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+
+from ray import tune
+from ray.actor import ActorHandle
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.engines import engine_resources
+from rayspec.sweep.folder import SweepFolder
+from rayspec.sweep.journal import GIVEN_UP
+from rayspec.sweep.measured import SweepState
+from rayspec.sweep.optuna_search import OptunaCohorts
+from rayspec.sweep.plan import Cohort, Plan
+from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
+
+logger = logging.getLogger(__name__)
+# what it would print of a failure, with a traceback through Ray, Endings says in a line
+for name in ("ray.tune.tune", "ray.tune.execution.tune_controller"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def run_cohorts(
+    prepared: Prepared,
+    journal: ActorHandle,
+    state: SweepState,
+    folder: SweepFolder,
+    trainable: type[CohortTrainable] = CohortTrainable,
+) -> None:
+    """Measure what the journal, whose content is `state`, lacks. Failures are in the journal afterwards."""
+    config, plan = prepared.config, prepared.plan
+    cohorts = chosen(config, plan, state)
+    if not cohorts:
+        return
+    chooser = None
+    if config.search.algorithm == "optuna":
+        chooser = OptunaCohorts(plan.cohorts, list(state.begun), config.baseline, config.seed, METRIC)
+    cpus, gpus = engine_resources(config)
+    # the trial's own process needs no core, and one bundle keeps the pair of engines on one node
+    bundles = tune.PlacementGroupFactory([{}, {k: 2 * v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}])
+    with_values = tune.with_parameters(trainable, prepared=prepared, journal=journal, log_folder=folder.logs)
+    own = folder.path / "tune"  # nothing in it is needed again: the journal is
+    shutil.rmtree(own, ignore_errors=True)
+    tune.Tuner(
+        tune.with_resources(with_values, bundles),
+        param_space=None if chooser else {"cohort": tune.grid_search([c.name for c in cohorts])},
+        tune_config=tune.TuneConfig(
+            search_alg=chooser,
+            num_samples=plan.num_cohorts if chooser else 1,
+            metric=METRIC,
+            mode="max",
+            scheduler=scheduler(config),
+            reuse_actors=True,
+            max_concurrent_trials=config.search.max_concurrent or (None if gpus else 1),
+        ),
+        run_config=tune.RunConfig(
+            name=own.name,
+            storage_path=str(folder.path),
+            verbose=0,
+            callbacks=[Endings(plan, RemoteJournal(journal))],
+            failure_config=tune.FailureConfig(max_failures=config.ray.max_failures),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def chosen(config: SweepConfig, plan: Plan, state: SweepState) -> Sequence[Cohort]:
+    """The cohorts to run. One that has ended is run again, without measuring, for those who learn from it."""
+    cohorts = list(plan.cohorts)
+    if config.search.algorithm == "random":
+        random.Random(config.seed).shuffle(cohorts)
+    cohorts = cohorts[: plan.num_cohorts]
+    missing = [c for c in cohorts if c.name not in state.ended]
+    if config.search.algorithm == "optuna":
+        return cohorts if len(state.ended) < plan.num_cohorts else []
+    is_compared = config.search.early_stop and config.search.algorithm != "grid"
+    return cohorts if is_compared and missing else missing
+
+
+def scheduler(config: SweepConfig) -> TrialScheduler:
+    """Who is given up between passes. The candidates of one cohort are compared in the cohort, by their intervals."""
+    early = config.search.early_stop
+    if early is None or config.search.algorithm == "grid":
+        return FIFOScheduler()
+    return ASHAScheduler(
+        time_attr="training_iteration",
+        max_t=config.max_passes(),
+        grace_period=min(early.grace_passes, config.max_passes()),
+        reduction_factor=early.reduction_factor,
+    )
+
+
+class Endings(tune.Callback):
+    """Writes into the journal how cohorts ended that could not do it themselves."""
+
+    def __init__(self, plan: Plan, journal: RemoteJournal) -> None:
+        self.plan = plan
+        self.journal = journal
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        name = cohort_of(self.plan, trial.config).name
+        logger.warning("the actor of cohort %s or its node died; it goes on where its journal ends", name)
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        name = cohort_of(self.plan, trial.config).name
+        self.journal.append({"event": "ended", "cohort": name, "reason": GIVEN_UP})
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        cohort = cohort_of(self.plan, trial.config)
+        error = trial.get_error()
+        cause = f"the cohort {cohort.name} failed {trial.num_failures} times, the last time with {error}"
+        logger.warning(cause)
+        for member in cohort.trials:
+            self.journal.append({"event": "failed", "cohort": cohort.name, "trial": member.name, "cause": cause})
+        self.journal.append({"event": "ended", "cohort": cohort.name, "reason": "failed"})

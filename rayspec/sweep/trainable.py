@@ -1,0 +1,71 @@
+"""The Tune trial: a cohort. A thin shell around CohortRun that keeps the engines from one cohort to the next.
+
+It saves no checkpoint of its own: what it has measured is in the journal, from which it goes on after any death.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.actor import ActorHandle
+
+from rayspec.sweep.cohort import CohortRun
+from rayspec.sweep.engines import Engines
+from rayspec.sweep.journal import Event, Journal
+from rayspec.sweep.plan import Cohort, Plan
+from rayspec.sweep.prepare import Prepared
+
+METRIC = "speedup_vs_plain"
+
+
+class RemoteJournal:
+    """The journal's actor, as a JournalWriter."""
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self._actor = actor
+
+    def append(self, event: Event) -> None:
+        ray.get(self._actor.append.remote(event))
+
+    def read(self, cohort: str) -> list[Event]:
+        return ray.get(self._actor.read.remote(cohort))
+
+
+def journal_actor(path: Path) -> ActorHandle:
+    """Start the journal's one writer on this node. It comes back if it dies, and writes nothing twice."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(Journal)
+    return actor.remote(str(path))
+
+
+class CohortTrainable(tune.Trainable):
+    """One step is one pass over the workload; another cohort is a reset."""
+
+    def setup(self, config: dict[str, Any], *, prepared: Prepared, journal: ActorHandle, log_folder: Path) -> None:
+        self.prepared = prepared
+        self.journal = RemoteJournal(journal)
+        self.engines = self.make_engines(prepared, log_folder)
+        self.reset_config(config)
+
+    def make_engines(self, prepared: Prepared, log_folder: Path) -> Engines:
+        return Engines(prepared.config, prepared.target, log_folder)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        cohort = cohort_of(self.prepared.plan, new_config)
+        self.run = CohortRun(self.prepared, cohort, self.engines, self.journal)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        done = self.run.one_pass()
+        return {METRIC: done.speedup_vs_plain, "done": done.is_done}
+
+    def cleanup(self) -> None:
+        self.engines.stop()
+
+
+def cohort_of(plan: Plan, config: dict[str, Any]) -> Cohort:
+    """The cohort that a Tune trial's config means."""
+    return next(c for c in plan.cohorts if c.name == config["cohort"])

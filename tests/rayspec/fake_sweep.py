@@ -1,0 +1,132 @@
+"""Sweeps of as many trials as one likes, without an engine: for tests of the scheduling, and for docs/scale.md.
+
+python tests/rayspec/fake_sweep.py --candidates 500 --home FOLDER [--resume] [key=value ...]
+
+prints a JSON line with what the sweep cost beside measuring, which takes no time here.
+"""
+
+import argparse
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from conftest import synthetic_request
+
+from rayspec.config import load_config
+from rayspec.farm.load import Load
+from rayspec.records import Measured
+from rayspec.shipped import drafter_path, target_path
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.folder import SweepFolder, find_resumable
+from rayspec.sweep.plan import Drafter, make_plan
+from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.trainable import CohortTrainable
+from rayspec.workloads import Conversation
+
+
+class FakeEngine:
+    """Answers at once, with times of a known law: candidate n of N is faster the larger n."""
+
+    is_alive = True
+
+    def __init__(self, gain: float, draft_steps: int) -> None:
+        self.gain = gain
+        self.draft_steps = draft_steps
+
+    def warm_up(self, load: Load) -> None: ...
+
+    def measure(self, load: Load) -> Measured:
+        rng = np.random.default_rng(load.arrival_seed)
+        cycle_s = 0.01 * float(np.exp(rng.normal(0, 0.02))) / self.gain
+        histogram = (0,) * self.draft_steps + (8,) if self.draft_steps else ()
+        requests = tuple(synthetic_request(p.id, histogram, cycle_s, category=p.category) for p in load.prompts)
+        if os.environ.get("FAKE_BLOCK_S"):
+            time.sleep(float(os.environ["FAKE_BLOCK_S"]))
+        return Measured(wall_s=sum(r.e2e_s for r in requests), requests=requests)
+
+
+class FakeEngines:
+    """The interface of rayspec.sweep.engines.Engines."""
+
+    def __init__(self, num_candidates: int) -> None:
+        self.num_candidates = num_candidates
+        self.plain = FakeEngine(1.0, 0)
+        self.speculative: FakeEngine | None = None
+
+    def begin_plain(self, cohort: Any) -> None: ...
+
+    def wait_for_plain(self) -> None: ...
+
+    def has_speculative(self, draft_steps: int) -> bool:
+        return self.speculative is not None and self.speculative.draft_steps == draft_steps
+
+    def start_speculative(self, cohort: Any, drafter: Drafter) -> dict[str, Any]:
+        self.speculative = FakeEngine(1.0, cohort.draft_steps)
+        return {"seconds": time.time(), "machine": {}}
+
+    def use(self, drafter: Drafter | None) -> FakeEngine:
+        if drafter is None:
+            return self.plain
+        assert self.speculative is not None
+        if drafter.label == os.environ.get("FAKE_KILLER"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        number = 0 if drafter.label == "full" else int(drafter.label[1:])
+        self.speculative.gain = 1 + number / self.num_candidates
+        return self.speculative
+
+    def load(self, prompts: tuple[Conversation, ...], traffic: Any, **options: Any) -> Load:
+        seed = options.get("arrival_seed", 0)
+        return Load(
+            prompts=prompts, traffic=traffic, max_new_tokens=2, temperature=0, ignore_eos=False, arrival_seed=seed
+        )
+
+    def stop(self) -> None: ...
+
+
+class FakeTrainable(CohortTrainable):
+    def make_engines(self, prepared: Prepared, log_folder: Path) -> Any:
+        return FakeEngines(len(prepared.drafters) - 1)
+
+
+def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
+    """`full` and drafters d1 ... dN, all of the shipped full drafter's files."""
+    names = ["full", *(f"d{i}" for i in range(1, num_candidates + 1))]
+    own = ["head_latency=false", "block_prompts=1", "ray.num_cpus=0.001", f"drafters=[{','.join(names)}]", *overrides]
+    config = load_config(SweepConfig, None, own)
+    path = drafter_path("full")
+    drafters = tuple(Drafter(label=name, path=path, head={"kind": "full"}) for name in names)
+    prompts = tuple(Conversation(id=str(i), category="fake", turns=(f"prompt {i}",)) for i in range(4))
+    plan = make_plan(config, len(prompts), drafters)
+    return Prepared(config=config, prompts=prompts, target=target_path("demo"), drafters=drafters, plan=plan)
+
+
+def main(arguments: list[str]) -> None:
+    from rayspec.sweep.controller import run_sweep
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--candidates", type=int, required=True)
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    os.environ["RAYSPEC_HOME"] = options.home
+    prepared = fake_sweep(options.candidates, options.overrides)
+    home = Path(options.home)
+    folder = find_resumable(home) if options.resume else SweepFolder.create(home, prepared, "fake")
+    start = time.perf_counter()
+    outcome = run_sweep(prepared, folder, FakeTrainable)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    cost = {"trials": len(outcome.results), "seconds": round(time.perf_counter() - start, 1)}
+    print(
+        json.dumps({**cost, "driver_peak_mib": round(peak_mib), "journal_mib": folder.journal.stat().st_size / 2**20})
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

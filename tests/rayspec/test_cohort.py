@@ -1,0 +1,118 @@
+"""The rules of a cohort, on engines that answer at once and die when they are told to."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sweep import FakeEngine, FakeEngines, fake_sweep
+
+from rayspec.farm.load import Load
+from rayspec.farm.runtime import EngineDied, EngineFailed
+from rayspec.records import Measured
+from rayspec.sweep.cohort import CohortRun, Pass
+from rayspec.sweep.journal import Journal, read
+from rayspec.sweep.plan import Drafter
+
+CANDIDATES = 3
+
+
+class FaultyEngines(FakeEngines):
+    """`fault` is asked before every measurement, with the head and how often it was asked, for an error to raise."""
+
+    def __init__(self, fault: Callable[[str, int], Exception | None]) -> None:
+        super().__init__(CANDIDATES)
+        self.fault = fault
+        self.asked: Counter[str] = Counter()
+
+    def use(self, drafter: Drafter | None) -> Any:
+        head, engine = drafter.label if drafter else "plain", super().use(drafter)
+        outer = self
+
+        class Checked(FakeEngine):
+            def measure(self, load: Load) -> Measured:
+                outer.asked[head] += 1
+                error = outer.fault(head, outer.asked[head])
+                if error is not None:
+                    raise error
+                return super().measure(load)
+
+        return Checked(engine.gain, engine.draft_steps)
+
+
+def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int = 99) -> list[Pass]:
+    prepared = fake_sweep(CANDIDATES, ["draft_steps=[2]", *overrides])
+    run = CohortRun(prepared, prepared.plan.cohorts[0], engines, Journal(path))  # type: ignore[arg-type]
+    done: list[Pass] = []
+    while len(done) < passes and not (done and done[-1].is_done):
+        done.append(run.one_pass())
+    return done
+
+
+def blocks(path: Path) -> Counter[str]:
+    return Counter(name for e in read(path) if e["event"] == "round" for name in e["blocks"])
+
+
+def failures(path: Path) -> dict[str, str]:
+    return {e["trial"]: e["cause"] for e in read(path) if e["event"] == "failed"}
+
+
+def test_the_death_of_an_engine_costs_a_round_and_no_trial(tmp_path: Path) -> None:
+    engines = FaultyEngines(lambda head, n: EngineDied("killed") if (head, n) == ("d2", 2) else None)
+    assert measure(tmp_path / "j", [], engines)[-1].is_done
+    assert failures(tmp_path / "j") == {}
+    assert blocks(tmp_path / "j") == dict.fromkeys(["plain-c1", *(f"{h}-s2-c1" for h in ("full", "d1", "d2", "d3"))], 4)
+    # in the second round, which d1 begins: d1 twice, d2 twice (killed, then measured), the others once
+    assert engines.asked == {"plain": 4, "full": 5, "d1": 5, "d2": 5, "d3": 4}
+
+
+def test_whose_engine_dies_twice_in_a_round_fails_alone(tmp_path: Path) -> None:
+    engines = FaultyEngines(lambda head, n: EngineDied("out of memory") if head == "d2" else None)
+    measure(tmp_path / "j", [], engines)
+    assert failures(tmp_path / "j") == {"d2-s2-c1": "out of memory"}
+    assert engines.asked["d2"] == 2
+    assert blocks(tmp_path / "j") == dict.fromkeys(["plain-c1", *(f"{h}-s2-c1" for h in ("full", "d1", "d3"))], 4)
+
+
+def test_a_refusal_fails_at_once(tmp_path: Path) -> None:
+    engines = FaultyEngines(lambda head, n: EngineFailed("refused") if (head, n) == ("plain", 3) else None)
+    measure(tmp_path / "j", [], engines)
+    assert failures(tmp_path / "j") == {"plain-c1": "refused"}
+    assert blocks(tmp_path / "j") == {
+        "plain-c1": 2,
+        **dict.fromkeys((f"{h}-s2-c1" for h in ("full", "d1", "d2", "d3")), 4),
+    }
+
+
+def test_another_process_goes_on_with_the_next_round(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = measure(whole, ["repeats=3"], FakeEngines(CANDIDATES))
+    measure(cut, ["repeats=3"], FakeEngines(CANDIDATES), passes=2)
+    lines = cut.read_bytes().splitlines(keepends=True)
+    cut.write_bytes(b"".join(lines[:-2]))  # the second pass misses two rounds
+    again = FaultyEngines(lambda head, n: None)
+    assert measure(cut, ["repeats=3"], again) == expected
+    assert again.asked["plain"] == 2 + 4
+    strip = ["index", "prompt_block", "blocks"]
+    rounds = [[{k: e[k] for k in strip} for e in read(p) if e["event"] == "round"] for p in (whole, cut)]
+    assert rounds[0] == rounds[1]
+    nothing = FaultyEngines(lambda head, n: RuntimeError("nothing is left to measure"))
+    assert measure(cut, ["repeats=3"], nothing) == expected
+
+
+def test_who_is_clearly_slower_than_the_best_is_given_up(tmp_path: Path) -> None:
+    """Gains of 1, 4/3, 5/3 and 2 with a spread of 2%."""
+    measure(tmp_path / "j", ["repeats=3", "search.early_stop.grace_passes=1"], FakeEngines(CANDIDATES))
+    dropped = {e["trial"]: e["passes"] for e in read(tmp_path / "j") if e["event"] == "dropped"}
+    assert dropped == {"d1-s2-c1": 1, "d2-s2-c1": 1}
+    assert blocks(tmp_path / "j") == {"plain-c1": 12, "full-s2-c1": 12, "d1-s2-c1": 4, "d2-s2-c1": 4, "d3-s2-c1": 12}
+
+
+def test_passes_end_when_the_intervals_are_narrow(tmp_path: Path) -> None:
+    overrides = ["stop.ci_width=0.5", "stop.max_repeats=9"]
+    done = measure(tmp_path / "j", overrides, FakeEngines(CANDIDATES))
+    (finished,) = [e for e in read(tmp_path / "j") if e["event"] == "finished"]
+    assert done[-1].passes == finished["passes"] < 9
+    # 25 tokens in 8 cycles of half the time, against 32 in 31, after 10 ms each
+    assert done[-1].speedup_vs_plain == pytest.approx((25 / 50) / (32 / 320), rel=0.1)

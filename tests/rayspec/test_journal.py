@@ -1,0 +1,85 @@
+"""The journal keeps what was written, once, whatever was cut off; and what its events say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import SyntheticSweep, synthetic_request
+
+from rayspec.farm.load import Traffic
+from rayspec.records import Measured, StepSeconds
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.journal import Journal, lines, read
+from rayspec.sweep.measured import SweepState
+from rayspec.sweep.plan import Drafter, make_plan
+
+ROUND = {"event": "round", "cohort": "s2", "index": 3, "prompt_block": 1, "seconds": 2.0, "blocks": {}}
+
+
+def test_an_event_is_written_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(ROUND)
+    journal.append({**ROUND, "seconds": 9.0})  # the same round by another measurement
+    journal.append({"event": "ended", "cohort": "s2", "reason": "measured"})
+    again = Journal(tmp_path / "journal.jsonl")
+    again.append(ROUND)
+    events = read(tmp_path / "journal.jsonl")
+    assert [e["event"] for e in events] == ["round", "ended"]
+    assert events[0]["seconds"] == 2.0
+    assert events[0]["time"] > 1e9
+
+
+def test_a_cohort_reads_its_own_events_and_those_of_the_sweep(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(ROUND)
+    journal.append({"event": "heads", "latency_s": {}})
+    journal.append({**ROUND, "cohort": "s4", "index": 9})
+    for j in (journal, Journal(tmp_path / "journal.jsonl")):
+        assert [e["event"] for e in j.read("s2")] == ["round", "heads"]
+        assert [e.get("index") for e in j.read("s4")] == [None, 9]
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(ROUND)
+    journal.append({**ROUND, "index": 4})
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert [e["index"] for e in read(path)] == [3]
+    again = Journal(path)
+    again.append({**ROUND, "index": 4})
+    assert [e["index"] for e in read(path)] == [3, 4]
+    assert [e["index"] for e in again.read("s2")] == [3, 4]
+
+
+def test_lines_are_read_on_from_where_one_stopped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(ROUND)
+    ((offset, _),) = lines(tmp_path / "journal.jsonl", 0)
+    journal.append({**ROUND, "index": 4})
+    assert [e["index"] for _, e in lines(tmp_path / "journal.jsonl", offset)] == [4]
+
+
+@pytest.mark.parametrize("steps", [None, StepSeconds(steps=2, head_s=0.1, draft_s=0.2, verify_s=1 / 3)])
+def test_a_measurement_comes_back_exactly(steps: StepSeconds | None) -> None:
+    request = synthetic_request("a", (3, 1, 2), 0.0123456789)
+    measured = Measured(wall_s=1 / 3, requests=(request,), step_seconds=steps, peak_memory_bytes=5)
+    assert Measured.from_dict(json.loads(json.dumps(measured.to_dict()))) == measured
+
+
+def test_a_trial_of_several_cohorts_fails_only_if_it_does_in_all(synthetic_sweep: SyntheticSweep) -> None:
+    drafters = [Drafter(label="full", path="/full", head={})]
+    plan = make_plan(SweepConfig(draft_steps=[2, 4]), 4, drafters)
+    plain, s2 = plan.trials[0], plan.trials[1]
+    measured = next(iter(synthetic_sweep.blocks.values()))[0].measured.to_dict()
+    state = SweepState(plan)
+    state.apply({"event": "failed", "cohort": "s2", "trial": plain.name, "cause": "died"})
+    state.apply({"event": "failed", "cohort": "s2", "trial": s2.name, "cause": "broken"})
+    assert state.errors == {plain: "died", s2: "broken"}
+    state.apply({**ROUND, "cohort": "s4", "blocks": {plain.name: measured}})
+    assert state.errors == {s2: "broken"}
+    assert [b.prompt_block for b in state.blocks[plain]] == [1]
+    state.apply({"event": "failed", "cohort": "s4", "trial": plain.name, "cause": "died again"})
+    assert state.errors == {plain: "died", s2: "broken"}
+    assert Traffic(concurrency=1) in {t.traffic for t in state.errors}
