@@ -1,0 +1,84 @@
+"""What a tree builder is: from a drafter's candidates to the nodes that one pass of the target verifies.
+
+B = requests, N = nodes of a request, the root included, T = rows, k = candidates, H = hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from rayspec_kernels.tree_build.reference import DraftTree
+
+if TYPE_CHECKING:
+    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+    from sglang_ext.heads import DraftHead
+
+Embed = Callable[[Tensor], Tensor]  # the target's embedding: int64 [...] -> [..., H]
+
+
+class Draft(NamedTuple):
+    """Node 0 is the root, the last verified token. Parents precede their children; siblings come best first."""
+
+    tokens_BN: Tensor  # int64
+    links: DraftTree
+
+
+class Pick(Protocol):
+    """Takes k tokens of each row from a head: int64 [T, k]."""
+
+    def __call__(self, head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Tensor: ...
+
+
+def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Tensor:
+    """The k best tokens of each row, best first."""
+    if k == 1:
+        return head.best(state_TH, step, routed)
+    return head.propose(state_TH, step, k, routed).token_ids_Tk
+
+
+class Proposer(ABC):
+    """A tree made to fit a number of draft steps, of candidates and of nodes."""
+
+    num_nodes: int
+
+    @abstractmethod
+    def propose(
+        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+    ) -> Draft:
+        """Draft for B requests. Of fixed shape, and no look at values: a graph can capture it.
+
+        Args:
+            hidden_BH: the target's hidden state of the token before the root.
+            pick: takes tokens from the head; in a chain it may draw them.
+        """
+
+
+class CandidateTree(nn.Module, ABC):
+    """A kind of tree with its options and tensors, as a checkpoint's `draft_tree` has them."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
+        """From a `draft_tree` entry without its kind. Raises ValueError."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Inverse of `from_options`."""
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self.options()}
+
+    def check(self) -> None:
+        """Raise ValueError where the loaded tensors contradict each other."""
+
+    @abstractmethod
+    def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> Proposer:
+        """The tree cut to at most so many steps, candidates of a position and nodes. Raises ValueError where it cannot
+        fill them."""
