@@ -78,7 +78,10 @@ class ReferenceDrafter:
 
     def _body(self) -> Eagle3Config:
         if self.name is not None:
-            return read_info(drafter_path(self.name)).body
+            body = read_info(drafter_path(self.name)).body
+            if not isinstance(body, Eagle3Config):
+                raise ValueError(f"drafter={self.name} is no EAGLE-3 drafter; name one whose FLOPs are to count")
+            return body
         with torch.device("meta"):  # shapes alone: the weights of a large target need not be read
             config = AutoConfig.from_pretrained(self.target_folder, local_files_only=True)
             model = AutoModelForCausalLM.from_config(config)

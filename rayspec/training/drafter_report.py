@@ -19,7 +19,7 @@ def _figure(report: dict[str, Any]) -> bytes:
     with plt.rc_context(STYLE):
         figure, (loss, tau, accept) = panels(3, width=4.2, height=3.2)
         steps = [entry["step"] for entry in history]
-        for i in range(report["recipe"]["ttt_steps"]):
+        for i in range(sum(key.startswith("loss_step_") for key in (history or [{}])[0])):
             loss.plot(steps, [h[f"loss_step_{i}"] for h in history], color=colour(i), lw=1, label=f"draft step {i + 1}")
         loss.set(title="Cross-entropy to the target", xlabel="training step", ylabel="nats per token")
         loss.legend(fontsize=8)

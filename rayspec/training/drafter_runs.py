@@ -46,7 +46,8 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        lines.append(f"{head.name} {dict(head.draft_head)} -> {folder}: {state}")
+        drafter = "" if head.drafter_kind == "eagle3" else f"{dict(head.drafter)} "
+        lines.append(f"{head.name} {drafter}{dict(head.draft_head)} -> {folder}: {state}")
     return lines
 
 
@@ -94,6 +95,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
         "recipe": (ours.get("recipe"), config.recipe.to_dict()),
+        **{key: (ours.get(key), wanted) for key, wanted in head.asked().items()},
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }
     base = config.base_folder(head)

@@ -32,6 +32,9 @@ class HydraDrafter(LastHiddenDrafter):
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
 
+    def parts(self, step: int) -> list[nn.Module]:
+        return [self.residuals[step], self.blocks[step]]
+
     def state(self, step: int, hidden_TH: Tensor, path_TdH: Tensor | None) -> Tensor:
         assert path_TdH is not None, "reads_path"
         assert path_TdH.shape[1] == step + 1, "the root and every token drafted before"

@@ -113,3 +113,12 @@ class LastHiddenDrafter(nn.Module, ABC):
             path_TdH: embeddings of the d = step + 1 tokens from the root on that are drafted before this position;
                 None where `reads_path` is false.
         """
+
+    def state_flops(self, step: int) -> int:
+        """FLOPs of the state of one row, two per multiplication and addition."""
+        layers = [m for part in self.parts(step) for m in part.modules() if isinstance(m, nn.Linear)]
+        return 2 * sum(layer.weight.numel() for layer in layers)
+
+    @abstractmethod
+    def parts(self, step: int) -> list[nn.Module]:
+        """The modules that `state` of a draft position runs through."""

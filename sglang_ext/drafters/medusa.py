@@ -27,5 +27,8 @@ class MedusaDrafter(LastHiddenDrafter):
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
 
+    def parts(self, step: int) -> list[nn.Module]:
+        return [self.blocks[step]]
+
     def state(self, step: int, hidden_TH: Tensor, path_TdH: Tensor | None) -> Tensor:
         return hidden_TH + F.silu(self.blocks[step](hidden_TH))

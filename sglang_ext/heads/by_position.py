@@ -23,6 +23,10 @@ class PositionHeads(nn.Module):
         return cast(DraftHead, self.get_submodule(str(step)))
 
     @property
+    def kind(self) -> str:
+        return self.at(0).kind
+
+    @property
     def routes(self) -> bool:
         return self.at(0).routes
 

@@ -47,6 +47,10 @@ class Proposer(ABC):
     num_nodes: int
 
     @abstractmethod
+    def rows_by_level(self) -> list[int]:
+        """How many rows of a path-reading drafter each draft position takes for one request."""
+
+    @abstractmethod
     def propose(
         self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:

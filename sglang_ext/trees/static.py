@@ -145,6 +145,9 @@ class StaticProposer(Proposer):
                 )
             )
 
+    def rows_by_level(self) -> list[int]:
+        return [len(level.path_Pd) for level in self.levels]
+
     def propose(
         self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
