@@ -222,8 +222,6 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         draft_input.hidden_states = hidden_BH
         draft_input.topk_p = torch.zeros(B, self.topk, device=self.device)
         draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
-        if get_spec().speculative_use_rejection_sampling:
-            draft_input.draft_probs = torch.zeros(B, 1, device=self.device)
 
 
 class LastHiddenWorker(TimedEagleWorker):
