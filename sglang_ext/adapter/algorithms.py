@@ -18,6 +18,7 @@ ALGORITHMS: dict[str, Serves] = {
     "BPD": Serves(("medusa",), None),
     "MEDUSA": Serves(("medusa",), "static"),
     "HYDRA": Serves(("hydra",), "static"),
+    "SLIM": Serves(("medusa",), "slim"),
 }
 
 

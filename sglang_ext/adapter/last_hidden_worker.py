@@ -35,7 +35,7 @@ from sglang_ext.drafters.checkpoint import (
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Draft, Proposer
-from sglang_ext.trees.base import most_likely
+from sglang_ext.trees.base import Picked, most_likely
 from sglang_ext.trees.static import StaticProposer, chain_paths
 
 
@@ -45,6 +45,11 @@ class TreeVerifyInput(EagleVerifyInput):
     @property
     def tree_topk(self) -> int:
         return 1 if self.topk == 1 else -1
+
+    @property
+    def max_tree_depth(self) -> int:
+        """Nodes of the longest path."""
+        return min(self.spec_steps + 1, self.draft_token_num)
 
 
 class LastHiddenDraftWorker(EagleDraftWorkerBase):
@@ -139,19 +144,21 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         draft_input, info = batch.spec_info, batch.sampling_info
         laws: list[Tensor] = []
 
-        def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Tensor:
+        def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
             with CLOCK.head():
                 if not draws:
                     return most_likely(head, state_TH, step, k, routed)
                 law_BV = head.target_law(state_TH, step, routed, info.temperatures)
             law_BV, ids_B1, _ = draw_drafts(law_BV, info, batch.seq_lens + step, step)
             laws.append(law_BV)
-            return ids_B1
+            return Picked(ids_B1, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
         draft = self.proposer.propose(
             self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
         )
+        if draft.num_nodes_B is not None and not has_accelerator():
+            draft = _without_padding(draft)
         return self._verify_input(batch, draft, torch.stack(laws, dim=1) if laws else None)
 
     def _verify_input(self, batch: Any, draft: Draft, law_BKV: Tensor | None) -> EagleVerifyInput:
@@ -224,8 +231,24 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
 
 
+def _without_padding(draft: Draft) -> Draft:
+    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
+    one width, and this looks at values."""
+    assert draft.num_nodes_B is not None, "the caller looked"
+    most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
+    mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
+    links = DraftTree(
+        mask_BNN[:, :most, :most], depth_BN[:, :most], first_child_BN[:, :most], next_sibling_BN[:, :most]
+    )
+    return Draft(draft.tokens_BN[:, :most], links, draft.num_nodes_B)
+
+
 class LastHiddenWorker(TimedEagleWorker):
     """EAGLE's step with the draft worker of this module."""
+
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
+        return super().verify(batch, *args, **kwargs)
 
     @property
     def last_shared_read_runner(self) -> Any:

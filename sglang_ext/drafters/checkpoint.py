@@ -171,9 +171,10 @@ def empty_drafter(info: CheckpointInfo) -> Drafter:
     tree."""
     if info.tree is None:
         return drafter_class(info.kind)(info.body, empty_head(info))
+    head = empty_head(info)
     with naming(info):
         tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
-    return drafter_class(info.kind)(info.body, empty_head(info), tree)
+        return drafter_class(info.kind)(info.body, head, tree)
 
 
 def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:

@@ -100,6 +100,11 @@ class LastHiddenDrafter(nn.Module, ABC):
         self, config: LastHiddenConfig, head: DraftHead | PositionHeads, draft_tree: CandidateTree | None = None
     ) -> None:
         super().__init__()
+        if draft_tree is not None and self.reads_path and not draft_tree.serves_paths:
+            raise ValueError(
+                f"draft_tree of kind '{draft_tree.kind}' needs all candidates before it has a path, but a drafter of "
+                f"kind '{self.kind}' reads the path; use draft_tree.kind 'static'"
+            )
         self.config = config
         self.lm_head = head
         self.draft_tree = draft_tree

@@ -10,6 +10,7 @@ __all__ = ["TREES", "CandidateTree", "Draft", "Proposer", "build_tree"]
 
 TREES: dict[str, str] = {
     "static": "sglang_ext.trees.static:StaticTree",
+    "slim": "sglang_ext.trees.slim:SlimTree",
 }
 
 

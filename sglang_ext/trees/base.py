@@ -26,19 +26,26 @@ class Draft(NamedTuple):
 
     tokens_BN: Tensor  # int64
     links: DraftTree
+    num_nodes_B: Tensor | None = None  # int64, used of the N; None for all
+
+
+class Picked(NamedTuple):
+    token_ids_Tk: Tensor  # int64
+    log_p_Tk: Tensor | None  # float32; None where nobody needs them
 
 
 class Pick(Protocol):
-    """Takes k tokens of each row from a head: int64 [T, k]."""
+    """Takes k tokens of each row from a head."""
 
-    def __call__(self, head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Tensor: ...
+    def __call__(self, head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked: ...
 
 
-def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Tensor:
-    """The k best tokens of each row, best first."""
+def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
+    """The k best tokens of each row, best first; a single one without its probability."""
     if k == 1:
-        return head.best(state_TH, step, routed)
-    return head.propose(state_TH, step, k, routed).token_ids_Tk
+        return Picked(head.best(state_TH, step, routed), None)
+    proposal = head.propose(state_TH, step, k, routed)
+    return Picked(proposal.token_ids_Tk, proposal.scores_Tk - proposal.log_norm_T[:, None])
 
 
 class Proposer(ABC):
@@ -66,6 +73,7 @@ class CandidateTree(nn.Module, ABC):
     """A kind of tree with its options and tensors, as a checkpoint's `draft_tree` has them."""
 
     kind: ClassVar[str]
+    serves_paths: ClassVar[bool] = True  # whether it can draft with a drafter that reads the path
 
     @classmethod
     @abstractmethod

@@ -165,7 +165,7 @@ class StaticProposer(Proposer):
             if head.routes:
                 last_TH = embed(tokens_BN[:, 0]) if path_TdH is None else path_TdH[:, -1]
                 routed = head.route(last_TH, hidden_TH, step)
-            picked_BPk = pick(head, state_TH, step, level.topk, routed).view(B, -1, level.topk)
+            picked_BPk = pick(head, state_TH, step, level.topk, routed).token_ids_Tk.view(B, -1, level.topk)
             place_n = level.place_n if drafter.reads_path else 0
             tokens_BN[:, level.nodes] = picked_BPk[:, place_n, level.rank_n]
         return Draft(tokens_BN, DraftTree(*(x.expand(B, *x.shape[1:]) for x in self.links)))

@@ -14,10 +14,11 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch, backward_batch
 from sglang_ext.drafters import drafter_class
-from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import head_from_target
 from sglang_ext.trees import CandidateTree
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths
 
 
@@ -89,6 +90,22 @@ def demo_drafters(
         train(drafter, target, answers, steps=8, batch_size=16)
         made[name] = save(folder / name, drafter, target, StaticTree(greedy_paths(ACCURACY, 20)))
     return made
+
+
+def slim_on(folder: Path, base: Path, answers: AnswerSet, **options: Any) -> Path:
+    """A trained Medusa drafter with SLiM's tree, by the pairs of these very answers."""
+    drafter, info = load_drafter(base)
+    assert isinstance(drafter, LastHiddenDrafter)
+    assert info.target is not None
+    rows = [ids[mask] for ids, mask in zip(answers.token_ids_NL, answers.loss_mask_NL, strict=True)]
+    pairs = torch.cat([torch.stack([row[:-1], row[1:]]) for row in rows], dim=1).long()
+    V = info.body.vocab_size
+    key, counts = (pairs[0] * V + pairs[1]).unique(return_counts=True)
+    indptr = torch.zeros(V + 1, dtype=torch.int64)
+    indptr[1:] = (key // V).bincount(minlength=V).cumsum(0)
+    drafter.draft_tree = SlimTree.with_counts(SlimOptions(pairs=len(key), **options), indptr, key % V, counts)
+    save_drafter(folder, drafter, info.target, {"recipe": "some seconds"}, share_with=base)
+    return folder
 
 
 def save(folder: Path, drafter: LastHiddenDrafter, target: FrozenTarget, tree: CandidateTree | None) -> Path:

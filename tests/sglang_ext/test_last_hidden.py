@@ -97,7 +97,7 @@ def literal_logits(drafter: Any, hidden_H: Tensor, path: list[int], step: int) -
 def test_a_tree_holds_the_candidates_of_its_rank_paths(kind: str, paths: tuple[tuple[int, ...], ...]) -> None:
     drafter = make_drafter(kind)
     hidden_BH, root_B = rows(3)
-    tokens_BN, links = StaticProposer(paths, torch.device("cpu")).propose(drafter, hidden_BH, root_B, embed)
+    tokens_BN, links, _ = StaticProposer(paths, torch.device("cpu")).propose(drafter, hidden_BH, root_B, embed)
     nodes = [(), *sorted(paths, key=lambda p: (len(p), p))]
     for b in range(3):
         found = {(): int(root_B[b])}
@@ -113,7 +113,7 @@ def test_a_tree_holds_the_candidates_of_its_rank_paths(kind: str, paths: tuple[t
 
 @torch.no_grad()
 def test_the_children_of_a_node_are_linked_best_first() -> None:
-    _, links = StaticProposer(PATHS, torch.device("cpu")).propose(make_drafter("medusa"), *rows(1), embed)
+    _, links, _ = StaticProposer(PATHS, torch.device("cpu")).propose(make_drafter("medusa"), *rows(1), embed)
     nodes = [(), *sorted(PATHS, key=lambda p: (len(p), p))]
     for n, path in enumerate(nodes):
         children, child = [], int(links.first_child_BN[0, n])
@@ -156,9 +156,9 @@ def test_any_head_may_project(name: str, shared_head: bool) -> None:
     drafter = make_drafter("hydra", SPECS[name], shared_head=shared_head)
     hidden_BH, root_B = rows(3)
     proposer = StaticProposer(((0,), (1,), (1, 0), (1, 1)), torch.device("cpu"))
-    tokens_BN, _ = proposer.propose(drafter, hidden_BH, root_B, embed)
+    tokens_BN = proposer.propose(drafter, hidden_BH, root_B, embed).tokens_BN
     for b in range(3):
-        alone, _ = proposer.propose(drafter, hidden_BH[b : b + 1], root_B[b : b + 1], embed)
+        alone = proposer.propose(drafter, hidden_BH[b : b + 1], root_B[b : b + 1], embed).tokens_BN
         assert torch.equal(alone[0], tokens_BN[b])
         path_1dH = embed(torch.tensor([[int(root_B[b]), int(tokens_BN[b, 2])]]))
         head = drafter.lm_head.at(1)
@@ -221,7 +221,7 @@ def test_trees_of_files_and_of_unknown_kinds(tmp_path: Path) -> None:
     assert read_paths(tmp_path / "tree.json") == PATHS
     with pytest.raises(ValueError, match="no tree in"):
         read_paths(tmp_path / "nowhere.json")
-    with pytest.raises(ValueError, match=r"unknown draft_tree.kind 'statik'; known: static"):
+    with pytest.raises(ValueError, match=r"unknown draft_tree.kind 'statik'; known: static, slim"):
         build_tree({"kind": "statik"}, vocab_size=V)
     with pytest.raises(ValueError, match="has the option paths alone"):
         build_tree({"kind": "static", "paths": [[0]], "nodes": 1}, vocab_size=V)

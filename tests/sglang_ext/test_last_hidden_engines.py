@@ -1,4 +1,5 @@
-"""MEDUSA, BPD and HYDRA in real engines: token-identical to plain decoding for chains and trees, and live swap."""
+"""MEDUSA, BPD, HYDRA and SLIM in real engines: token-identical to plain decoding for chains and trees, and live
+swap."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import DRAFTERS, TARGET, Ids, Oracle, generate, output_ids, running_engine
-from last_hidden_cases import DEMO, as_answers, demo_drafters
+from last_hidden_cases import DEMO, as_answers, demo_drafters, slim_on
 from lossless import (
     check_counts,
     check_greedy_identity_of,
@@ -24,13 +25,20 @@ STEPS = 3
 ENGINES: dict[str, dict[str, Any]] = {
     "chain": {"drafter": "medusa", "draft_steps": STEPS},  # BPD
     "tree": {"drafter": "hydra", "draft_steps": STEPS, "topk": 4, "num_draft_tokens": 12},
+    "slim": {"drafter": "slim", "draft_steps": STEPS, "topk": 8, "num_draft_tokens": 20},
 }
+NAMES = [*DEMO, "slim", "slim_zero"]  # a chain takes no notice of a tree
 
 
 @pytest.fixture(scope="module")
 def drafters(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    target = FrozenTarget.load(TARGET, torch.float32)
-    return demo_drafters(tmp_path_factory.mktemp("drafters"), target, as_answers(prompts, oracle.answers))
+    target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
+    folder = tmp_path_factory.mktemp("drafters")
+    made = demo_drafters(folder, target, answers)
+    made["slim"] = slim_on(folder / "slim", made["medusa"], answers, hypotheses=8)
+    # steps of another width: often nothing but the root is left to verify
+    made["slim_zero"] = slim_on(folder / "slim_zero", made["medusa"], answers, hypotheses=12, unseen="zero")
+    return made
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -40,9 +48,9 @@ def engine(request: pytest.FixtureRequest, drafters: dict[str, Path]) -> Iterato
         yield engine
 
 
-@pytest.mark.parametrize("name", DEMO)
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_identity(engine: Any, name: str, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    alone = len(prompts) if name in ("medusa", "hydra") else 12
+    alone = len(prompts) if name in ("medusa", "hydra", "slim") else 12
     answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
     if name != "medusa_routed":
         check_counts(answers, STEPS)
