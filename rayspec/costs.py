@@ -77,12 +77,13 @@ class Eagle3Cost:
 class LastHiddenCost:
     """Of a drafter that reads the target's last hidden state alone.
 
-    `position_flops`: of one row at each draft position, its head's projection included. `tree`: what is drafted of a
-    drafter that reads the path, where every node with children is a row; None where a position is one row.
+    `position_flops`: of one row at each draft position, its head's projection included. `reads_path`: whether every
+    node with children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
     """
 
     params: int
     position_flops: tuple[int, ...]
+    reads_path: bool
     tree: CandidateTree | None
 
     def drafting(self, shape: StepShape, keys: float) -> float:
@@ -90,7 +91,7 @@ class LastHiddenCost:
         rows = [1] * shape.draft_steps
         if self.tree is not None and shape.topk > 1:
             fitted = self.tree.fit(shape.draft_steps, shape.topk, shape.num_draft_tokens, torch.device("cpu"))
-            rows = fitted.rows_by_level()
+            rows = [n if self.reads_path else 1 for n in fitted.rows_by_level()]
         return sum(n * flops for n, flops in zip(rows, self.position_flops, strict=False))
 
 
@@ -137,7 +138,8 @@ def drafter_cost(path: str) -> DrafterCost:
         return LastHiddenCost(
             params=params,
             position_flops=tuple(drafter.state_flops(i) + drafter.lm_head.at(i).cost(1).flops for i in positions),
-            tree=drafter.draft_tree if drafter.reads_path else None,
+            reads_path=drafter.reads_path,
+            tree=drafter.draft_tree,
         )
     body = drafter.config
     linear = [m for m in drafter.midlayer.modules() if isinstance(m, nn.Linear)]

@@ -21,10 +21,11 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """`source_kinds`: what may be counted for it."""
+    """`source_kinds`: what may be counted for it; `of_pairs`: whether it is made of pairs of neighbouring tokens."""
 
     kind: ClassVar[str]
     source_kinds: ClassVar[tuple[str, ...]] = ("raw", "target", "draft")
+    of_pairs: ClassVar[bool] = False
 
     @property
     def drafter_name(self) -> str | None:
@@ -36,5 +37,6 @@ class Rule(ABC):
         return {}
 
     @abstractmethod
-    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
-        """Apply the rule to counts int64 [V]. Raises ValueError for an option that does not fit the vocabulary."""
+    def make(self, counts_V: Any, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+        """Apply the rule to counts int64 [V], or to PairCounts where it is `of_pairs`. Raises ValueError for an option
+        that does not fit the vocabulary."""

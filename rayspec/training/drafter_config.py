@@ -70,6 +70,11 @@ class NamedHead:
         kind = drafter_class(self.drafter_kind).Config
         options = kind.from_options(self.drafter_options, dict.fromkeys(kind.of_target, 1)).options()
         tree = None if self.tree is None else parse_tree(self.tree, "tree")
+        if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
+            raise ValueError(
+                "tree.kind slim needs all candidates before there is a path, but a hydra drafter reads the path; use "
+                "drafter.kind medusa, or tree.kind static"
+            )
         return {
             "drafter": {"kind": self.drafter_kind, **options},
             "tree": None if tree is None else entry_of(tree.kind, tree),

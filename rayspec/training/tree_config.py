@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rayspec.calibration.options import parse
+from sglang_ext.trees.slim import SlimOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,44 @@ class StaticTreeConfig:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
 
-TREE_CONFIGS = {config.kind: config for config in (StaticTreeConfig,)}
+@dataclass(frozen=True, kw_only=True)
+class SlimTreeConfig:
+    """SLiM's tree (sglang_ext.trees.slim says what the options are). `bigram`: the calibration with the counted pairs,
+    a shipped name or a folder; None only without correlation."""
+
+    kind: ClassVar[str] = "slim"
+
+    bigram: str | None = None
+    hypotheses: int = 20
+    correlation: bool = True
+    unseen: str = "one"
+    smoothing: float = 0.01
+    length_bonus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.correlation != (self.bigram is not None):
+            raise ValueError(
+                f"correlation is {self.correlation} and bigram {self.bigram}; name the calibration of the pairs, or "
+                "set correlation: false and leave bigram out"
+            )
+        self.options(pairs=int(self.correlation))
+
+    def options(self, pairs: int) -> SlimOptions:
+        """Raises ValueError for a value that does not fit."""
+        return SlimOptions(
+            hypotheses=self.hypotheses,
+            correlation=self.correlation,
+            unseen=self.unseen,
+            smoothing=self.smoothing,
+            length_bonus=self.length_bonus,
+            pairs=pairs,
+        )
 
 
-def parse_tree(entry: Mapping[str, Any], path: str) -> StaticTreeConfig:
+TreeConfig = StaticTreeConfig | SlimTreeConfig
+TREE_CONFIGS: dict[str, type[TreeConfig]] = {"static": StaticTreeConfig, "slim": SlimTreeConfig}
+
+
+def parse_tree(entry: Mapping[str, Any], path: str) -> TreeConfig:
     """The checked config of a `tree` entry. Raises ValueError, which names the setting by its `path`."""
     return parse(TREE_CONFIGS, entry, path)

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from rayspec.calibration.artifacts import BIGRAM, load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import parse_tree
+from rayspec.training.tree_config import SlimTreeConfig, parse_tree
 from rayspec.training.ttt import Batch, roll_out
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.trees import CandidateTree
+from sglang_ext.trees.slim import SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
 
 
@@ -25,10 +27,25 @@ def make_tree(
 ) -> CandidateTree:
     """The tree that a `tree` entry asks for. Raises ValueError where the drafter has not as many candidates."""
     config = parse_tree(entry, "tree")
+    if isinstance(config, SlimTreeConfig):
+        return slim_tree(config, target)
     if config.file is not None:
         return StaticTree(read_paths(config.file))
     accuracy = rank_accuracy(drafter, target, answers, topk=config.topk, sequences=config.sequences, recipe=recipe)
     return StaticTree(greedy_paths(accuracy, config.nodes - 1))
+
+
+def slim_tree(config: SlimTreeConfig, target: FrozenTarget) -> SlimTree:
+    if config.bigram is None:
+        return SlimTree(config.options(pairs=0), len(target.head_VG))
+    tensors, description = load_artifacts(config.bigram, target.info(tap_layers=()))
+    if "bigram_ids" not in tensors:
+        raise ValueError(
+            f"tree.bigram={config.bigram} holds {', '.join(sorted(tensors))}, but no pairs (rule "
+            f"{description['rule']}); make them with python jobs/calibrate.py and the rule bigram"
+        )
+    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    return SlimTree.with_counts(config.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
 
 
 @torch.no_grad()

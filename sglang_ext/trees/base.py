@@ -55,7 +55,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def rows_by_level(self) -> list[int]:
-        """How many rows of a path-reading drafter each draft position takes for one request."""
+        """How many nodes have children at each depth that is drafted: the rows of a path-reading drafter."""
 
     @abstractmethod
     def propose(

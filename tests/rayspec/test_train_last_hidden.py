@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rayspec.calibration.artifacts import BIGRAM, write_artifacts
+from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
@@ -203,11 +206,38 @@ def test_another_tree_and_another_head_on_a_trained_base(
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 
 
+def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path) -> None:
+    V, info = len(tiny_target.head_VG), tiny_target.info("tiny")
+    pairs = add_up_pairs([partial_counts(pair_ids(np.arange(9), np.arange(9) + 1))], V, "toy")
+    target = {"name": "tiny", "vocab_size": V, "tokenizer_sha256": info.tokenizer_sha256}
+    tensors = dict(zip((*BIGRAM, "counts"), (*pairs, pairs.second_V), strict=True))
+    write_artifacts(tmp_path / "pairs", tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "bigram"}}, {})
+    tree = {"kind": "slim", "bigram": str(tmp_path / "pairs"), "hypotheses": 3, "unseen": "zero"}
+    slim = replace(MEDUSA, name="slim", base="medusa", tree=tree)
+    plain = replace(MEDUSA, name="slim-r1", base="medusa", tree={"kind": "slim", "correlation": False})
+    for head in (slim, plain):
+        train_drafter(run_config(trained, head), head, tiny_target, answers, answers)
+    made, info = load_drafter(trained / "out" / "slim")
+    assert (info.tree["pairs"], info.tree["hypotheses"], info.tree["unseen"]) == (9, 3, "zero")
+    assert torch.equal(made.draft_tree.bigram_ids.long(), pairs.ids_P)
+    assert set(load_file(trained / "out" / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
+    assert load_drafter(trained / "out" / "slim-r1")[1].tree["pairs"] == 0
+    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    with pytest.raises(ValueError, match="was made for target"):
+        train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
+
+
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "slim": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "slim"}}, "name the calibration of the pairs"),
+    "slim_unseen": (
+        {"drafter": {"kind": "medusa"}, "tree": {"kind": "slim", "bigram": "b", "unseen": "two"}},
+        "unseen must be one of zero, one, smoothed",
+    ),
+    "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
     "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra, got 'meduza'"),
     "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]\.drafter has no option 'heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, "drafter.positions must be at least 1"),
-    "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static"),
+    "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),
     "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "has no option 'node'"),
     "tree_nodes": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "nodes": 1}}, "nodes must be at least 2"),
     "eagle_tree": ({"tree": {"kind": "static"}}, "an EAGLE-3 drafter has no options and builds its tree"),
