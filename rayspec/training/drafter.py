@@ -28,7 +28,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter, origin_of
 from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
-from rayspec.training.trees import make_tree
+from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
 from sglang_ext.drafters.checkpoint import Drafter, save_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
@@ -108,6 +108,7 @@ def train_drafter(
     recipe = config.recipe
     origin = origin_of(config, head, target)
     drafter = new_drafter(target, head, recipe, answers, origin)
+    tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
     draft_steps = config.evaluation.draft_steps
     if isinstance(drafter, LastHiddenDrafter):
         draft_steps = min(draft_steps, drafter.config.positions)
@@ -167,7 +168,7 @@ def train_drafter(
         drafter.lm_head.quantize()
         if isinstance(drafter, LastHiddenDrafter) and head.tree is not None:
             with autocast(recipe):
-                drafter.draft_tree = make_tree(head.tree, drafter, target, answers, recipe)
+                drafter.draft_tree = tree or find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
         log.evaluated(acceptance)
         export(config, head, origin, drafter, target, answers, held_out, progress, acceptance)

@@ -14,7 +14,7 @@ from rayspec.calibration.artifacts import BIGRAM, load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig, parse_tree
+from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree
 from rayspec.training.ttt import Batch, roll_out
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.trees import CandidateTree
@@ -22,15 +22,21 @@ from sglang_ext.trees.slim import SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
 
 
-def make_tree(
-    entry: Mapping[str, Any], drafter: LastHiddenDrafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
-) -> CandidateTree:
-    """The tree that a `tree` entry asks for. Raises ValueError where the drafter has not as many candidates."""
+def given_tree(entry: Mapping[str, Any], target: FrozenTarget) -> CandidateTree | None:
+    """The tree that a `tree` entry asks for; None where it is to be found by what a trained drafter gets right. Raises
+    ValueError for a file or calibration that is not there or does not fit."""
     config = parse_tree(entry, "tree")
     if isinstance(config, SlimTreeConfig):
         return slim_tree(config, target)
-    if config.file is not None:
-        return StaticTree(read_paths(config.file))
+    return None if config.file is None else StaticTree(read_paths(config.file))
+
+
+def find_tree(
+    entry: Mapping[str, Any], drafter: LastHiddenDrafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
+) -> StaticTree:
+    """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
+    config = parse_tree(entry, "tree")
+    assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
     accuracy = rank_accuracy(drafter, target, answers, topk=config.topk, sequences=config.sequences, recipe=recipe)
     return StaticTree(greedy_paths(accuracy, config.nodes - 1))
 
