@@ -34,7 +34,10 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
     fitting = [name for name, serves in ALGORITHMS.items() if info.kind in serves.drafters]
     if topk == 1:  # of the medusa kind: BPD comes first
         return fitting[0]
-    return next(name for name in fitting if ALGORITHMS[name].tree == tree)
+    found = next((name for name in fitting if ALGORITHMS[name].tree == tree), None)
+    if found is None:
+        raise ValueError(f"drafter {drafter}: no algorithm serves draft_tree.kind {tree!r} of a {info.kind} drafter")
+    return found
 
 
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:
@@ -44,5 +47,10 @@ def checked_info(path: str, algorithm: str) -> CheckpointInfo:
         raise ValueError(
             f"--speculative-algorithm {algorithm} serves drafters of kind {' or '.join(serves.drafters)}, but {path} "
             f"is of kind {info.kind}; use {algorithm_of(path, topk=0)}, or another drafter"
+        )
+    if serves.tree is not None and info.tree is not None and info.tree.get("kind") != serves.tree:
+        raise ValueError(
+            f"--speculative-algorithm {algorithm} serves trees of kind {serves.tree}, but that of {path} is of kind "
+            f"{info.tree.get('kind')}; use {algorithm_of(path, topk=0)}, or another drafter"
         )
     return info

@@ -18,7 +18,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
 from torch import Tensor
 
-from rayspec_kernels.tree_build.reference import DraftTree
+from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
 from sglang_ext.adapter.sampling import draw_drafts
@@ -201,12 +201,7 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         if buffer is None:
             longest = batch.seq_lens_sum if batch.seq_lens_sum is not None else B * backend.max_context_len
             buffer = torch.empty(N * (longest + B * N), dtype=torch.bool, device=self.device)
-        buffer.fill_(True)
-        width_B = batch.seq_lens.long() + N
-        first_B = N * (width_B.cumsum(0) - width_B)
-        node_N = torch.arange(N, device=self.device)
-        place_BNN = (first_B + batch.seq_lens)[:, None, None] + node_N[:, None] * width_B[:, None, None] + node_N
-        buffer[place_BNN.flatten()] = tree.mask_BNN.flatten()
+        full_mask_reference(tree.mask_BNN, batch.seq_lens.long(), buffer)
         return buffer
 
     def _draft_extend_for_prefill(

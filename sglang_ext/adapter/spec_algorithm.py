@@ -10,7 +10,9 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.trees import build_tree
 
 DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
 
@@ -43,6 +45,14 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         info = checked_info(path, self.name)
         body = info.body
         assert isinstance(body, LastHiddenConfig), "checked"
+        if ALGORITHMS[self.name].tree is None:
+            if server_args.speculative_eagle_topk not in (None, 1):
+                raise ValueError(
+                    f"--speculative-algorithm {self.name} drafts a chain; leave --speculative-eagle-topk out"
+                )
+            server_args.speculative_eagle_topk = 1
+        if server_args.speculative_eagle_topk is None:
+            server_args.speculative_eagle_topk = DEFAULT_TOPK
         refused = {
             "--speculative-adaptive": server_args.speculative_adaptive,
             "--pp-size above 1": server_args.pp_size > 1,
@@ -65,18 +75,12 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
                 f"--speculative-num-steps must be in 1..{body.positions} (the positions that drafter {path} was made "
                 f"for), got {steps}"
             )
-        if ALGORITHMS[self.name].tree is None:
-            if server_args.speculative_eagle_topk not in (None, 1):
-                raise ValueError(
-                    f"--speculative-algorithm {self.name} drafts a chain; leave --speculative-eagle-topk out"
-                )
-            server_args.speculative_eagle_topk = 1
-        if server_args.speculative_eagle_topk is None:
-            server_args.speculative_eagle_topk = DEFAULT_TOPK
         if server_args.speculative_eagle_topk == 1:
             server_args.speculative_num_draft_tokens = steps + 1
         elif server_args.speculative_num_draft_tokens is None:
-            server_args.speculative_num_draft_tokens = DEFAULT_NODES
+            server_args.speculative_num_draft_tokens = min(
+                DEFAULT_NODES, most_nodes(info, steps, server_args.speculative_eagle_topk)
+            )
 
     def create_worker(self, server_args: Any) -> Any:
         from sglang.srt.speculative import eagle_worker_v2
@@ -87,6 +91,17 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         prepare_scheduler()
         eagle_worker_v2.EagleDraftWorker = LastHiddenDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
         return LastHiddenWorker
+
+
+def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
+    """Nodes that the drafter's tree can have, with the root. Raises ValueError for a drafter without a tree."""
+    if info.tree is None:
+        raise ValueError(
+            f"drafter {info.path} has no draft_tree; give it one with python jobs/train.py, or serve it as a chain: "
+            "--speculative-eagle-topk 1"
+        )
+    with naming(info):
+        return build_tree(info.tree, vocab_size=info.body.vocab_size).most_nodes(steps, topk)
 
 
 def register_algorithms() -> None:

@@ -136,6 +136,10 @@ class SlimTree(CandidateTree):
             first_V, second_V = zeros_V, zeros_V + unseen
         return Correlations(V, key, log_r.float(), first_V.float(), second_V.float())
 
+    def most_nodes(self, draft_steps: int, topk: int) -> int:
+        everything = sum(topk**depth for depth in range(1, draft_steps + 1))
+        return min(everything, draft_steps * self.settings.hypotheses) + 1
+
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
         if num_nodes <= draft_steps:
             raise ValueError(

@@ -43,8 +43,14 @@ class StaticTree(CandidateTree):
     def options(self) -> dict[str, Any]:
         return {"paths": [list(path) for path in self.paths]}
 
+    def _usable(self, draft_steps: int, topk: int) -> list[RankPath]:
+        return [path for path in self.paths if len(path) <= draft_steps and max(path) < topk]
+
+    def most_nodes(self, draft_steps: int, topk: int) -> int:
+        return len(self._usable(draft_steps, topk)) + 1
+
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> StaticProposer:
-        usable = [path for path in self.paths if len(path) <= draft_steps and max(path) < topk]
+        usable = self._usable(draft_steps, topk)
         if len(usable) < num_nodes - 1:
             raise ValueError(
                 f"draft_tree has {len(usable) + 1} nodes within {draft_steps} draft steps and {topk} candidates of a "

@@ -1,6 +1,7 @@
 """MEDUSA, BPD, HYDRA and SLIM in real engines: token-identical to plain decoding for chains and trees, and live
 swap."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,12 @@ def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list
 
 def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
     check_sampling_path(engine, prompts, oracle)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
+def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
+    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
+        assert re.fullmatch("(ab|c)+a?", answer["text"])
 
 
 def test_swap_and_its_refusals(

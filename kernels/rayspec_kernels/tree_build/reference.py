@@ -74,6 +74,23 @@ def link_tree_reference(parent_BN: Tensor) -> DraftTree:
     )
 
 
+def full_mask_reference(mask_BNN: Tensor, prefix_B: Tensor, out: Tensor) -> None:
+    """Write the masks in the layout of SGLang's FULL_MASK: of each request in turn [N, prefix + N], in which every node
+    sees the whole prefix. Without any look at values.
+
+    Args:
+        prefix_B: int64, length of each request's context before the tree.
+        out: bool, one-dimensional; at least as long as all of them together, the rest is set to True.
+    """
+    N = mask_BNN.shape[1]
+    width_B = prefix_B + N
+    first_B = N * (width_B.cumsum(0) - width_B)
+    node_N = torch.arange(N, device=mask_BNN.device)
+    place_BNN = (first_B + prefix_B)[:, None, None] + node_N[:, None] * width_B[:, None, None] + node_N
+    out.fill_(True)
+    out[place_BNN.flatten()] = mask_BNN.flatten()
+
+
 def build_chain_reference(batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:
     """The tree of top-k 1: node i is the only child of node i - 1."""
     nodes_N = torch.arange(num_nodes, device=device)
