@@ -51,9 +51,10 @@ class ReferenceDrafter:
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
         drafter, info = load_drafter(drafter_path(self.name))
-        if info.head["kind"] != "full":
+        if info.kind != "eagle3" or info.head["kind"] != "full":
             raise ValueError(
-                f"rule.drafter must name a drafter with a head of kind 'full', {self.name} has {info.head}"
+                f"rule.drafter must name an EAGLE-3 drafter with a head of kind 'full', {self.name} is of kind "
+                f"{info.kind} with {info.head}"
             )
         if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
             raise ValueError(

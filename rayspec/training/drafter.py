@@ -28,10 +28,13 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter, origin_of
 from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
+from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
 from sglang_ext.drafters.checkpoint import Drafter, save_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+
+TREE_TOPK = 10  # candidates of a position that a tree may take on held-out answers
 
 
 @lru_cache(maxsize=2)
@@ -171,8 +174,21 @@ def train_drafter(
                 drafter.draft_tree = tree or find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
         log.evaluated(acceptance)
-        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance)
+        found = _tree_figures(drafter, target, held_out, draft_steps)
+        log.tree_measured(found)
+        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
     return acceptance
+
+
+def _tree_figures(
+    drafter: Drafter, target: FrozenTarget, held_out: AnswerSet, draft_steps: int
+) -> dict[str, Any] | None:
+    """What the drafter's own tree accepts, as large as it can be; None for a drafter without one."""
+    if not isinstance(drafter, LastHiddenDrafter) or drafter.draft_tree is None:
+        return None
+    tree, topk = drafter.draft_tree, min(TREE_TOPK, drafter.lm_head.fewest_candidates(draft_steps))
+    proposer = tree.fit(draft_steps, topk, tree.most_nodes(draft_steps, topk), torch.device("cpu"))
+    return measure_tree(drafter, proposer, target, held_out, draft_steps=draft_steps).to_dict()
 
 
 def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: AnswerSet) -> dict[str, Any]:
@@ -193,6 +209,7 @@ def export(
     held_out: AnswerSet,
     progress: Progress,
     acceptance: Acceptance,
+    tree: dict[str, Any] | None,
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
     folder = Path(config.output_dir) / head.name
@@ -206,7 +223,11 @@ def export(
         "name": head.name,
         "draft_head": dict(head.draft_head),
         **provenance,
-        "held_out": {**held_out.provenance(), **acceptance.to_dict()},
+        "held_out": {
+            **held_out.provenance(),
+            **acceptance.to_dict(),
+            **({} if tree is None else {"tree": tree}),
+        },
         "training_seconds": round(progress.seconds, 1),
         "evaluations": progress.evaluations,
         "history": progress.history,

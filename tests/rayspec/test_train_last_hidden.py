@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rayspec import export
 from rayspec.calibration.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
@@ -21,16 +22,19 @@ from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
+from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import rank_accuracy
 from rayspec.training.ttt import Batch, backward_batch, roll_out
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
-from sglang_ext.trees.static import chain_paths, greedy_paths
+from sglang_ext.trees.slim import SlimOptions, SlimTree
+from sglang_ext.trees.static import StaticTree, chain_paths, greedy_paths
 
 RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, bfloat16=False, chunk_rows=16)
 TREE = {"kind": "static", "nodes": 6, "topk": 3, "sequences": 4}
 MEDUSA = NamedHead(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3}, tree=TREE)
 HYDRA = replace(MEDUSA, name="hydra", drafter={"kind": "hydra", "positions": 3})
 HEADS = {"medusa": MEDUSA, "hydra": HYDRA}
+PATHS = greedy_paths([[0.5, 0.3, 0.2, 0.1, 0.1, 0.1]] * 3, 24)
 
 
 @pytest.fixture(scope="session")
@@ -252,6 +256,11 @@ def test_faulty_configs_are_refused(fault: str) -> None:
         NamedHead(name="x", draft_head={"kind": "full"}, **changes)
 
 
+def test_there_is_no_stock_form(trained: Path) -> None:
+    with pytest.raises(ValueError, match="SGLang has no stock form of a medusa drafter"):
+        export.prepare(export.ExportConfig(drafters=[str(trained / "out" / "medusa")]))
+
+
 def test_csra_needs_an_eagle_body() -> None:
     with pytest.raises(ValueError, match=r"which heads\[medusa\] does not have"):
         DrafterTrainConfig(heads=[MEDUSA], recipe=Recipe(csra_weight=0.1))
@@ -266,3 +275,35 @@ def test_from_yaml(tmp_path: Path) -> None:
         "drafter": {"kind": "medusa", "positions": 4, "shared_head": False},
         "tree": {"kind": "static", "nodes": 8, "topk": 10, "sequences": 64, "file": None},
     }
+
+
+@pytest.mark.parametrize("kind", ["static", "slim"])
+@torch.no_grad()
+def test_tree_acceptance_is_that_of_literal_decoding(
+    kind: str, trained: Path, tiny_target: FrozenTarget, answers: AnswerSet
+) -> None:
+    drafter, _ = load_drafter(trained / "out" / "medusa")
+    tree = StaticTree(PATHS) if kind == "static" else SlimTree(SlimOptions(correlation=False, hypotheses=9), 257)
+    proposer = tree.fit(3, 6, len(PATHS) + 1 if kind == "static" else 32, torch.device("cpu"))
+    found = measure_tree(drafter, proposer, tiny_target, answers, draft_steps=3)
+    emitted = nodes = steps = 0
+    for n in (answers.temperature_N == 0).nonzero().squeeze(1).tolist():
+        ids = answers.token_ids_NL[n, : int(answers.length_N[n])].tolist()
+        place = int(answers.prompt_length_N[n])
+        while place < len(ids) - 3:
+            hidden = tiny_target.last_hidden(torch.tensor([ids[:place]]))[:, -1]
+            draft = proposer.propose(drafter, hidden, torch.tensor([ids[place]]), tiny_target.embed)
+            node, accepted = 0, 0
+            while True:  # as a server walks the links
+                child = int(draft.links.first_child_BN[0, node])
+                while child != -1 and int(draft.tokens_BN[0, child]) != ids[place + accepted + 1]:
+                    child = int(draft.links.next_sibling_BN[0, child])
+                if child == -1:
+                    break
+                node, accepted = child, accepted + 1
+            emitted, steps, place = emitted + 1 + accepted, steps + 1, place + 1 + accepted
+            nodes += proposer.num_nodes if draft.num_nodes_B is None else int(draft.num_nodes_B[0])
+    assert found.steps == steps
+    assert found.tau == pytest.approx(emitted / steps)
+    assert found.nodes == pytest.approx(nodes / steps)
+    assert found.tau > 1, "something was to be accepted"

@@ -57,7 +57,8 @@ def drafters(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, toy: Toy, drafters: dict[str, Path]) -> Iterator[Any]:
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128} | ENGINES[request.param]
-    drafter = drafters["slim" if request.param == "slim" else "medusa"]
+    # the likeliest token of a Medusa trained for seconds is too seldom right for the chain that proposes it alone
+    drafter = drafters[{"slim": "slim", "one_hot_chain": "hydra"}.get(request.param, "medusa")]
     with running_engine(drafter, skip_tokenizer_init=True, **options) as engine:
         yield engine
 
