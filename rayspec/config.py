@@ -37,7 +37,7 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
         raise ValueError(f"{source}: {error.full_key} has no value; give it in the file or as a key=value") from error
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
-        raise ValueError(f"{source}: {where}{error.msg or error}") from error
+        raise ValueError(f"{source}: {where}{str(error.msg or error).splitlines()[0]}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     assert isinstance(result, schema), "a structured config turns into its own dataclass"

@@ -1,13 +1,31 @@
 """A target small enough to train drafters for in seconds: random weights, a byte tokenizer, some text to cut from."""
 
+import importlib
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton decides at a kernel's definition whether it is interpreted, and looks again at each launch (the fixture
+    # `interpreter`); engines that tests start must not inherit it
+    os.environ["TRITON_INTERPRET"] = "1"
+    for _file in sorted((Path(__file__).parents[1] / "kernels" / "rayspec_kernels").glob("*/*.py")):
+        importlib.import_module(f"rayspec_kernels.{_file.parent.name}.{_file.stem}")
+    del os.environ["TRITON_INTERPRET"]
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of the kernels run in Triton's interpreter, where there is no GPU."""
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def save_tiny_target(folder: Path, seed: int = 0) -> Path:

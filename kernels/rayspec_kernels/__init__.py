@@ -1,1 +1,1 @@
-"""One folder an operation: reference.py in plain torch, later kernel.py in Triton and bench.py."""
+"""One folder an operation: reference.py in plain torch, kernel.py in Triton, bench.py; what they share is in common."""

@@ -33,17 +33,20 @@ class Clusters(Rule):
         if self.pinned < 0:
             raise ValueError(f"pinned must be at least 0, got {self.pinned}")
 
-    def routed_ids(self, counts_V: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """Ascending ids of the tokens that are not pinned. Raises ValueError if they do not fill the clusters."""
-        most = vocabulary.num_usable - len(vocabulary.stop_ids)
+    def check(self, vocabulary: Vocabulary) -> None:
+        stops = len(vocabulary.stop_ids)
+        most = vocabulary.num_usable - stops
         if self.pinned > most:
             raise ValueError(f"rule.pinned must be in 0..{most} (the usable tokens), got {self.pinned}")
-        routed = rank(counts_V, vocabulary)[len(vocabulary.stop_ids) + self.pinned :].sort().values
-        if self.clusters > len(routed):
+        routed = vocabulary.size - stops - self.pinned
+        if self.clusters > routed:
             raise ValueError(
-                f"rule.clusters must be in 1..{len(routed)} (the tokens that are not pinned), got {self.clusters}"
+                f"rule.clusters must be in 1..{routed} (the tokens that are not pinned), got {self.clusters}"
             )
-        return routed
+
+    def routed_ids(self, counts_V: Tensor, vocabulary: Vocabulary) -> Tensor:
+        """Ascending ids of the tokens that are not pinned."""
+        return rank(counts_V, vocabulary)[len(vocabulary.stop_ids) + self.pinned :].sort().values
 
 
 def clustered(vocabulary: Vocabulary, routed: Tensor, labels: Tensor, clusters: int) -> Made:

@@ -63,6 +63,11 @@ class Prepared:
 def prepare(config: CalibrationConfig) -> Prepared:
     """Resolve the target and the sources. Raises ValueError."""
     vocabulary = Vocabulary.load(config.target_folder, config.target_name)
+    for c in config.calibrations:
+        try:
+            c.parsed.check(vocabulary)
+        except ValueError as error:
+            raise ValueError(f"calibrations.{c.name}: {error}") from error
     context = Context(
         target_folder=config.target_folder,
         tokenizer_sha256=vocabulary.tokenizer_sha256,

@@ -36,7 +36,9 @@ class Rule(ABC):
         """What decides the result beside the counts and the rule's own options, as JSON values."""
         return {}
 
+    def check(self, vocabulary: Vocabulary) -> None:  # noqa: B027  # most rules fit every vocabulary
+        """Raise ValueError, before anything is counted, for an option that does not fit the vocabulary."""
+
     @abstractmethod
     def make(self, counts_V: Any, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
-        """Apply the rule to counts int64 [V], or to PairCounts where it is `of_pairs`. Raises ValueError for an option
-        that does not fit the vocabulary."""
+        """Apply the rule to counts int64 [V], or to PairCounts where it is `of_pairs`."""

@@ -25,8 +25,10 @@ class FrSpec(Rule):
     source_kinds: ClassVar[tuple[str, ...]] = ("raw",)
     top_k: int
 
-    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+    def check(self, vocabulary: Vocabulary) -> None:
         check_size(self.top_k, vocabulary, "rule.top_k")
+
+    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
         return kept(counts_V, rank(counts_V, vocabulary)[: self.top_k])
 
 
@@ -49,10 +51,13 @@ class VocabTrim(Rule):
         if self.min_count is not None and self.min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {self.min_count}")
 
+    def check(self, vocabulary: Vocabulary) -> None:
+        if self.top_k is not None:
+            check_size(self.top_k, vocabulary, "rule.top_k")
+
     def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
         ids_V = rank(counts_V, vocabulary)
         if self.top_k is not None:
-            check_size(self.top_k, vocabulary, "rule.top_k")
             return kept(counts_V, ids_V[: self.top_k])
         stops, usable = len(vocabulary.stop_ids), counts_V[ids_V[: vocabulary.num_usable]]
         if self.top_p is not None:

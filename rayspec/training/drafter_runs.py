@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.answers import AnswersConfig, AnswerSet, check_index, make_answers, missing_shards, read_answers
@@ -14,6 +15,7 @@ from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import cut_prompt_ids
+from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
 from sglang_ext.heads import head_config
 
@@ -23,6 +25,7 @@ SETS = ("answers", "held_out")
 def plan(config: DrafterTrainConfig) -> list[str]:
     """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
     sha256 = target_sha256(config.target_folder)
+    _check_heads(config)
     lines = [f"target {config.target_folder} (sha256 {sha256[:12]})"]
     for name in SETS:
         settings: AnswersConfig = getattr(config, name)
@@ -51,16 +54,26 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     return lines
 
 
+def _check_heads(config: DrafterTrainConfig) -> None:
+    """A mistake in the last head should not wait for the first to be trained."""
+    sizes = AutoConfig.from_pretrained(config.target_folder, local_files_only=True).get_text_config()
+    for i, head in enumerate(config.heads):
+        try:
+            head_config(head.draft_head, hidden_size=sizes.hidden_size, vocab_size=sizes.vocab_size)
+            if head.tree is not None:
+                parse_tree(head.tree, "tree").check_files()
+        except ValueError as error:
+            raise ValueError(f"heads[{head.name}]: {error}") from error
+        if head.base not in [earlier.name for earlier in config.heads[:i]]:
+            config.base_folder(head)
+
+
 def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     """Run the configuration; {name: held-out acceptance, None where it was already exported}. Raises ValueError."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     target = FrozenTarget.load(config.target_folder, torch.bfloat16 if config.recipe.bfloat16 else torch.float32)
-    V, H = target.head_VG.shape
-    for i, head in enumerate(config.heads):  # a mistake in the last head should not wait for the first to be trained
-        head_config(head.draft_head, hidden_size=H, vocab_size=V)
-        if head.base not in [earlier.name for earlier in config.heads[:i]]:
-            config.base_folder(head)
+    _check_heads(config)
     results: dict[str, Acceptance | None] = {}
     todo = []
     for head in config.heads:

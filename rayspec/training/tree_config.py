@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from rayspec.calibration.artifacts import BIGRAM, load_artifacts
 from rayspec.calibration.options import parse
+from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.trees.slim import SlimOptions
+from sglang_ext.trees.static import read_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,11 @@ class StaticTreeConfig:
         for name, least in (("nodes", 2), ("topk", 1), ("sequences", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def check_files(self) -> None:
+        """Raise ValueError for a file that is not there or holds no tree."""
+        if self.file is not None:
+            read_paths(self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,11 @@ class SlimTreeConfig:
             )
         self.options(pairs=int(self.correlation))
 
+    def check_files(self) -> None:
+        """Raise ValueError for a calibration that is not there or holds no pairs."""
+        if self.bigram is not None:
+            read_bigram(self.bigram)
+
     def options(self, pairs: int) -> SlimOptions:
         """Raises ValueError for a value that does not fit."""
         return SlimOptions(
@@ -61,6 +76,19 @@ class SlimTreeConfig:
             length_bonus=self.length_bonus,
             pairs=pairs,
         )
+
+
+def read_bigram(calibration: str, target: TargetInfo | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(indptr, ids, counts) of a calibration: a shipped name or a folder. Raises ValueError where there is none, where
+    it holds no pairs, or for one of another target."""
+    tensors, description = load_artifacts(calibration, target)
+    if not set(BIGRAM) <= set(tensors):
+        raise ValueError(
+            f"bigram={calibration} holds {', '.join(sorted(tensors))}, but no pairs (rule {description.get('rule')}); "
+            "make them with python jobs/calibrate.py and the rule bigram"
+        )
+    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    return indptr, ids_P, counts_P
 
 
 TreeConfig = StaticTreeConfig | SlimTreeConfig

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from rayspec.calibration.artifacts import BIGRAM, load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree
+from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram
 from rayspec.training.ttt import Batch, roll_out
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.trees import CandidateTree
@@ -44,13 +43,7 @@ def find_tree(
 def slim_tree(config: SlimTreeConfig, target: FrozenTarget) -> SlimTree:
     if config.bigram is None:
         return SlimTree(config.options(pairs=0), len(target.head_VG))
-    tensors, description = load_artifacts(config.bigram, target.info(tap_layers=()))
-    if "bigram_ids" not in tensors:
-        raise ValueError(
-            f"tree.bigram={config.bigram} holds {', '.join(sorted(tensors))}, but no pairs (rule "
-            f"{description['rule']}); make them with python jobs/calibrate.py and the rule bigram"
-        )
-    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    indptr, ids_P, counts_P = read_bigram(config.bigram, target.info(tap_layers=()))
     return SlimTree.with_counts(config.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
 
 

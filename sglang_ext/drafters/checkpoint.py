@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -88,7 +88,13 @@ def read_info(path: str | Path) -> CheckpointInfo:
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
-    return parse_info(json.loads(file.read_text()), str(path))
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:  # no JSON, or no text
+        raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
+    return parse_info(config, str(path))
 
 
 def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
@@ -219,7 +225,8 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
 
     Raises ValueError for anything missing, unknown or misshapen, and for a shared drafter that has changed.
     """
-    tensors = {name.replace("layers.0.", "midlayer."): t for name, t in load_file(_weights_file(info)).items()}
+    with _open(_weights_file(info)) as handle:
+        tensors = {name.replace("layers.0.", "midlayer."): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors)
@@ -229,15 +236,25 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
 
 def check_files(info: CheckpointInfo) -> None:
     """Raise ValueError unless names and shapes of the stored tensors are the right ones; weights are not read."""
-    with safe_open(_weights_file(info), framework="pt") as handle:
+    with _open(_weights_file(info)) as handle:
         shapes = {name.replace("layers.0.", "midlayer."): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         shapes = stock_shapes(shapes, info.body.vocab_size)
     for shares in info.shares:
-        with safe_open(_shared_file(info, shares), framework="pt") as handle:
+        with _open(_shared_file(info, shares)) as handle:
             present = set(handle.keys())
             shapes |= {n: handle.get_slice(n).get_shape() for n in shares.tensors if n in present}
     check_tensors(shapes, info)
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    try:
+        handle = safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no whole safetensors file ({error}); copy or make the drafter again") from error
+    with handle:
+        yield handle
 
 
 def _weights_file(info: CheckpointInfo) -> Path:
@@ -268,7 +285,7 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
                 "drafter again with python jobs/train.py"
             )
         twice = {*own, *tensors} & set(shares.tensors)
-        with safe_open(file, framework="pt") as handle:
+        with _open(file) as handle:
             missing = set(shares.tensors) - set(handle.keys())
             if twice or missing:
                 raise ValueError(

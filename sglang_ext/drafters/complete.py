@@ -19,9 +19,9 @@ def write_complete(source: str | Path, folder: str | Path) -> None:
     Raises ValueError for a drafter that does not load, and for a `folder` that exists.
     """
     info, folder = read_info(source), Path(folder)
-    check_files(info)
     if folder.exists():
         raise ValueError(f"not copying drafter {source}: {folder} exists; name a new folder")
+    check_files(info)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

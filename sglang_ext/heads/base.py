@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayspec_kernels.gather_dot.reference import gather_dot_reference
+from rayspec_kernels.common.best import MAX_K, Best
+from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.gather_dot import gather_dot
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 from rayspec_kernels.quantized_linear.kernel import QuantizedLinear
 from rayspec_kernels.quantized_linear.reference import (
     FORMATS,
     GROUP_SIZES,
+    Quantized,
     dequantize_reference,
     quantized_linear_reference,
 )
@@ -107,6 +110,8 @@ class Candidates(NamedTuple):
 # finite, since SGLang's checks take infinities for faults; within float16; exp(NO_TOKEN - any logit) is 0 in float32
 NO_TOKEN = -6e4
 
+MOST_FUSED_ROWS = 64  # beyond what the kernels are made and timed for, a product and a search of its result serve
+
 
 class Proposal(NamedTuple):
     """The k best candidates of each row: log q(token) = scores - log_norm."""
@@ -188,8 +193,13 @@ class DraftHead(nn.Module, ABC):
         if isinstance(matrix, QuantizedMatrix):
             T, n = ids_Tn.shape
             rows_nH = matrix.rows(ids_Tn.flatten()).to(x_TH.dtype)
-            return gather_dot_reference(x_TH, rows_nH, torch.arange(T * n, device=x_TH.device).view(T, n))
-        return gather_dot_reference(x_TH, matrix, ids_Tn)
+            return gather_dot(x_TH, rows_nH, torch.arange(T * n, device=x_TH.device).view(T, n))
+        return gather_dot(x_TH, matrix, ids_Tn)
+
+    def stored(self, weight: str, rows: int | None = None) -> Tensor | Quantized:
+        """The first `rows` rows (None: all) of the matrix named `weight`, as kernels take them."""
+        matrix = getattr(self, weight)
+        return matrix.quantized(rows) if isinstance(matrix, QuantizedMatrix) else matrix[:rows]
 
     def rows_of(self, weight: str, ids_n: Tensor) -> Tensor:
         """Chosen rows [n, K] of the matrix named `weight`, in floating point."""
@@ -252,14 +262,24 @@ class DraftHead(nn.Module, ABC):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         """Score the tokens of the head's support."""
 
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
+        """`propose` by a kernel that never writes the logits; None where this kind has none for the asked step."""
+        return None
+
     def best(self, hidden_TH: Tensor, step: int, routed: Tensor | None = None) -> Tensor:
         """The best candidate of each row, int64 [T, 1]; of equal logits the first column's. A chain needs no more, and
         normalising over the vocabulary costs half as much as a small head."""
+        fused = self.fused(hidden_TH, step, 1, routed) if may_fuse(hidden_TH, 1) else None
+        if fused is not None:
+            return fused.ids_Bk
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
         return token_ids(logits_TS.argmax(dim=-1, keepdim=True), ids)
 
     def propose(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None = None) -> Proposal:
         """The k best candidates of each row, normalised over the support. Equal logits: the first column at k = 1."""
+        fused = self.fused(hidden_TH, step, k, routed) if may_fuse(hidden_TH, k) else None
+        if fused is not None:
+            return Proposal(*fused)
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
         logits_TS = logits_TS.float()
         if not 1 <= k <= logits_TS.shape[-1]:
@@ -321,6 +341,11 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def cost(self, rows: int) -> HeadCost:
         """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
+
+
+def may_fuse(hidden_TH: Tensor, k: int) -> bool:
+    """Whether a fused head serves this call; decided by device, type and shape alone, so that a graph captures it."""
+    return k <= MAX_K and len(hidden_TH) <= MOST_FUSED_ROWS and uses_kernel(hidden_TH)
 
 
 def row_bytes(matrix: Tensor | QuantizedMatrix) -> int:

@@ -14,11 +14,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.head_topk import head_topk
+from rayspec_kernels.indexed_head import indexed_head
+from rayspec_kernels.router_topk.reference import most_tiles, union_tiles_reference
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
 MOST_GATHERED = 0.5
+TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +57,16 @@ class ClusteredHead(DraftHead):
     cluster_of: Tensor
     _pinned_P: Tensor
     _members_MC: Tensor  # token ids of each routed cluster, ascending, padded with -1
+    _listed_V: Tensor  # int32: all token ids, cluster by cluster
+    _starts: Tensor  # int64 [M + 2]: where each cluster begins in that list, and its end
 
     def __init__(self, config: ClusteredConfig) -> None:
         super().__init__(config)
         self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
         self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
-        for name in ("_pinned_P", "_members_MC"):  # laid out by index_clusters
+        for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
+        self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
@@ -104,6 +112,9 @@ class ClusteredHead(DraftHead):
             )
         pinned, routed = int(counts[0]), counts[1:]
         self._pinned_P = order_V[:pinned].contiguous()
+        self._listed_V = order_V.int()
+        self._starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self._tiles_of = [most_tiles(self._starts, TILE, clusters) for clusters in range(M + 1)]
         place_C = torch.arange(int(routed.max()), device=order_V.device)
         first_M = pinned + routed.cumsum(0) - routed
         index_MC = (first_M[:, None] + place_C).clamp(max=len(order_V) - 1)
@@ -140,6 +151,18 @@ class ClusteredHead(DraftHead):
         if self.config.union:
             return self._score_union(hidden_TH, chosen_Tm, most)
         return self._score_rows(hidden_TH, chosen_Tm)
+
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
+        """The union of the rows' clusters, whose tiles are read where they lie; each row its own has no such kernel."""
+        budget = self.config.budget(step)
+        if budget == self.config.clusters:
+            return head_topk(hidden_TH, self.stored("weight"), k)
+        if not self.config.union:
+            return None
+        scores_TM = self.cluster_scores(hidden_TH, routed)
+        num_tiles = self._tiles_of[min(self.config.clusters, len(hidden_TH) * budget)]
+        tiles = union_tiles_reference(scores_TM, budget, self._starts, TILE, num_tiles)
+        return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""

@@ -8,6 +8,8 @@ from typing import Self
 
 from torch import Tensor
 
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
@@ -30,6 +32,9 @@ class FullHead(DraftHead):
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         return Candidates(self.project(hidden_TH, "weight"), None)
+
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
+        return head_topk(hidden_TH, self.stored("weight"), k)
 
     def as_matrix(self) -> tuple[Tensor, None]:
         return self.all_rows("weight"), None

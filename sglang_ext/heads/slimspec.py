@@ -11,6 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.slim_head import slim_head
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 
 
@@ -49,6 +51,9 @@ class SlimSpecHead(DraftHead):
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         return Candidates(self.project(self.project(hidden_TH, "down"), "up"), None)
+
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
+        return slim_head(hidden_TH, self.stored("down"), self.stored("up"), k)
 
     def as_matrix(self) -> tuple[Tensor, None]:
         """Up down, which is the size of a full head again."""

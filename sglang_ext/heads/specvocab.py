@@ -10,6 +10,8 @@ from typing import Self
 
 from torch import Tensor
 
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
@@ -73,6 +75,10 @@ class SpecVocabHead(DraftHead):
         # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
         ids_Tn = ids_Tn.sort(dim=-1).values
         return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
+
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
+        """Of the whole vocabulary; a shortlist is longer than what kernels keep, and its rescoring is one as it is."""
+        return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.config.vocab_size else None
 
     def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
         """The full head's cross-entropy (the shortlist is not trained through) plus a share of the router's own."""

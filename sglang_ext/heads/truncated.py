@@ -12,6 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
 from sglang_ext.heads.losses import soft_cross_entropy
 
@@ -95,6 +97,10 @@ class TruncatedHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
+
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
+        size = self.config.size_at(step)
+        return head_topk(hidden_TH, self.stored("weight", size), k, self.ids[:size])
 
     def as_matrix(self) -> tuple[Tensor, Tensor] | None:
         return None if self.config.step_sizes else (self.all_rows("weight"), self.ids)

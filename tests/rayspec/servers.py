@@ -22,6 +22,7 @@ from urllib.request import urlopen
 
 import pytest
 
+DROPPED = ("host", "authorization", "transfer-encoding")
 START_TIMEOUT_S = 600  # a busy machine imports MLflow for minutes
 POSTGRES_ACCOUNT = "nobody"  # PostgreSQL refuses to run as root
 
@@ -112,16 +113,26 @@ def login_proxy(address: str, authorization: set[str]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def _forward(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self._body()
             if self.headers.get("Authorization") not in authorization:
                 self._answer(401, b"who are you?")
                 return
             connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
-            headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "authorization")}
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in DROPPED}
             connection.request(self.command, self.path, body, headers | {"Host": upstream.netloc})
             answer = connection.getresponse()
             self._answer(answer.status, answer.read(), answer.getheader("Content-Type"))
             connection.close()
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            chunks = []  # how requests sends a file without content
+            while size := int(self.rfile.readline(), 16):
+                chunks.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(chunks)
 
         def _answer(self, status: int, body: bytes, kind: str | None = "text/plain") -> None:
             self.send_response(status)

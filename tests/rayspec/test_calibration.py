@@ -59,7 +59,7 @@ def test_top_k_takes_a_prefix_with_every_stop_token(size: int) -> None:
 def test_top_k_that_no_head_may_have_is_refused(size: int) -> None:
     for rule in (FrSpec(top_k=size), VocabTrim(top_k=size)):
         with pytest.raises(ValueError, match=rf"rule.top_k must be in 2 .*\.\.9 .*or 12 .*got {size}"):
-            ids_of(rule)
+            rule.check(WORDS)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from head_cases import SPECS, STEPS, STOPS, H, Rows, V, ids_of, make_head, seeded, some_law
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -37,6 +38,23 @@ def head(spec: dict[str, Any]) -> DraftHead:
 
 def test_every_kind_is_covered() -> None:
     assert {spec["kind"] for spec in SPECS.values()} == set(HEADS)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("rows", [1, T])
+def test_no_shape_and_no_branch_depends_on_values(head: DraftHead, rows: int, step: int) -> None:
+    """So that a CUDA graph captures it: tensors without values, with which reading one (a wait for the device) or a
+    shape that follows from values raises."""
+    drawn = Rows.draw(rows)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        hidden_TH, embed_TH, feature_TH = (mode.from_tensor(x) for x in drawn)
+        routed = head.route(embed_TH, feature_TH, step)
+        head.best(hidden_TH, step, routed)
+        head.propose(hidden_TH, step, 4, routed)
+        head.target_logits(hidden_TH, step, routed)
+        head.target_law(hidden_TH, step, routed, torch.ones(rows, 1))
+        with pytest.raises(DataDependentOutputException):
+            hidden_TH.max().item()
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -1,0 +1,126 @@
+"""All kernels on one GPU in one command: right first, then how fast. Needs torch and triton alone; at most 8 minutes.
+
+    python jobs/gpu_suite.py --out results/             # on a GPU
+    python jobs/gpu_suite.py --interpret --out results/ # results alone, on a CPU, in Triton's interpreter
+    python jobs/gpu_suite.py --report results/          # the report again from results.json, figures included
+
+Exit status 1 where any result is wrong; a wrong kernel is not timed.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OPS = ("head_topk", "slim_head", "indexed_head", "gather_dot", "router_topk", "grouped_rmsnorm")
+LIMIT_S = 7 * 60  # of timing; what did not fit is named in the report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_suite"), help="folder for results.json and report.md")
+    parser.add_argument("--interpret", action="store_true", help="check small sizes in Triton's interpreter")
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
+    parser.add_argument("--report", type=Path, help="write the report of this folder's results.json again, and no more")
+    args = parser.parse_args()
+    if args.interpret:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    sys.path.insert(0, str(ROOT / "kernels"))  # runs from a copy of the files, without an installation
+    from rayspec_kernels.common.report import write_report, write_whole
+
+    if args.report:
+        write_report(json.loads((args.report / "results.json").read_text()), args.report)
+        return 0
+    results = run(args.ops, args.interpret)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_whole(args.out / "results.json", json.dumps(results, indent=1))
+    write_report(results, args.out)
+    wrong = [c for c in results["checks"] if c["error"]]
+    print(f"{len(results['checks'])} results checked, {len(wrong)} wrong, {len(results['timings'])} timed: {args.out}")
+    return 1 if wrong else 0
+
+
+def run(ops: Iterable[str], is_interpreted: bool) -> dict[str, Any]:
+    import torch
+
+    from rayspec_kernels.common import bench, shapes
+
+    if not is_interpreted and not torch.cuda.is_available():
+        raise SystemExit("no CUDA GPU here; --interpret checks the kernels without one")
+    device = torch.device("cpu" if is_interpreted else "cuda")
+    start = time.monotonic()
+    results: dict[str, Any] = {"provenance": provenance(is_interpreted), "ceilings": None, "checks": [], "timings": [],
+                               "left_out": {}}  # fmt: skip
+    for case in _cases(ops, shapes.SMALL, shapes.SMALL_BATCHES):
+        results["checks"].append(checked(case, device))
+    if is_interpreted:
+        return results
+    ceilings = bench.ceilings(device)
+    results["ceilings"] = vars(ceilings)
+    for case in _cases(ops, shapes.MODELS, shapes.BATCHES):
+        if time.monotonic() - start > LIMIT_S:
+            results["left_out"][case.name] = f"{LIMIT_S} s were over"
+            continue
+        try:
+            results["checks"].append(checked(case, device))
+            if not results["checks"][-1]["error"]:
+                results["timings"].append(bench.measure(case, ceilings, device).as_dict())
+                print(f"{case.name}: {results['timings'][-1]['seconds'] * 1e6:.1f} us", flush=True)
+        except torch.cuda.OutOfMemoryError:
+            results["left_out"][case.name] = "does not fit into this card's memory"
+            torch.cuda.empty_cache()
+    return results
+
+
+def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
+    benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
+    return (case for size in sizes for batch in batches for bench in benches for case in bench.cases(size, batch))
+
+
+def checked(case: Any, device: Any) -> dict[str, Any]:
+    """{name, error}: the error is None where the kernel gives what float64 gives."""
+    from rayspec_kernels.common import bench
+
+    try:
+        bench.check(case, device)
+    except AssertionError as error:
+        print(f"WRONG: {case.name}: {error}", flush=True)
+        return {"name": case.name, "error": str(error) or "wrong"}
+    return {"name": case.name, "error": None}
+
+
+def provenance(is_interpreted: bool) -> dict[str, str]:
+    import torch
+    import triton
+
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    commit = _output("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "GPU": "none (interpreter)" if is_interpreted else torch.cuda.get_device_name(),
+        "driver": "none" if is_interpreted else driver,
+        "versions": f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}",
+        "commit": os.environ.get("RAYSPEC_COMMIT", commit),  # a copy of the files has no history
+        "command": shlex.join(["python", "jobs/gpu_suite.py", *sys.argv[1:]]),
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

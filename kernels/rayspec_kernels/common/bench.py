@@ -1,0 +1,160 @@
+"""How every operation is checked and timed: one harness, so that figures of different operations compare.
+
+A `Case` is one operation at one size, with its inputs, what it must move and compute, and the torch compositions that
+it competes with. It is checked against float64 before it is timed; nothing is timed that is wrong. Timing replays a
+CUDA graph of calls on inputs that rotate through more memory than the L2 cache holds, so that each call finds it cold.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`bytes`: what one call must read and write at least, each byte once; `flops`: multiply-adds counted as two."""
+
+    op: str
+    shape: str
+    batch: int
+    variant: str
+    bytes: int
+    flops: int
+    make: Callable[[torch.Generator], Inputs]
+    kernel: Callable[..., Any]
+    check: Callable[[Inputs, Any], None]  # raises AssertionError
+    rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.variant} {self.shape} B={self.batch}"
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this card reaches: bytes read plus written of a large copy, and bfloat16 products of 8192 x 8192."""
+
+    copy_bytes_per_s: float
+    gemm_flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds of one call, on a cold cache, launches within a graph included."""
+
+    op: str
+    shape: str
+    batch: int
+    variant: str
+    bytes: int
+    flops: int
+    seconds: float
+    spread: float  # (slowest - fastest) / median of the rounds
+    floor_s: float  # no version runs faster on this card
+    rivals_s: dict[str, float]
+
+    @property
+    def share_of_floor(self) -> float:
+        """1 is the floor; where memory is the floor, the share of the copy's bandwidth."""
+        return self.floor_s / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
+    """All of them, also those within tuples."""
+    for one in inputs:
+        if isinstance(one, torch.Tensor):
+            yield one
+        else:
+            yield from tensors(one)
+
+
+def generator(device: torch.device, seed: int = 0) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def check(case: Case, device: torch.device, seed: int = 0) -> None:
+    """Raise AssertionError where the kernel is wrong on fresh random inputs. Uninitialised memory holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        inputs = case.make(generator(device, seed))
+        case.check(inputs, case.kernel(*inputs))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def measure(case: Case, ceilings: Ceilings, device: torch.device) -> Timing:
+    """Assumes that `check` passed."""
+    sets = [case.make(generator(device, seed)) for seed in range(_num_sets(case.bytes, device))]
+    seconds, spread = _graph_seconds(case.kernel, sets)
+    floor_s = max(case.bytes / ceilings.copy_bytes_per_s, case.flops / ceilings.gemm_flops_per_s)
+    rivals_s = {name: _graph_seconds(rival, sets)[0] for name, rival in case.rivals.items()}
+    return Timing(case.op, case.shape, case.batch, case.variant, case.bytes, case.flops, seconds, spread, floor_s,
+                  rivals_s)  # fmt: skip
+
+
+def _num_sets(call_bytes: int, device: torch.device) -> int:
+    """So many that three times the L2 cache passes before an input comes again."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(64, math.ceil(3 * cache / call_bytes)))
+
+
+def _graph_seconds(call: Callable[..., Any], sets: list[Inputs], rounds: int = 9) -> tuple[float, float]:
+    """(median, spread) of one call. The calls of a graph run one after the other, as those of a draft step do."""
+    calls = len(sets) * max(1, 16 // len(sets))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for inputs in sets[:2]:
+            call(*inputs)  # compiles, and lets libraries allocate their workspaces
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            call(*sets[i % len(sets)])
+    graph.replay()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / calls)
+    return median(times), (max(times) - min(times)) / median(times)
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """Measured on this card, now: random data, since products of zeros run faster than real ones."""
+    source = torch.randn(2**29, device=device)  # 2 GiB
+    target = torch.empty_like(source)
+    copy_s, _ = _graph_seconds(lambda a, b: b.copy_(a), [(source, target)])
+    del target, source
+    a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
+    gemm_s, _ = _graph_seconds(torch.mm, [(a, b)])
+    return Ceilings(2 * 4 * 2**29 / copy_s, 2 * 8192**3 / gemm_s)
+
+
+def run(cases: Iterable[Case]) -> None:
+    """Check and time, for `python -m rayspec_kernels.<op>.bench`; says so where there is no GPU."""
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "no CUDA GPU here, so nothing can be timed; python jobs/gpu_suite.py --interpret checks results"
+        )
+    device = torch.device("cuda")
+    measured = ceilings(device)
+    print(f"{torch.cuda.get_device_name()}: copy {measured.copy_bytes_per_s / 1e12:.2f} TB/s, "
+          f"bf16 products {measured.gemm_flops_per_s / 1e12:.0f} TFLOP/s")  # fmt: skip
+    for case in cases:
+        check(case, device)
+        timing = measure(case, measured, device)
+        rivals = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in timing.rivals_s.items())
+        print(f"{case.name:60} {timing.seconds * 1e6:8.1f} us, {timing.share_of_floor:4.0%} of the floor; {rivals}")

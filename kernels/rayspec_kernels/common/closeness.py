@@ -1,0 +1,57 @@
+"""How far a kernel may be from float64, one place for all of them, and the inputs that find mistakes."""
+
+import torch
+from torch import Tensor
+
+from rayspec_kernels.common.best import Best
+
+# Sums of exact products in float32. The width's root times 2^-24 is the statistics of rounding; tensor cores align
+# products before they add and lose a few bits more.
+FLOAT32_SUMS = 2.0**-16
+# Every element off by one unit in the last place: twice what rounding to nearest does, since Triton's interpreter
+# truncates to bfloat16.
+ROUNDED = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: FLOAT32_SUMS}
+WORST_ROW = 4.0  # a single row may be off by so many times what the whole may
+
+
+def assert_close(out: Tensor, exact: Tensor, tolerance: float) -> None:
+    """By the norm of the whole and of the worst row, relative to the reference's; NaN never passes."""
+    assert out.shape == exact.shape
+    assert exact.dtype == torch.float64
+    error, norm = (out.double() - exact).flatten(1), exact.flatten(1)
+    assert float(error.norm()) <= tolerance * float(norm.norm())
+    worst = (error.norm(dim=1) / norm.norm(dim=1).clamp(min=1e-30)).max()
+    assert float(worst) <= WORST_ROW * tolerance
+
+
+def assert_best(out: Best, exact: Best, scores_BV: Tensor, tolerance: float) -> None:
+    """The scores and the normaliser are right, and each id names a distinct candidate that has its score.
+
+    Two candidates closer than the tolerance may trade places, so ids are judged by their exact scores [B, V].
+    """
+    assert out.scores_Bk.dtype == out.log_norm_B.dtype == torch.float32
+    assert out.ids_Bk.dtype == torch.int64
+    assert_close(out.scores_Bk, exact.scores_Bk, tolerance)
+    assert_close(out.log_norm_B[:, None], exact.log_norm_B[:, None], tolerance)
+    assert_close(scores_BV.gather(1, out.ids_Bk), exact.scores_Bk, tolerance)
+    assert all(len(set(row)) == len(row) for row in out.ids_Bk.tolist())
+
+
+def drawn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def whole_numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In -2..2: sums are exact in every type, so that many of them tie."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-2, 3, shape, generator=generator).to(device, dtype)
+
+
+def with_row_stride(matrix: Tensor, stride: int) -> Tensor:
+    """A copy whose rows lie `stride` elements apart; virtual memory that is never touched costs nothing."""
+    rows, width = matrix.shape
+    storage = torch.empty((rows - 1) * stride + width, dtype=matrix.dtype, device=matrix.device)
+    spread = storage.as_strided((rows, width), (stride, 1))
+    spread.copy_(matrix)
+    return spread

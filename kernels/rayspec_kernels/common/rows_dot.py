@@ -1,0 +1,153 @@
+"""Dot products of a few activations with rows of a large matrix: the loop that every head kernel shares.
+
+The matrix tile is the left operand of the tensor cores, so that a batch of one wastes 15 of 16 columns of a small
+operand and never rows of the large one. Weights in fewer bits become the dtype of x in registers (exactly: int8, e4m3
+and 0..15 are bf16 and fp16 numbers); scales are applied to sums, never to single weights.
+B = activations, N = rows of the tile, H = width, g = columns that share a scale.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rayspec_kernels.quantized_linear.reference import Quantized
+
+# it keeps bfloat16 as integers, converts integers to it wrongly and multiplies its bits
+_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+FORMAT_OF = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
+# with two values a byte: column 2 i in the low half, (scale, zero) side by side as two bfloat16
+
+
+@triton.jit
+def dot(weight_NH, x_HB, acc_NB):
+    """acc + weight x in float32 sums, the weight in the dtype of x; float32 operands are not rounded to tf32."""
+    if _IS_INTERPRETED:
+        return tl.dot(weight_NH.to(tl.float32), x_HB.to(tl.float32), acc_NB, input_precision="ieee")
+    return tl.dot(weight_NH.to(x_HB.dtype), x_HB, acc_NB, input_precision="ieee")
+
+
+@triton.jit
+def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w,
+             FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+    """weight[row] . x[b] as float32 [N, B]; 0 where the row is not valid. Rows of both are contiguous."""
+    x_rows_ptr = x_ptr + b_B.to(tl.int64)[:, None] * stride_x
+    weight_rows_ptr = weight_ptr + row_N.to(tl.int64)[:, None] * stride_w  # row * stride passes 2^31
+    acc_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
+    h_H = tl.arange(0, BLOCK_H)
+    if FORMAT == "int4":
+        byte_H = tl.arange(0, BLOCK_H // 2)
+        scale_rows_ptr = scale_ptr + row_N.to(tl.int64) * (H // GROUP)
+        for h in range(0, H, BLOCK_H):  # one group a turn
+            x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_row_B[:, None], other=0.0)
+            two_NH = tl.load(weight_rows_ptr + h // 2 + byte_H[None, :], mask=is_valid_N[:, None], other=0)
+            pair_N = tl.load(scale_rows_ptr + h // GROUP, mask=is_valid_N, other=0)
+            even_BH, odd_BH = tl.split(tl.reshape(x_BH, (BLOCK_B, BLOCK_H // 2, 2)))
+            part_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
+            part_NB = dot(two_NH & 15, tl.trans(even_BH), part_NB)
+            part_NB = dot(two_NH >> 4, tl.trans(odd_BH), part_NB)
+            # bfloat16 is the upper half of a float32: little-endian, scale low and zero high
+            scale_N = (pair_N << 16).to(tl.float32, bitcast=True)
+            zero_N = ((pair_N >> 16) << 16).to(tl.float32, bitcast=True)
+            sum_B = tl.sum(x_BH.to(tl.float32), axis=1)
+            acc_NB += scale_N[:, None] * part_NB + (zero_N - 8 * scale_N)[:, None] * sum_B[None, :]
+    else:
+        for h in range(0, H, BLOCK_H):
+            is_x_BH, is_w_NH = is_row_B[:, None], is_valid_N[:, None]
+            if not EVEN_H:
+                is_x_BH, is_w_NH = is_x_BH & (h + h_H < H)[None, :], is_w_NH & (h + h_H < H)[None, :]
+            x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_x_BH, other=0.0)
+            weight_NH = tl.load(weight_rows_ptr + h + h_H[None, :], mask=is_w_NH, other=0.0)
+            acc_NB = dot(weight_NH, tl.trans(x_BH), acc_NB)
+        if FORMAT != "plain":
+            scale_N = tl.load(scale_ptr + row_N, mask=is_valid_N, other=0.0)
+            acc_NB *= scale_N.to(tl.float32)[:, None]
+    return acc_NB
+
+
+class Operand(NamedTuple):
+    """A matrix [N, H] as the kernels take it."""
+
+    values: Tensor
+    scales: Tensor  # `values` itself where there are none
+    format: str  # plain, int8, fp8, int4
+    group: int
+    width: int
+
+    @classmethod
+    def of(cls, weight: Tensor | Quantized, x_BH: Tensor) -> "Operand":
+        """Raises ValueError for shapes, types and layouts that no kernel here takes."""
+        values = weight if isinstance(weight, Tensor) else weight.values
+        for name, tensor in (("x", x_BH), ("weight", values)):
+            if tensor.dim() != 2 or tensor.stride(1) != 1 or tensor.shape[0] < 1:
+                raise ValueError(
+                    f"{name} must have two dimensions, rows and contiguous columns, got shape {tuple(tensor.shape)} "
+                    f"with strides {tensor.stride()}; call .contiguous() on it once, not at every step"
+                )
+        if x_BH.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"x must be bfloat16, float16 or float32, got {x_BH.dtype}")
+        if isinstance(weight, Tensor):
+            if values.dtype != x_BH.dtype:
+                raise ValueError(f"weight must have the dtype of x, {x_BH.dtype}, or be Quantized; got {values.dtype}")
+            operand = cls(values, values, "plain", 0, values.shape[1])
+        elif FORMAT_OF.get(values.dtype) == "int4":
+            width = 2 * values.shape[1]
+            pairs = weight.scales.contiguous().view(torch.int32).squeeze(2)
+            operand = cls(values, pairs, "int4", width // pairs.shape[1], width)
+        elif values.dtype in FORMAT_OF:
+            operand = cls(values, weight.scales.contiguous(), FORMAT_OF[values.dtype], 0, values.shape[1])
+        else:
+            raise ValueError(f"quantised values must be of {', '.join(map(str, FORMAT_OF))}, got {values.dtype}")
+        if operand.width != x_BH.shape[1]:
+            raise ValueError(f"x and weight must be equally wide, got {x_BH.shape[1]} and {operand.width}")
+        return operand
+
+
+class Tiling(NamedTuple):
+    """Sizes of one program's work, and how the compiler is to run it."""
+
+    rows: int
+    batch: int
+    width: int
+    warps: int
+    stages: int
+
+
+_STAGE_BYTES = 36 * 1024
+_SHARED_BYTES = 110 * 1024  # two programs fit into the 228 KiB of a Hopper multiprocessor
+
+
+def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128, exactly: int | None = None) -> Tiling:
+    """For `rows` rows of the matrix, in tiles of `largest` or fewer, or of `exactly` so many.
+
+    Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
+    4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
+    sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
+    measured them yet.
+    """
+    batch = min(64, max(16, triton.next_power_of_2(x_BH.shape[0])))
+    tile = exactly or largest
+    while exactly is None and tile > 16 and triton.cdiv(rows, tile) < 3 * multiprocessors(x_BH.device) // 2:
+        tile //= 2
+    column_bytes = tile * operand.values.element_size() + batch * x_BH.element_size()
+    if operand.format == "int4":
+        column_bytes -= tile // 2
+        width = operand.group
+    else:
+        width = min(256, max(16, triton.next_power_of_2(operand.width)))
+        while width > 16 and width * column_bytes > _STAGE_BYTES:
+            width //= 2
+    # sums and keys of a tile live in registers, and int4 needs a second set of sums
+    warps = 8 if tile * batch > (64 * 64 if operand.format == "int4" else 128 * 64) else 4
+    return Tiling(tile, batch, width, warps, min(6, max(2, _SHARED_BYTES // (width * column_bytes))))
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """1 where there is none, so that the interpreter's few programs are whole tiles."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

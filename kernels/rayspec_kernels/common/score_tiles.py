@@ -1,0 +1,84 @@
+"""Scores of chosen rows of a matrix with their k best and normaliser: what all fused heads are.
+
+B = activations, N = rows of the matrix, H = width, L = listed candidates, t = tiles, k = kept candidates.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rayspec_kernels.common.best import MAX_K, Best
+from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
+from rayspec_kernels.common.topk import merge_tiles, store_empty_tile, store_tile, tile_buffers
+from rayspec_kernels.quantized_linear.reference import Quantized
+
+
+@triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])
+def _score_tiles_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
+                        B, N, L, H, num_tiles, stride_x, stride_w,
+                        K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                        IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
+                        BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(1)  # the batch runs fastest, so that its programs share a tile of the matrix in L2
+    b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    is_row_B = b_B < B
+    first, count = tile * BLOCK_N, tl.minimum(BLOCK_N, L - tile * BLOCK_N)
+    if HAS_TILES:
+        first, count = tl.load(tiles_ptr + 2 * tile), tl.load(tiles_ptr + 2 * tile + 1)
+        if count == 0:
+            store_empty_tile(b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_B)
+            return
+    place_N = tl.arange(0, BLOCK_N)
+    is_valid_N = place_N < count
+    row_N = first + place_N
+    if IS_GATHERED:
+        row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
+        is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
+    score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w,
+                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
+    store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
+
+
+def score_tiles(
+    x_BH: Tensor,
+    weight: Tensor | Quantized,
+    k: int,
+    *,
+    ids_L: Tensor | None = None,
+    is_gathered: bool = False,
+    tiles_t2: Tensor | None = None,
+    tile: int | None = None,
+) -> Best:
+    """The k best candidates of each row of x and the log-sum-exp over all of them.
+
+    Candidate i has the id i, or `ids_L[i]`; its row of the matrix is i, or its id where `is_gathered` (an id that is no
+    row of the matrix is no candidate). `tiles_t2`, int32, names ranges (first candidate, count) of at most `tile`
+    candidates instead of all; count 0 is an empty range, which reads nothing of the matrix. Ties: the first candidate.
+    Static shapes, nothing synchronises.
+    """
+    operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
+    listed = len(operand.values) if ids_L is None else len(ids_L)
+    if not 1 <= k <= min(MAX_K, listed):
+        raise ValueError(f"k must be in 1..{min(MAX_K, listed)} ({listed} candidates, {MAX_K} at most), got {k}")
+    for name, table in (("ids", ids_L), ("tiles", tiles_t2)):
+        if table is not None and not table.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {table.stride()}")
+    if ids_L is not None and not is_gathered and listed != len(operand.values):
+        raise ValueError(f"ids must name each of the {len(operand.values)} rows, got {listed}")
+
+    if tile is not None and tile not in (16, 32, 64, 128, 256):
+        raise ValueError(f"the size of a tile must be 16, 32, 64, 128 or 256, got {tile}")
+
+    tiling = choose_tiling(operand, x_BH, listed, exactly=tile)
+    num_tiles = triton.cdiv(listed, tiling.rows) if tiles_t2 is None else len(tiles_t2)
+    keys_BKn, norms_B2n = tile_buffers(B, k, num_tiles, x_BH.device)
+    _score_tiles_kernel[(triton.cdiv(B, tiling.batch), num_tiles)](
+        x_BH, operand.values, operand.scales, operand.values if ids_L is None else ids_L,
+        operand.values if tiles_t2 is None else tiles_t2, keys_BKn, norms_B2n,
+        B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
+        K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
+        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
+        BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return merge_tiles(keys_BKn, norms_B2n, ids_L)

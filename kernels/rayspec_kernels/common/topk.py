@@ -1,0 +1,129 @@
+"""The k best of many scores that never reach memory: each tile of them leaves its own k best, a merge picks.
+
+A candidate travels as one int64 key: its score as an integer that sorts like the float (NaN above everything), then
+2^31 - 1 - id. Keys are distinct, a larger one is better, and equal scores resolve to the lowest id.
+B = rows, n = tiles, k = kept candidates.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rayspec_kernels.common.best import Best
+
+_LOWEST = tl.constexpr(-(2**31))  # sorts below every score, -inf included
+_NO_KEY = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def sortable(score):
+    """int32 that sorts as the float32 score; -0 equals 0, any NaN comes out on top."""
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    return tl.where(score == score, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+
+
+@triton.jit
+def score_of(key):
+    sorting = (key >> 32).to(tl.int32)
+    score = (sorting ^ ((sorting >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(key == _NO_KEY, float("-inf"), score)
+
+
+@triton.jit
+def place_of(key):
+    return tl.where(key == _NO_KEY, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+
+
+@triton.jit
+def finite_or_zero(x):
+    """What may be subtracted before exp: inf - inf is no number."""
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+
+
+@triton.jit
+def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr,
+               K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Leave a tile's K best of each row in keys [B, K, n] and its (maximum, sum of exponentials) in norms [B, 2, n].
+    The tile's candidates are at the places first, first + 1, ... of the list of all."""
+    row_B = b_B.to(tl.int64)
+    score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
+    top_B = tl.max(score_NB, axis=0)
+    total_B = tl.sum(tl.exp(score_NB - finite_or_zero(top_B)[None, :]), axis=0)
+    tl.store(norms_ptr + row_B * 2 * num_tiles + tile, top_B, mask=is_row_B)
+    tl.store(norms_ptr + (row_B * 2 + 1) * num_tiles + tile, total_B, mask=is_row_B)
+
+    n_N = tl.arange(0, BLOCK_N)
+    sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
+    for j in range(K):
+        best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
+        key_B = (best_B.to(tl.int64) << 32) | (0x7FFFFFFF - (first + at_B)).to(tl.int64)
+        key_B = tl.where(best_B == _LOWEST, _NO_KEY, key_B)
+        tl.store(keys_ptr + (row_B * K + j) * num_tiles + tile, key_B, mask=is_row_B)
+        sorting_NB = tl.where(n_N[:, None] == at_B[None, :], _LOWEST, sorting_NB)
+
+
+@triton.jit
+def store_empty_tile(b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K: tl.constexpr, BLOCK_B: tl.constexpr):
+    row_B = b_B.to(tl.int64)
+    tl.store(norms_ptr + row_B * 2 * num_tiles + tile, tl.full((BLOCK_B,), float("-inf"), tl.float32), mask=is_row_B)
+    tl.store(norms_ptr + (row_B * 2 + 1) * num_tiles + tile, tl.zeros((BLOCK_B,), tl.float32), mask=is_row_B)
+    for j in range(K):
+        key_B = tl.full((BLOCK_B,), _NO_KEY, tl.int64)
+        tl.store(keys_ptr + (row_B * K + j) * num_tiles + tile, key_B, mask=is_row_B)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _merge_kernel(keys_ptr, norms_ptr, names_ptr, scores_ptr, ids_ptr, log_norm_ptr, num_tiles,
+                  HAS_NAMES: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile_T = tl.arange(0, BLOCK_T)
+    is_tile_T = tile_T < num_tiles
+
+    top_T = tl.load(norms_ptr + row * 2 * num_tiles + tile_T, mask=is_tile_T, other=float("-inf"))
+    total_T = tl.load(norms_ptr + (row * 2 + 1) * num_tiles + tile_T, mask=is_tile_T, other=0.0)
+    top = finite_or_zero(tl.max(top_T, axis=0))
+    tl.store(log_norm_ptr + row, tl.log(tl.sum(total_T * tl.exp(top_T - top), axis=0)) + top)
+
+    # the k best lie in the k tiles whose best is best
+    j_K = tl.arange(0, BLOCK_K)
+    chosen_K = tl.zeros((BLOCK_K,), tl.int32)
+    key_T = tl.load(keys_ptr + row * K * num_tiles + tile_T, mask=is_tile_T, other=_NO_KEY)
+    for j in range(K):
+        _, at = tl.max(key_T, axis=0, return_indices=True)
+        chosen_K = tl.where(j_K == j, at, chosen_K)
+        key_T = tl.where(tile_T == at, _NO_KEY, key_T)
+
+    # with fewer than k tiles one of them comes twice; equal keys leave together below
+    places_KK = (row * K + j_K[:, None]) * num_tiles + chosen_K[None, :]
+    key_KK = tl.load(keys_ptr + places_KK, mask=(j_K[:, None] < K) & (j_K[None, :] < K), other=_NO_KEY)
+    key_KK = tl.reshape(key_KK, (BLOCK_K * BLOCK_K,))
+    for j in range(K):
+        key = tl.max(key_KK, axis=0)
+        tl.store(scores_ptr + row * K + j, score_of(key))
+        place = place_of(key)
+        if HAS_NAMES:
+            place = tl.load(names_ptr + place, mask=place >= 0, other=-1).to(tl.int64)
+        tl.store(ids_ptr + row * K + j, place)
+        key_KK = tl.where(key_KK == key, _NO_KEY, key_KK)
+
+
+def tile_buffers(rows: int, k: int, num_tiles: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(keys int64 [B, k, n], norms float32 [B, 2, n]): tiles last, since the merge reads along them."""
+    keys_BKn = torch.empty(rows, k, num_tiles, dtype=torch.int64, device=device)
+    return keys_BKn, torch.empty(rows, 2, num_tiles, dtype=torch.float32, device=device)
+
+
+def merge_tiles(keys_BKn: Tensor, norms_B2n: Tensor, names_L: Tensor | None) -> Best:
+    """`names_L`: the id of each candidate, None where that is its place."""
+    B, k, num_tiles = keys_BKn.shape
+    scores_Bk = torch.empty(B, k, dtype=torch.float32, device=keys_BKn.device)
+    best = Best(scores_Bk, torch.empty_like(scores_Bk, dtype=torch.int64), torch.empty_like(scores_Bk[:, 0]))
+    block = triton.next_power_of_2(num_tiles)
+    # one program a row; 4 to 8 tiles a thread keep the k dependent reductions short
+    warps = min(16, max(1, block // 256))
+    _merge_kernel[(B,)](
+        keys_BKn, norms_B2n, keys_BKn if names_L is None else names_L, *best, num_tiles,
+        HAS_NAMES=names_L is not None, K=k, BLOCK_K=triton.next_power_of_2(k), BLOCK_T=block, num_warps=warps,
+    )  # fmt: skip
+    return best

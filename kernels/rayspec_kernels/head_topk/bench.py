@@ -1,0 +1,77 @@
+"""head_topk: V x H weights once, 2 B V H flops; x [B, H] and the k best beside them are nothing.
+
+Llama-3.1-8B (V = 128256, H = 4096): 1.05 GB in bf16, so 0.24 ms at the 4.3 TB/s that an H200 copies with; at B = 64 the
+67 GFLOP take 0.09 ms at its 790 TFLOP/s, so that memory is the floor up to some B = 180. int8 and fp8 move half, int4
+with groups of 64 moves 0.28 of it. What the composition pays on top: writing and reading [B, V] logits in bf16 and
+float32 and sorting them, whole launches of its own.
+
+Measured: nothing yet; no GPU has run this. Compiled for sm_90 the kernel uses wgmma with the weight tile as left
+operand and 16-byte asynchronous copies, without spilling. Not tried yet: bulk tensor copies, a persistent grid.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from rayspec_kernels.common.bench import Case, Inputs, run
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.closeness import FLOAT32_SUMS
+from rayspec_kernels.common.inputs import (
+    GROUP,
+    best_bytes,
+    check_best,
+    float64_scores,
+    random,
+    random_weight,
+    stored_bytes,
+)
+from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
+from rayspec_kernels.head_topk.kernel import head_topk_kernel
+
+K = 8
+FORMATS = ("bf16", "int8", "fp8", "int4")
+
+
+def topk_and_norm(logits_BV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    return *logits_BV.topk(k), logits_BV.float().logsumexp(dim=1)
+
+
+def cases(shape: Shape, batch: int) -> Iterator[Case]:
+    for weight_format in FORMATS:
+        if weight_format == "int4" and shape.hidden % GROUP:
+            continue
+        yield _case(shape, batch, weight_format, min(K, shape.vocab))
+
+
+def _case(shape: Shape, batch: int, weight_format: str, k: int) -> Case:
+    def make(generator: torch.Generator) -> Inputs:
+        x_BH = random(generator, batch, shape.hidden)
+        return x_BH, random_weight(generator, shape.vocab, shape.hidden, weight_format)
+
+    def check(inputs: Inputs, out: Best) -> None:
+        check_best(out, float64_scores(*inputs), FLOAT32_SUMS)
+
+    rivals = {
+        "product alone": linear,
+        "product, top-k": lambda x, w: linear(x, w).topk(k),
+        "product, top-k, log-sum-exp": lambda x, w: topk_and_norm(linear(x, w), k),
+    }
+    return Case(
+        op="head_topk",
+        shape=shape.name,
+        batch=batch,
+        variant=weight_format,
+        bytes=stored_bytes(shape.vocab, shape.hidden, weight_format) + 2 * batch * shape.hidden + best_bytes(batch, k),
+        flops=2 * batch * shape.vocab * shape.hidden,
+        make=make,
+        kernel=partial(head_topk_kernel, k=k),
+        check=check,
+        rivals=rivals if weight_format == "bf16" else {},
+    )
+
+
+if __name__ == "__main__":
+    run(case for shape in MODELS for batch in BATCHES for case in cases(shape, batch))

@@ -1,0 +1,16 @@
+"""The k best tokens of a dense head in one pass over its matrix; logits [B, V] are never written.
+
+One program a tile of rows keeps that tile's k best and its share of the log-sum-exp, a second launch merges the tiles
+(common/topk.py). B = rows, H = width, V = candidates, k = kept ones.
+"""
+
+from torch import Tensor
+
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.score_tiles import score_tiles
+from rayspec_kernels.quantized_linear.reference import Quantized
+
+
+def head_topk_kernel(x_BH: Tensor, weight: Tensor | Quantized, k: int, ids_V: Tensor | None = None) -> Best:
+    """Like the reference, for k up to 16; raises ValueError for layouts it does not take."""
+    return score_tiles(x_BH, weight, k, ids_L=ids_V)

@@ -1,0 +1,88 @@
+"""indexed_head: |I| x H weights and |I| indices of 4 bytes, 2 B |I| H flops.
+
+DynaSpec's 28 K of Llama-3.1-8B's rows: 229 MB, so 53 us at an H200's 4.3 TB/s; a row is 8 KiB in one piece, so the
+floor is the same wherever the rows lie. Gathering first moves every byte three times (read, write, read).
+
+Measured: nothing yet; no GPU has run this. Not tried yet: bulk tensor copies of whole ranges.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from rayspec_kernels.common.bench import Case, Inputs, run
+from rayspec_kernels.common.best import Best, best_reference
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best
+from rayspec_kernels.common.inputs import best_bytes, float64_scores, random, stored_bytes
+from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
+from rayspec_kernels.head_topk.bench import K, topk_and_norm
+from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
+from rayspec_kernels.indexed_head.reference import Tiles
+
+_CLUSTER = 256  # tokens; DynaSpec's clusters are about this large with 512 of them
+_TILE = 128
+
+
+def cases(shape: Shape, batch: int) -> Iterator[Case]:
+    rows = min(28 * 1024, shape.vocab // 2)
+    clusters = -(-rows // _CLUSTER)
+    for variant in ("list", "ranges", "ranges, stored in order"):
+        yield _case(shape, batch, variant, clusters, min(_CLUSTER, rows))
+
+
+def _case(shape: Shape, batch: int, variant: str, clusters: int, cluster: int) -> Case:
+    V, H, k = shape.vocab, shape.hidden, min(K, clusters * cluster)
+    rows = clusters * cluster
+    is_listed_order = variant.endswith("in order")
+
+    def make(generator: torch.Generator) -> Inputs:
+        """Clusters spread over the matrix; the ranges in as many tiles again that are empty, as a padded union has."""
+        weight_VH = random(generator, V, H, scale=H**-0.5)
+        device = generator.device
+        chosen = torch.randperm(V // cluster, generator=generator, device=device)[:clusters].sort().values * cluster
+        place_T = torch.arange(0, cluster, _TILE, device=device)
+        first = (chosen[:, None] + place_T).flatten()
+        count = (cluster - place_T).clamp(max=_TILE).expand(clusters, -1).flatten()
+        ranges_t2 = torch.stack([first, count], dim=1).int()
+        ranges_t2 = torch.cat([ranges_t2, torch.zeros_like(ranges_t2)])
+        ids_n = (chosen[:, None] + torch.arange(cluster, device=device)).flatten().int()
+        every = torch.arange(V, device=device, dtype=torch.int32)
+        return random(generator, batch, H), weight_VH, every, ids_n, ranges_t2, weight_VH[ids_n]
+
+    def arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, int, Tiles | None, bool]:
+        x_BH, weight_VH, every, ids_n, ranges_t2, _ = inputs
+        if variant == "list":
+            return x_BH, weight_VH, ids_n, k, None, False
+        return x_BH, weight_VH, every, k, Tiles(ranges_t2, _TILE), is_listed_order
+
+    def kernel(*inputs: Tensor) -> Best:
+        return indexed_head_kernel(*arguments(inputs))
+
+    def check(inputs: Inputs, out: Best) -> None:
+        x_BH, weight_VH, _, ids_n, *_ = inputs
+        scores_BV = float64_scores(x_BH, weight_VH)
+        chosen = best_reference(scores_BV[:, ids_n], k)
+        assert_best(out, chosen._replace(ids_Bk=ids_n.long()[chosen.ids_Bk]), scores_BV, FLOAT32_SUMS)
+
+    return Case(
+        op="indexed_head",
+        shape=shape.name,
+        batch=batch,
+        variant=f"{rows} rows, {variant}",
+        bytes=stored_bytes(rows, H, "bf16") + 4 * rows + 2 * batch * H + best_bytes(batch, k),
+        flops=2 * batch * rows * H,
+        make=make,
+        kernel=kernel,
+        check=check,
+        rivals={
+            "product with trimmed head": lambda *inputs: linear(inputs[0], inputs[-1]),
+            "trimmed, top-k, log-sum-exp": lambda *inputs: topk_and_norm(linear(inputs[0], inputs[-1]), k),
+            "gather, product": lambda *inputs: linear(inputs[0], inputs[1].index_select(0, inputs[3])),
+        },
+    )
+
+
+if __name__ == "__main__":
+    run(case for shape in MODELS for batch in BATCHES for case in cases(shape, batch))

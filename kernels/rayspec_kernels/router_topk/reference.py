@@ -1,0 +1,70 @@
+"""DynaSpec's router (METHODS 7.3): which clusters of the vocabulary a batch scores, as ranges of a list.
+
+The list holds all tokens cluster by cluster; `starts` says where each cluster begins. Cluster 0 is pinned.
+B = rows, H = width, R = width of the router, M = routed clusters, t = ranges.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, relu, rms_norm
+
+from rayspec_kernels.indexed_head.reference import Tiles
+
+
+class Router(NamedTuple):
+    """s = out relu(in [norm(embedding); norm(feature)] + in_bias) + out_bias, with norm(x) = x / rms(x)."""
+
+    in_R2H: Tensor
+    in_bias_R: Tensor
+    out_MR: Tensor
+    out_bias_M: Tensor
+
+
+def most_tiles(starts: Tensor, tile: int, clusters: int) -> int:
+    """How many ranges the pinned cluster and any `clusters` routed ones can need. Reads values: call it once."""
+    needed = -(-starts.diff() // tile)
+    return int(needed[0] + needed[1:].sort(descending=True).values[:clusters].sum())
+
+
+def router_scores_reference(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: float) -> Tensor:
+    """[B, M] in float32 (float64 of float64)."""
+    width = (embed_BH.shape[1],)
+    x_B2H = torch.cat([rms_norm(embed_BH, width, eps=eps), rms_norm(feature_BH, width, eps=eps)], dim=1)
+    scores_BM = linear(relu(linear(x_B2H, router.in_R2H, router.in_bias_R)), router.out_MR, router.out_bias_M)
+    return scores_BM if scores_BM.dtype.itemsize >= 4 else scores_BM.float()
+
+
+def union_tiles_reference(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+    """Ranges of the pinned cluster and of the union of each row's k best ones, ascending; what does not fit into
+    `num_tiles` (see `most_tiles`) is left out. Ties between clusters: the lowest. Nothing synchronises."""
+    M = scores_BM.shape[1]
+    chosen_Bk = scores_BM.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    is_chosen = torch.zeros(M + 1, dtype=torch.int64, device=scores_BM.device)
+    is_chosen.index_fill_(0, torch.cat([chosen_Bk.flatten() + 1, chosen_Bk.new_zeros(1)]), 1)
+
+    starts = starts.long()
+    needed = is_chosen * ((starts.diff() + tile - 1) // tile)
+    upto = needed.cumsum(0)
+    place_t = torch.arange(num_tiles, device=starts.device)
+    cluster_t = torch.searchsorted(upto, place_t, right=True).clamp(max=M)
+    first_t = starts[cluster_t] + (place_t - (upto - needed)[cluster_t]) * tile
+    count_t = (starts[cluster_t + 1] - first_t).clamp(max=tile)
+    ranges_t2 = torch.stack([first_t, count_t], dim=1)
+    return Tiles(torch.where((place_t < upto[-1])[:, None], ranges_t2, 0).int(), tile)
+
+
+def router_topk_reference(
+    embed_BH: Tensor,
+    feature_BH: Tensor,
+    router: Router,
+    k: int,
+    starts: Tensor,
+    tile: int,
+    num_tiles: int,
+    eps: float,
+) -> tuple[Tensor, Tiles]:
+    """(scores [B, M], ranges of the chosen clusters)."""
+    scores_BM = router_scores_reference(embed_BH, feature_BH, router, eps)
+    return scores_BM, union_tiles_reference(scores_BM, k, starts, tile, num_tiles)

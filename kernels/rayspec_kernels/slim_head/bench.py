@@ -1,0 +1,56 @@
+"""slim_head: r H + V r weights, 2 B r (H + V) flops; at r = H / 8 an eighth of the full head and a little.
+
+Llama-3.1-8B, r = 512: down 4.2 MB and up 131 MB, so 31 us at an H200's 4.3 TB/s (the full head: 244 us). The down
+projection is 3% of the bytes but a launch of its own, and the merge another: some microseconds that only a single
+persistent launch could save.
+
+Measured: nothing yet; no GPU has run this. Not tried yet: both projections in one persistent launch.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch.nn.functional import linear
+
+from rayspec_kernels.common.bench import Case, Inputs, run
+from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.closeness import ROUNDED
+from rayspec_kernels.common.inputs import DTYPE, best_bytes, check_best, random, stored_bytes
+from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
+from rayspec_kernels.head_topk.bench import K, topk_and_norm
+from rayspec_kernels.slim_head.kernel import slim_head_kernel
+
+
+def cases(shape: Shape, batch: int) -> Iterator[Case]:
+    V, H, r, k = shape.vocab, shape.hidden, shape.rank, min(K, shape.vocab)
+
+    def make(generator: torch.Generator) -> Inputs:
+        down_rH = random(generator, r, H, scale=H**-0.5)
+        return random(generator, batch, H), down_rH, random(generator, V, r, scale=r**-0.5)
+
+    def check(inputs: Inputs, out: Best) -> None:
+        x_BH, down_rH, up_Vr = (t.double() for t in inputs)
+        check_best(out, x_BH @ down_rH.T @ up_Vr.T, ROUNDED[DTYPE])
+
+    weights = stored_bytes(r, H, "bf16") + stored_bytes(V, r, "bf16")
+    yield Case(
+        op="slim_head",
+        shape=shape.name,
+        batch=batch,
+        variant=f"r={r}",
+        bytes=weights + 2 * batch * H + best_bytes(batch, k),
+        flops=2 * batch * r * (H + V),
+        make=make,
+        kernel=partial(slim_head_kernel, k=k),
+        check=check,
+        rivals={
+            "products alone": lambda x, down, up: linear(linear(x, down), up),
+            "products, top-k": lambda x, down, up: linear(linear(x, down), up).topk(k),
+            "products, top-k, log-sum-exp": lambda x, down, up: topk_and_norm(linear(linear(x, down), up), k),
+        },
+    )
+
+
+if __name__ == "__main__":
+    run(case for shape in MODELS for batch in BATCHES for case in cases(shape, batch))

@@ -1,0 +1,93 @@
+"""The suite without a GPU: results are checked in the interpreter, and a wrong one fails it."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rayspec_kernels.common import bench
+from rayspec_kernels.common.report import speedup, write_report
+from rayspec_kernels.common.shapes import SMALL
+from rayspec_kernels.grouped_rmsnorm.bench import cases
+
+SUITE = Path(__file__).parents[2] / "jobs" / "gpu_suite.py"
+
+
+def suite(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, SUITE, *options], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_interpreted_run(tmp_path: Path) -> None:
+    done = suite("--interpret", "--ops", "grouped_rmsnorm", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["checks"]) >= 9
+    assert not any(check["error"] for check in results["checks"])
+    assert results["timings"] == []  # an interpreter's time says nothing
+    assert results["provenance"]["GPU"] == "none (interpreter)"
+    assert "0 wrong" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
+    done = suite("--out", tmp_path)
+    assert done.returncode != 0
+    assert "--interpret" in done.stderr
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_a_wrong_result_is_found() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    case = next(iter(cases(SMALL[2], 1)))
+    bench.check(case, device)
+    with pytest.raises(AssertionError):
+        bench.check(dataclasses.replace(case, kernel=lambda *inputs: case.kernel(*inputs) * 1.05), device)
+    with pytest.raises(AssertionError):  # memory that nobody wrote
+        bench.check(dataclasses.replace(case, kernel=lambda *inputs: torch.empty_like(inputs[0])), device)
+
+
+def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
+    """In a copy of the package whose kernel is wrong, as a broken commit would be."""
+    copy = tmp_path / "copy"
+    (copy / "jobs").mkdir(parents=True)
+    (copy / "jobs" / "gpu_suite.py").write_text(SUITE.read_text())
+    (copy / "kernels").mkdir()
+    subprocess.run(["cp", "-r", SUITE.parents[1] / "kernels" / "rayspec_kernels", copy / "kernels"], check=True)
+    kernel = copy / "kernels" / "rayspec_kernels" / "grouped_rmsnorm" / "kernel.py"
+    assert "/ D + eps)" in kernel.read_text()
+    kernel.write_text(kernel.read_text().replace("/ D + eps)", "/ (D + 1) + eps)"))
+    environment = {**os.environ, "PYTHONPATH": ""}
+    command = [sys.executable, copy / "jobs" / "gpu_suite.py", "--interpret", "--ops", "grouped_rmsnorm", "--out", copy]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "wrong" in (copy / "report.md").read_text()
+
+
+def timing(op: str, batch: int, seconds: float, **rivals_s: float) -> dict[str, Any]:
+    return {"op": op, "shape": "Llama", "batch": batch, "variant": "bf16", "bytes": 1, "flops": 1, "seconds": seconds,
+            "spread": 0.01, "floor_s": seconds / 2, "rivals_s": rivals_s}  # fmt: skip
+
+
+def test_report_of_timings(tmp_path: Path) -> None:
+    timings = [
+        timing("head_topk", 1, 1e-4, **{"product alone": 0.9e-4, "product, top-k, log-sum-exp": 3e-4}),
+        timing("gather_dot", 1, 2e-5),
+    ]
+    assert speedup(timings[0]) == pytest.approx(3.0)  # against what gives the same, not against a part of it
+    results = {"provenance": {"GPU": "some"}, "ceilings": {"copy_bytes_per_s": 4e12, "gemm_flops_per_s": 7e14},
+               "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"}}  # fmt: skip
+    write_report(results, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| head_topk | bf16 | Llama | 1 | 100.0 | 1% | 50.0 | 50% |" in text
+    assert "3.00x" in text
+    assert "- b: no time" in text
+    assert (tmp_path / "share_of_floor.png").exists()

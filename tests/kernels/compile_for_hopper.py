@@ -1,0 +1,103 @@
+"""Compile every kernel for an H100 or H200 on a machine without a GPU, and print what the assembler says of each.
+
+The interpreter finds wrong results; this finds what only the compiler refuses, and registers that spill. The host code
+runs as it is: only the last step, the launch, is left out. One line a kernel: {name, registers, spilled, wgmma}.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from rayspec_kernels.common import rows_dot
+from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
+from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kernel, grouped_rmsnorm_kernel
+from rayspec_kernels.head_topk.kernel import head_topk_kernel
+from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
+from rayspec_kernels.indexed_head.reference import Tiles
+from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.router_topk.kernel import router_topk_kernel
+from rayspec_kernels.router_topk.reference import Router
+from rayspec_kernels.slim_head.kernel import slim_head_kernel
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+V, H, R, M = 128256, 4096, 512, 512
+
+
+class NoDevice(CudaDriver):  # type: ignore[misc]
+    def __init__(self) -> None: ...
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def launch_everything() -> None:
+    int4 = Quantized(empty(V, H // 2, dtype=torch.uint8), empty(V, H // 64, 2))
+    int8 = Quantized(empty(V, H, dtype=torch.int8), empty(V))
+    for batch in (1, 64):
+        slim_head_kernel(empty(batch, H), empty(R, H), empty(V, R), 8)
+        head_topk_kernel(empty(batch, H), int4, 8)
+    head_topk_kernel(empty(1, H), int8, 8)
+    ids_V, ranges_t2 = empty(V, dtype=torch.int32), empty(400, 2, dtype=torch.int32)
+    indexed_head_kernel(empty(4, H), empty(V, H), ids_V, 8, Tiles(ranges_t2, 128))
+    gather_dot_kernel(empty(2, H), empty(V, H), empty(2, 2048, dtype=torch.int64))
+    router = Router(empty(R, 2 * H), empty(R), empty(M, R), empty(M))
+    router_topk_kernel(empty(4, H), empty(4, H), router, 100, empty(M + 2, dtype=torch.int32), 128, 400, 1e-5)
+    x_NC, weight_C = empty(8, 4 * H), empty(4 * H)
+    grouped_rmsnorm_kernel(x_NC, weight_C, 4, 1e-5)
+    grouped_rmsnorm_backward_kernel(x_NC, x_NC, weight_C, empty(8, 4, dtype=torch.float32))
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """(registers a thread, bytes a thread that spilled to memory)."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        out = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", out)
+    assert found, out
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def main() -> None:
+    assert os.environ.get("TRITON_INTERPRET", "0") != "1", "the interpreter compiles nothing"
+    driver.set_active(NoDevice())
+    rows_dot.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    compiled = {}
+    run = JITFunction.run
+
+    def without_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        compiled[kernel.hash] = (self.fn.__name__, kernel)
+        return kernel
+
+    JITFunction.run = without_launch
+    launch_everything()
+    for name, kernel in compiled.values():
+        registers, spilled = resources(kernel.asm["cubin"])
+        has_wgmma = "wgmma.mma_async" in kernel.asm["ptx"]
+        print(json.dumps({"name": name, "registers": registers, "spilled": spilled, "wgmma": has_wgmma}))
+
+
+if __name__ == "__main__":
+    main()

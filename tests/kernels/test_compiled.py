@@ -1,0 +1,53 @@
+"""What the interpreter cannot show: that kernels compile for a GPU, and what they do under its graphs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayspec_kernels.common import bench
+from rayspec_kernels.common.shapes import SMALL
+from rayspec_kernels.gather_dot.bench import cases as gather_dot_cases
+from rayspec_kernels.grouped_rmsnorm.bench import cases as grouped_rmsnorm_cases
+from rayspec_kernels.head_topk.bench import cases as head_topk_cases
+from rayspec_kernels.indexed_head.bench import cases as indexed_head_cases
+from rayspec_kernels.router_topk.bench import cases as router_topk_cases
+from rayspec_kernels.slim_head.bench import cases as slim_head_cases
+
+
+def test_kernels_compile_for_hopper_without_spilling() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    out = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stderr
+    kernels = [json.loads(line) for line in out.stdout.splitlines()]
+    names = {kernel["name"] for kernel in kernels}
+    assert len(names) == 10, names
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    assert all(kernel["wgmma"] for kernel in kernels if kernel["name"] == "_score_tiles_kernel")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA GPU")
+@pytest.mark.parametrize(
+    "cases",
+    [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, router_topk_cases, grouped_rmsnorm_cases],
+    ids=lambda cases: cases.__module__.split(".")[1],
+)
+def test_graph_replay_follows_its_inputs(cases: Callable[..., list[bench.Case]], device: torch.device) -> None:
+    """Captured once, replayed on new values in the same memory: nothing may have been decided by the first ones."""
+    for case in cases(SMALL[0], 3):
+        inputs, fresh = (case.make(bench.generator(device, seed)) for seed in (0, 1))
+        case.kernel(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = case.kernel(*inputs)
+        for old, new in zip(bench.tensors(inputs), bench.tensors(fresh), strict=True):
+            old.copy_(new)
+        graph.replay()
+        case.check(inputs, out)

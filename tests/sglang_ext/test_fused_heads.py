@@ -1,0 +1,83 @@
+"""Heads answer through fused kernels as they do without: compiled on a GPU, in Triton's interpreter elsewhere."""
+
+from typing import Any
+
+import pytest
+import torch
+from head_cases import SPECS, STEPS, Rows, make_head
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rayspec_kernels.gather_dot
+import rayspec_kernels.head_topk
+import rayspec_kernels.indexed_head
+import rayspec_kernels.slim_head
+from sglang_ext.heads import DraftHead, base
+
+OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
+              rayspec_kernels.gather_dot)  # fmt: skip
+FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  # rdk works on the whole law
+FUSED |= {f"{name}_int8": {**SPECS[name], "weight_format": "int8"} for name in ("full", "slimspec", "coral_union")}
+NOT_FUSED = {"specvocab", "dynaspec", "coral"}  # a row with candidates of its own
+ROWS = (1, 5)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def kernels(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, the same kernels all the same."""
+    if not torch.cuda.is_available():
+        for module in (*OPERATIONS, base):
+            monkeypatch.setattr(module, "uses_kernel", lambda *tensors: not torch.is_grad_enabled())
+
+
+def served(spec: dict[str, Any], device: torch.device) -> DraftHead:
+    head = make_head(spec).float()
+    head.quantize()
+    return head.to(device)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, request: pytest.FixtureRequest) -> None:
+    head = served(FUSED[name], device)
+    for T in ROWS:
+        rows = Rows.draw(T).to(torch.float32).to(device)
+        routed = rows.routed(head, step)
+        with pytest.MonkeyPatch.context() as plain:
+            plain.setattr(base, "MOST_FUSED_ROWS", 0)
+            expected = head.propose(rows.hidden_TH, step, 4, routed)
+        request.getfixturevalue("kernels")
+        fused = head.fused(rows.hidden_TH, step, 4, routed)
+        assert (fused is None) == (name in NOT_FUSED)
+        found = head.propose(rows.hidden_TH, step, 4, routed)
+        assert torch.equal(found.token_ids_Tk, expected.token_ids_Tk)
+        torch.testing.assert_close(found.scores_Tk, expected.scores_Tk, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.log_norm_T, expected.log_norm_T, atol=1e-4, rtol=1e-4)
+        assert torch.equal(head.best(rows.hidden_TH, step, routed), expected.token_ids_Tk[:, :1])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", sorted(set(FUSED) - NOT_FUSED))
+def test_no_shape_and_no_branch_depends_on_values(name: str) -> None:
+    head, rows = served(FUSED[name], torch.device("cpu")), Rows.draw(5).to(torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        hidden_TH, embed_TH, feature_TH = (mode.from_tensor(x) for x in rows)
+        for step in STEPS:
+            proposal = head.propose(hidden_TH, step, 4, head.route(embed_TH, feature_TH, step))
+            assert proposal.token_ids_Tk.shape == (5, 4)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_training_and_large_batches_are_not_fused(device: torch.device) -> None:
+    hidden_TH = Rows.draw(base.MOST_FUSED_ROWS + 1).to(torch.float32).to(device).hidden_TH
+    with torch.no_grad():
+        assert base.may_fuse(hidden_TH[:-1], 4)
+        assert not base.may_fuse(hidden_TH, 4)
+        assert not base.may_fuse(hidden_TH[:1], base.MAX_K + 1)
+    assert torch.is_grad_enabled()
+    assert not base.may_fuse(hidden_TH[:1].requires_grad_(), 4)
