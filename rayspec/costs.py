@@ -16,7 +16,9 @@ from torch import nn
 
 from rayspec.records import RequestRecord
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads.quantized import QuantizedMatrix
+from sglang_ext.trees import CandidateTree
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,16 @@ class TargetCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterCost:
+class StepShape:
+    """Rows of a verify step of one request. `draft_steps` 0 is plain decoding."""
+
+    draft_steps: int = 0
+    topk: int = 1
+    num_draft_tokens: int = 1  # verified, with the root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Cost:
     """`params`: body and head, without the token embedding, which an EAGLE-3 drafter takes from its target.
 
     `fuse_flops`: of turning the taps of a row into its first feature. `head_flops`: of one row, at draft step 0.
@@ -54,14 +65,37 @@ class DrafterCost:
     layer: DecoderCost
     head_flops: int
 
+    def drafting(self, shape: StepShape, keys: float) -> float:
+        """FLOPs of one step: the drafter extends by every verified token, scores the last of them, and makes
+        draft_steps - 1 further forwards of `topk` rows with their scores."""
+        later = (shape.draft_steps - 1) * shape.topk
+        fused = shape.num_draft_tokens * self.fuse_flops
+        return self.layer.flops(shape.num_draft_tokens + later, keys) + fused + (1 + later) * self.head_flops
+
 
 @dataclass(frozen=True, kw_only=True)
-class StepShape:
-    """Rows of a verify step of one request. `draft_steps` 0 is plain decoding."""
+class LastHiddenCost:
+    """Of a drafter that reads the target's last hidden state alone.
 
-    draft_steps: int = 0
-    topk: int = 1
-    num_draft_tokens: int = 1  # verified, with the root
+    `position_flops`: of one row at each draft position, its head's projection included. `reads_path`: whether every
+    node with children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
+    """
+
+    params: int
+    position_flops: tuple[int, ...]
+    reads_path: bool
+    tree: CandidateTree | None
+
+    def drafting(self, shape: StepShape, keys: float) -> float:
+        """FLOPs of one step."""
+        rows = [1] * shape.draft_steps
+        if self.tree is not None and shape.topk > 1:
+            fitted = self.tree.fit(shape.draft_steps, shape.topk, shape.num_draft_tokens, torch.device("cpu"))
+            rows = [n if self.reads_path else 1 for n in fitted.rows_by_level()]
+        return sum(n * flops for n, flops in zip(rows, self.position_flops, strict=False))
+
+
+DrafterCost = Eagle3Cost | LastHiddenCost
 
 
 def mbsu(tau: float, draft_params: int, target_params: int, gamma: int) -> float:
@@ -96,12 +130,21 @@ def target_cost(target: str) -> TargetCost:
 
 def drafter_cost(path: str) -> DrafterCost:
     """Of a drafter folder. Raises ValueError for a broken one."""
-    drafter, info = load_drafter(path)
-    body = info.body
+    drafter, _ = load_drafter(path)
     matrices = [m for m in drafter.modules() if isinstance(m, QuantizedMatrix)]
+    params = sum(p.numel() for p in drafter.parameters()) + sum(m.shape.numel() for m in matrices)
+    if isinstance(drafter, LastHiddenDrafter):
+        positions = range(drafter.config.positions)
+        return LastHiddenCost(
+            params=params,
+            position_flops=tuple(drafter.state_flops(i) + drafter.lm_head.at(i).cost(1).flops for i in positions),
+            reads_path=drafter.reads_path,
+            tree=drafter.draft_tree,
+        )
+    body = drafter.config
     linear = [m for m in drafter.midlayer.modules() if isinstance(m, nn.Linear)]
-    return DrafterCost(
-        params=sum(p.numel() for p in drafter.parameters()) + sum(m.shape.numel() for m in matrices),
+    return Eagle3Cost(
+        params=params,
         fuse_flops=2 * drafter.fc.weight.numel(),
         layer=DecoderCost(
             flops_per_row=2 * sum(m.weight.numel() for m in linear),
@@ -130,17 +173,9 @@ def read_costs(target: str, drafters: Mapping[str, str]) -> ModelCosts | None:
 
 
 def step_flops(target: DecoderCost, drafter: DrafterCost | None, shape: StepShape, keys: float) -> float:
-    """Of one verify step of one request whose context is `keys` tokens long.
-
-    The target sees every verified token; the drafter extends by as many, scores the last of them, and makes
-    draft_steps - 1 further forwards of `topk` rows with their scores.
-    """
+    """Of one verify step of one request whose context is `keys` tokens long: the target sees every verified token."""
     verified = target.flops(shape.num_draft_tokens, keys)
-    if drafter is None:
-        return verified
-    later = (shape.draft_steps - 1) * shape.topk
-    drafted = drafter.layer.flops(shape.num_draft_tokens + later, keys) + shape.num_draft_tokens * drafter.fuse_flops
-    return verified + drafted + (1 + later) * drafter.head_flops
+    return verified if drafter is None else verified + drafter.drafting(shape, keys)
 
 
 def cost_metrics(
@@ -158,7 +193,8 @@ def cost_metrics(
     if target.decoder is not None:
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
-    if drafter is not None:
-        draft_params = drafter.params + target.embedding_params
-        out["mbsu"] = mbsu(tau, draft_params, target.params, shape.draft_steps)
+    if isinstance(drafter, LastHiddenCost):  # without an embedding of its own, and read once a step
+        out["mbsu"] = mbsu(tau, drafter.params, target.params, gamma=1)
+    elif drafter is not None:
+        out["mbsu"] = mbsu(tau, drafter.params + target.embedding_params, target.params, shape.draft_steps)
     return out

@@ -68,6 +68,10 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
     info = read_info(drafter_path(drafter))
     if info.target is None:
         raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
+    if info.kind != "eagle3":
+        raise ValueError(
+            f"cannot export {info.path}: SGLang has no stock form of a {info.kind} drafter; serve it with rayspec"
+        )
     check_files(info)
     with torch.device("meta"):  # shapes alone
         _, ids_S = stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")

@@ -24,6 +24,7 @@ def test_imports_run_one_way() -> None:
         "sglang_ext": ("ray", "rayspec", "mlflow"),
         "sglang_ext/heads": ("sglang",),
         "sglang_ext/drafters": ("sglang",),
+        "sglang_ext/trees": ("sglang",),
         "rayspec": ("jobs",),
     }
     wrong = []

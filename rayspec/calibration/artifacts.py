@@ -1,13 +1,14 @@
 """A calibration on disk: a folder of calibration.safetensors (the tensors) and calibration.json (how they were made).
 
-Tensors, all int64: `ids` [k], the most useful first, stop tokens in front; `cluster_of` [V], 0 for pinned tokens; and
-`counts` [V]. A calibration has `ids` or `cluster_of`, or both; the names are those that `from_target` of the heads in
-sglang_ext.heads takes. To give a head what calibration made for it:
+Tensors, all int64: `ids` [k], the most useful first, stop tokens in front; `cluster_of` [V], 0 for pinned tokens;
+`bigram_indptr` [V + 1], `bigram_ids` [P] and `bigram_counts` [P], how often each token followed another (CSR); and
+`counts` [V]. A calibration has `ids`, `cluster_of` or the bigram; the names of the first two are those that
+`from_target` of the heads in sglang_ext.heads takes. To give a head what calibration made for it:
 
     tensors, provenance = load_artifacts(folder, target.info(), target.eos_ids)
     head_from_target(draft_head, target_head_VH, tensors)
 
-V = vocabulary, k = kept tokens.
+V = vocabulary, k = kept tokens, P = distinct pairs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from torch import Tensor
 
 from rayspec.shipped import calibration_path
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 FORMAT_VERSION = 1
 TENSORS = "calibration.safetensors"
 DESCRIPTION = "calibration.json"
+BIGRAM = ("bigram_indptr", "bigram_ids", "bigram_counts")
 AGAIN = "make it again with python jobs/calibrate.py"
 
 
@@ -87,21 +90,29 @@ def read_description(folder: Path) -> dict[str, Any]:
 def check_tensors(tensors: Mapping[str, Tensor], vocab_size: int, stop_ids: Iterable[int], folder: Path) -> None:
     """Raise ValueError unless the tensors are a calibration of that vocabulary that keeps the stop tokens."""
     problems = [f"stop token {i} is not in 0..{vocab_size - 1}" for i in stop_ids if not 0 <= i < vocab_size]
-    unknown = sorted(set(tensors) - {"ids", "cluster_of", "counts"})
+    unknown = sorted(set(tensors) - {"ids", "cluster_of", "counts", *BIGRAM})
     if unknown:
         problems.append(f"unknown tensors {', '.join(unknown)}")
-    if "counts" not in tensors or not {"ids", "cluster_of"} & set(tensors):
-        problems.append(f"it needs counts, and ids or cluster_of; it has {', '.join(sorted(tensors)) or 'nothing'}")
+    has_bigram = set(tensors) >= set(BIGRAM)
+    if "counts" not in tensors or not (has_bigram or {"ids", "cluster_of"} & set(tensors)):
+        problems.append(
+            "it needs counts, and ids, cluster_of or the three of a bigram; it has "
+            f"{', '.join(sorted(tensors)) or 'nothing'}"
+        )
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int64 or tensor.dim() != 1:
             problems.append(f"{name} must be int64 and one-dimensional, got {tensor.dtype} {list(tensor.shape)}")
         elif name in ("counts", "cluster_of") and len(tensor) != vocab_size:
             problems.append(f"{name} must have an entry a token ({vocab_size}), got {len(tensor)}")
+        elif name == "bigram_indptr" and len(tensor) != vocab_size + 1:
+            problems.append(f"{name} must have an entry a token and one more ({vocab_size + 1}), got {len(tensor)}")
     if not problems:
         if "ids" in tensors:
             problems += _problems_of_ids(tensors["ids"], vocab_size, set(stop_ids))
         if "cluster_of" in tensors:
             problems += _problems_of_clusters(tensors["cluster_of"], stop_ids)
+        if has_bigram:
+            problems += _problems_of_bigram({name: tensors[name] for name in BIGRAM})
         if bool((tensors["counts"] < 0).any()):
             problems.append("counts must not be negative")
     if problems:
@@ -132,6 +143,17 @@ def _problems_of_clusters(cluster_of_V: Tensor, stop_ids: Iterable[int]) -> list
     if loose:
         problems.append(f"the stop tokens {loose} are not in the pinned cluster 0")
     return problems
+
+
+def _problems_of_bigram(tensors: Mapping[str, Tensor]) -> list[str]:
+    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    if len(ids_P) != len(counts_P):
+        return [f"bigram_ids and bigram_counts must have an entry a pair each, got {len(ids_P)} and {len(counts_P)}"]
+    try:
+        SlimTree.with_counts(SlimOptions(correlation=False, pairs=len(ids_P)), indptr, ids_P, counts_P)
+    except ValueError as error:
+        return [str(error).replace("draft_tree.", "")]
+    return []
 
 
 def write_artifacts(

@@ -1,13 +1,14 @@
-"""Token counts on Ray Data: every task counts its own part, the driver adds up. V = vocabulary.
+"""Counts of tokens, or of neighbouring pairs of them, on Ray Data: every task counts its own part, the driver adds up.
 
 A partial count is a batch {`id`: int64, `count`: int64}, in which an id may come more than once once parts are joined.
+The id of a pair is `pair_ids`'. V = vocabulary, P = distinct pairs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,28 @@ from tqdm import tqdm
 
 if TYPE_CHECKING:
     import ray.data
+
+
+class PairCounts(NamedTuple):
+    """A CSR matrix [V, V], all int64: row x holds how often each y came right after x."""
+
+    indptr: Tensor  # [V + 1]
+    ids_P: Tensor  # y, ascending within a row
+    counts_P: Tensor
+
+    @property
+    def second_V(self) -> Tensor:
+        """How often each token came second."""
+        return torch.zeros(len(self.indptr) - 1, dtype=torch.int64).index_add_(0, self.ids_P, self.counts_P)
+
+
+PAIR_BASE = 2**32  # of a pair's id; larger than any vocabulary
+PENDING_PAIRS = 4_000_000  # merged at once, 64 MB
+
+
+def pair_ids(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Ids of pairs of tokens, int64."""
+    return first.astype(np.int64) * PAIR_BASE + second
 
 
 def partial_counts(ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -40,6 +63,34 @@ def add_up(parts: Iterable[dict[str, Any]], vocab_size: int, name: str) -> Tenso
     if not total_V.any():
         raise ValueError(f"sources.{name} holds no token to count; give it documents or answers that are not empty")
     return torch.from_numpy(total_V)
+
+
+def add_up_pairs(parts: Iterable[dict[str, Any]], vocab_size: int, name: str) -> PairCounts:
+    """Counts of all pairs; memory grows with the number of distinct ones alone. Raises ValueError as `add_up`."""
+    ids, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    pending: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def merged() -> tuple[np.ndarray, np.ndarray]:
+        distinct, place = np.unique(np.concatenate([ids, *(i for i, _ in pending)]), return_inverse=True)
+        total = np.zeros(len(distinct), dtype=np.int64)
+        np.add.at(total, place, np.concatenate([counts, *(c for _, c in pending)]))
+        pending.clear()
+        return distinct, total
+
+    with tqdm(desc=f"count pairs of {name}", unit="pair", unit_scale=True) as bar:
+        for part in parts:
+            pending.append((np.asarray(part["id"]), np.asarray(part["count"])))
+            bar.update(int(pending[-1][1].sum()))
+            if sum(len(i) for i, _ in pending) > PENDING_PAIRS:
+                ids, counts = merged()
+    ids, counts = merged()
+    if not len(ids):
+        raise ValueError(f"sources.{name} holds no pair of tokens to count; give it answers that are not empty")
+    x, y = ids // PAIR_BASE, ids % PAIR_BASE
+    if max(x.max(), y.max()) >= vocab_size:
+        raise ValueError(f"sources.{name} holds token {max(x.max(), y.max())}, but the target has {vocab_size} tokens")
+    indptr = np.concatenate([[0], np.bincount(x, minlength=vocab_size).cumsum()])
+    return PairCounts(*(torch.from_numpy(a.astype(np.int64)) for a in (indptr, y, counts)))
 
 
 def batches(parts: ray.data.Dataset) -> Iterable[dict[str, Any]]:

@@ -51,9 +51,10 @@ class ReferenceDrafter:
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
         drafter, info = load_drafter(drafter_path(self.name))
-        if info.head["kind"] != "full":
+        if info.kind != "eagle3" or info.head["kind"] != "full":
             raise ValueError(
-                f"rule.drafter must name a drafter with a head of kind 'full', {self.name} has {info.head}"
+                f"rule.drafter must name an EAGLE-3 drafter with a head of kind 'full', {self.name} is of kind "
+                f"{info.kind} with {info.head}"
             )
         if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
             raise ValueError(
@@ -78,7 +79,10 @@ class ReferenceDrafter:
 
     def _body(self) -> Eagle3Config:
         if self.name is not None:
-            return read_info(drafter_path(self.name)).body
+            body = read_info(drafter_path(self.name)).body
+            if not isinstance(body, Eagle3Config):
+                raise ValueError(f"drafter={self.name} is no EAGLE-3 drafter; name one whose FLOPs are to count")
+            return body
         with torch.device("meta"):  # shapes alone: the weights of a large target need not be read
             config = AutoConfig.from_pretrained(self.target_folder, local_files_only=True)
             model = AutoModelForCausalLM.from_config(config)

@@ -17,8 +17,7 @@ from rayspec.calibration.counting import partial_counts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch, roll_out
-from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.checkpoint import Drafter, load_drafter
 
 CHUNK_ROWS = 512  # whose logits are held at once
 
@@ -34,13 +33,14 @@ class DraftSettings:
 
 @torch.no_grad()
 def proposals(
-    drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, settings: DraftSettings, generator: torch.Generator
+    drafter: Drafter, target: FrozenTarget, batch: Batch, settings: DraftSettings, generator: torch.Generator
 ) -> Tensor:
     """Target ids int64 [draft_steps, N] proposed for each answer position of the batch."""
-    head, found = drafter.lm_head, []
+    found = []
     for _, rows in roll_out(drafter, target, batch, settings.draft_steps).chunks(CHUNK_ROWS):
         tokens_K = []
         for step, hidden_nH in enumerate(rows.hidden_KNH):
+            head = drafter.lm_head.at(step)
             routed = rows.route(head, step)
             if settings.temperature == 0.0:
                 tokens_K.append(head.propose(hidden_nH, step, 1, routed).token_ids_Tk.squeeze(1))
@@ -52,7 +52,7 @@ def proposals(
 
 
 @lru_cache(maxsize=1)
-def _models(target: str, drafter: str) -> tuple[FrozenTarget, Eagle3Drafter]:
+def _models(target: str, drafter: str) -> tuple[FrozenTarget, Drafter]:
     """Once in each of Ray's worker processes, which outlive a task."""
     return FrozenTarget.load(target, torch.float32), load_drafter(drafter)[0]
 

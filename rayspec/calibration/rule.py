@@ -21,10 +21,11 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """`source_kinds`: what may be counted for it."""
+    """`source_kinds`: what may be counted for it; `of_pairs`: whether it is made of pairs of neighbouring tokens."""
 
     kind: ClassVar[str]
     source_kinds: ClassVar[tuple[str, ...]] = ("raw", "target", "draft")
+    of_pairs: ClassVar[bool] = False
 
     @property
     def drafter_name(self) -> str | None:
@@ -39,5 +40,5 @@ class Rule(ABC):
         """Raise ValueError, before anything is counted, for an option that does not fit the vocabulary."""
 
     @abstractmethod
-    def make(self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
-        """Apply the rule to counts int64 [V]."""
+    def make(self, counts_V: Any, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
+        """Apply the rule to counts int64 [V], or to PairCounts where it is `of_pairs`."""

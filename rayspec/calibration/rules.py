@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rayspec.calibration.bcl import Bcl
+from rayspec.calibration.bigram import Bigram
 from rayspec.calibration.clusters import Contiguous, KMeans
 from rayspec.calibration.rule import Rule
 from rayspec.calibration.truncation import FrSpec, VocabTrim
@@ -13,4 +14,5 @@ RULES: dict[str, type[Rule]] = {
     "bcl": Bcl,
     "kmeans": KMeans,
     "contiguous": Contiguous,
+    "bigram": Bigram,
 }

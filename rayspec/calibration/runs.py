@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from rayspec.calibration.artifacts import write_artifacts
 from rayspec.calibration.bcl import Bcl
 from rayspec.calibration.config import NamedRule
-from rayspec.calibration.counting import add_up, batches
+from rayspec.calibration.counting import PairCounts, add_up, add_up_pairs, batches
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, png, utility_figure
 from rayspec.calibration.prepare import Prepared
@@ -45,15 +45,20 @@ def calibrate_all(prepared: Prepared, command: str) -> dict[str, dict[str, float
             todo.append((calibration, drafter))
     if not todo:
         return results
-    counts, held_out = count_all(prepared)
+    counts, pairs, held_out = count_all(prepared, todo=[calibration for calibration, _ in todo])
     for calibration, drafter in todo:
-        results[calibration.name] = figures = _calibrate(prepared, calibration, drafter, counts, held_out, command)
+        counted = pairs[calibration.source] if calibration.parsed.of_pairs else None
+        figures = _calibrate(prepared, calibration, drafter, counts, counted, held_out, command)
+        results[calibration.name] = figures
         print(f"{calibration.name}: {', '.join(f'{k} {v:.6g}' for k, v in figures.items())}", flush=True)
     return results
 
 
-def count_all(prepared: Prepared) -> tuple[dict[str, Tensor], Tensor | None]:
-    """(counts int64 [V] of every source, those of the held-out answers where there are any), on Ray."""
+def count_all(
+    prepared: Prepared, todo: Sequence[NamedRule]
+) -> tuple[dict[str, Tensor], dict[str, PairCounts], Tensor | None]:
+    """(counts int64 [V] of every source, pairs of those of which a rule needs them, counts of the held-out answers
+    where there are any), on Ray."""
     import ray
 
     from rayspec.farm.actor import cluster
@@ -65,7 +70,11 @@ def count_all(prepared: Prepared) -> tuple[dict[str, Tensor], Tensor | None]:
     with cluster(config.ray.address):
         blocks = config.ray.blocks or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
         counts = {name: add_up(batches(s.counts(prepared.context, blocks)), V, name) for name, s in sources.items()}
-    return counts, counts.pop(HELD_OUT, None)
+        pairs = {
+            name: add_up_pairs(batches(sources[name].pair_counts(prepared.context, blocks)), V, name)
+            for name in dict.fromkeys(c.source for c in todo if c.parsed.of_pairs)
+        }
+    return counts, pairs, counts.pop(HELD_OUT, None)
 
 
 def _calibrate(
@@ -73,20 +82,21 @@ def _calibrate(
     calibration: NamedRule,
     drafter: ReferenceDrafter,
     counts: Mapping[str, Tensor],
+    pairs: PairCounts | None,
     held_out_V: Tensor | None,
     command: str,
 ) -> dict[str, float]:
     """Apply one rule, write its folder, record it; its figures."""
     counts_V, rule = counts[calibration.source], calibration.parsed
     with _run(prepared, calibration, command) as run:
-        made = rule.make(counts_V, prepared.vocabulary, drafter)
+        made = rule.make(counts_V if pairs is None else pairs, prepared.vocabulary, drafter)
         figures = {"tokens_counted": float(counts_V.sum()), **made.figures}
         if held_out_V is not None and "ids" in made.tensors:
             figures["held_out_coverage"] = float(coverage(held_out_V, made.tensors["ids"])[-1])
         tags = provenance()
         description: dict[str, Any] = {
             "name": calibration.name,
-            "kind": "ids" if "ids" in made.tensors else "clusters",
+            "kind": "ids" if "ids" in made.tensors else "clusters" if pairs is None else "pairs",
             **prepared.identity(calibration, drafter),
             "held_out": prepared.held_out_description,
             "figures": figures,
@@ -116,7 +126,7 @@ def _pictures(
     ranked = {name: rank(c, prepared.vocabulary) for name, c in counts.items()}
     if "cluster_of" in made.tensors:
         pictures["cluster_sizes.png"] = png(cluster_sizes_figure(made.tensors["cluster_of"], counts_V))
-    elif held_out_V is not None:
+    elif held_out_V is not None and "ids" in made.tensors:
         curves = {name: coverage(held_out_V, ids) for name, ids in ranked.items()}
         pictures["coverage.png"] = png(coverage_figure(curves, calibration.source, len(made.tensors["ids"])))
     if isinstance(rule, Bcl):

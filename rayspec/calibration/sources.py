@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.answers import INDEX, AnswerSet, read_answers
 from rayspec.training.frozen_target import target_sha256
@@ -55,7 +56,12 @@ class Source(ABC):
 
     @abstractmethod
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        """Partial counts (rayspec.calibration.counting), worked on in about `blocks` parts."""
+        """Partial counts of tokens (rayspec.calibration.counting), worked on in about `blocks` parts."""
+
+    def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        """Partial counts of neighbouring pairs within a document; rules that need them name the sources that have
+        them."""
+        raise NotImplementedError(f"sources of kind {self.kind!r} have no pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +77,14 @@ class RawText(Source):
         return describe_texts(self.documents, context.corpus)
 
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        from rayspec.calibration.texts import text_counts
+        from rayspec.calibration.texts import counter_of, text_counts
 
-        return text_counts(self.documents, context.corpus, context.tokenizer, blocks)
+        return text_counts(self.documents, context.corpus, counter_of(context.tokenizer), blocks)
+
+    def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        from rayspec.calibration.texts import pair_counter_of, text_counts
+
+        return text_counts(self.documents, context.corpus, pair_counter_of(context.tokenizer), blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +118,24 @@ class TargetAnswers(Source):
         return self.read(context).provenance()
 
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        import pyarrow as pa
-        import ray.data
-
-        from rayspec.calibration.counting import partial_counts
-
         answers = self.read(context)
-        ids = answers.token_ids_NL[answers.loss_mask_NL].long().numpy()
-        parts = np.array_split(ids, max(1, min(blocks, len(ids))))
-        dataset = ray.data.from_arrow([pa.table({"id": part}) for part in parts])
-        return dataset.map_batches(lambda batch: partial_counts(batch["id"]), batch_size=None, batch_format="numpy")
+        return _counts_of(answers.token_ids_NL[answers.loss_mask_NL].long().numpy(), blocks)
+
+    def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
+        """Of every answer token and the token before it, which for the first is the prompt's last."""
+        answers = self.read(context)
+        mask_NL = answers.loss_mask_NL[:, 1:]
+        first, second = (ids[mask_NL].numpy() for ids in (answers.token_ids_NL[:, :-1], answers.token_ids_NL[:, 1:]))
+        return _counts_of(pair_ids(first, second), blocks)
+
+
+def _counts_of(ids: np.ndarray, blocks: int) -> ray.data.Dataset:
+    import pyarrow as pa
+    import ray.data
+
+    parts = np.array_split(ids, max(1, min(blocks, len(ids))))
+    dataset = ray.data.from_arrow([pa.table({"id": part}) for part in parts])
+    return dataset.map_batches(lambda batch: partial_counts(batch["id"]), batch_size=None, batch_format="numpy")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import ray.data
 from tokenizers import Tokenizer
 
-from rayspec.calibration.counting import partial_counts
+from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.training.corpus import held_out_documents, training_documents
 from rayspec.training.sources import CorpusConfig, Document
 
@@ -50,8 +50,8 @@ def describe_texts(documents: str, corpus: CorpusConfig) -> dict[str, Any]:
     )
 
 
-def text_counts(documents: str, corpus: CorpusConfig, tokenizer: Tokenizer, blocks: int) -> ray.data.Dataset:
-    """Partial counts of the documents' tokens. Paths must exist on every node of the cluster."""
+def text_counts(documents: str, corpus: CorpusConfig, count: Callable[[Batch], Batch], blocks: int) -> ray.data.Dataset:
+    """Partial counts of the documents by `count`. Paths must exist on every node of the cluster."""
     path = Path(documents)
     if documents in CORPUS:
         texts = [d.text for d in corpus_documents(documents, corpus)]
@@ -61,7 +61,7 @@ def text_counts(documents: str, corpus: CorpusConfig, tokenizer: Tokenizer, bloc
         dataset = ray.data.read_binary_files(files, override_num_blocks=min(blocks, len(files)))
     else:
         dataset = ray.data.read_json(str(path), override_num_blocks=blocks).select_columns(["text"])
-    return dataset.map_batches(counter_of(tokenizer), batch_size=BATCH, batch_format="numpy")
+    return dataset.map_batches(count, batch_size=BATCH, batch_format="numpy")
 
 
 def counter_of(tokenizer: Tokenizer) -> Callable[[Batch], Batch]:
@@ -71,14 +71,28 @@ def counter_of(tokenizer: Tokenizer) -> Callable[[Batch], Batch]:
     """
 
     def count(batch: Batch) -> Batch:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a task; Ray starts as many as there are
-        texts = [b.decode() for b in batch["bytes"]] if "bytes" in batch else list(batch["text"])
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("sources.*.documents: a line of the JSONL file has no text; give each one {'text': '...'}")
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return partial_counts(np.concatenate([np.asarray(e.ids, dtype=np.int64) for e in encodings]))
+        return partial_counts(np.concatenate(_documents(batch, tokenizer)))
 
     return count
+
+
+def pair_counter_of(tokenizer: Tokenizer) -> Callable[[Batch], Batch]:
+    """As `counter_of`, for neighbouring pairs; none goes from one document to the next."""
+
+    def count(batch: Batch) -> Batch:
+        return partial_counts(np.concatenate([pair_ids(ids[:-1], ids[1:]) for ids in _documents(batch, tokenizer)]))
+
+    return count
+
+
+def _documents(batch: Batch, tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Token ids int64 of each document."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a task; Ray starts as many as there are
+    texts = [b.decode() for b in batch["bytes"]] if "bytes" in batch else list(batch["text"])
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("sources.*.documents: a line of the JSONL file has no text; give each one {'text': '...'}")
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.asarray(e.ids, dtype=np.int64) for e in encodings]
 
 
 def _text_files(folder: Path) -> list[Path]:

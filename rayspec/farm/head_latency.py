@@ -8,6 +8,7 @@ from torch.utils.benchmark import Timer
 
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
 
 ROUNDS = 7
 MIN_ROUND_S = 0.05
@@ -36,15 +37,16 @@ def head_latencies(
 
 STATEMENT = """
 for step in range(draft_steps):
-    head.best(hidden_TH, step, head.route(hidden_TH, hidden_TH, step))
+    own = head.at(step)
+    own.best(hidden_TH, step, own.route(hidden_TH, hidden_TH, step))
 """
 
 
 def _timer(
-    head: DraftHead, rows: int, draft_steps: int, dtype: torch.dtype, device: torch.device, threads: int
+    head: DraftHead | PositionHeads, rows: int, draft_steps: int, dtype: torch.dtype, device: torch.device, threads: int
 ) -> Timer:
     generator = torch.Generator().manual_seed(0)
-    hidden_TH = torch.randn(rows, head.config.hidden_size, generator=generator).to(device, dtype)
+    hidden_TH = torch.randn(rows, head.at(0).config.hidden_size, generator=generator).to(device, dtype)
     variables = {"head": head, "hidden_TH": hidden_TH, "draft_steps": draft_steps}
     return Timer(STATEMENT, globals=variables, num_threads=threads)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch, roll_out
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.heads.base import NO_TOKEN
 
 
@@ -39,7 +39,7 @@ class Acceptance:
 
 @torch.no_grad()
 def measure(
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     target: FrozenTarget,
     answers: AnswerSet,
     *,
@@ -94,7 +94,7 @@ def measure(
 
 
 def _rollout(
-    drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
+    drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(draft == answer token, bool [K, N]; sums over rows of sum_v min(p, q) and of the tokens scored, [K] each)."""
     all_rows = roll_out(drafter, target, batch, num_steps)
@@ -104,12 +104,13 @@ def _rollout(
     for rows, chunk in all_rows.chunks(chunk_rows):
         p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
         for i, hidden_nH in enumerate(chunk.hidden_KNH):
-            routed = chunk.route(drafter.lm_head, i)
-            drafts = drafter.lm_head.propose(hidden_nH, i, 1, routed).token_ids_Tk.squeeze(1)
+            head = drafter.lm_head.at(i)
+            routed = chunk.route(head, i)
+            drafts = head.propose(hidden_nH, i, 1, routed).token_ids_Tk.squeeze(1)
             match_KN[i, rows] = drafts == next_ids_N[rows]
-            q_nS, ids = drafter.lm_head.distribution(hidden_nH, i, routed)
+            q_nS, ids = head.distribution(hidden_nH, i, routed)
             p_nS = p_nV if ids is None else p_nV[:, ids] if ids.dim() == 1 else p_nV.gather(1, ids)
             overlap_K[i] += torch.minimum(p_nS, q_nS).sum()
-            scored_nS = drafter.lm_head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2
+            scored_nS = head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2
             support_K[i] += scored_nS.sum()
     return match_KN, overlap_K, support_K

@@ -1,15 +1,15 @@
-"""Train one draft head with its EAGLE-3 body, and export it.
+"""Train one drafter with its head, and export it.
 
-recipe.py says how, ttt.py is one batch's loss, acceptance.py measures, train_state.py survives a kill, and this file
-is the loop that calls them. Nothing here knows one kind of head from another.
+recipe.py says how, origin.py makes the drafter of step 0, ttt.py is one batch's loss, acceptance.py measures, trees.py
+chooses what is verified, train_state.py survives a kill, and this file is the loop that calls them. Nothing here knows
+one kind of drafter or head from another.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rayspec.calibration.artifacts import load_artifacts
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
 from rayspec.training.answers import AnswerSet
@@ -26,81 +25,16 @@ from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.drafter_log import DrafterLog
 from rayspec.training.drafter_report import report_files
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.recipe import Recipe, init_body
+from rayspec.training.origin import Origin, new_drafter, origin_of
+from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
+from rayspec.training.tree_acceptance import measure_tree
+from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter, weights_sha256
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.heads import head_config, head_from_target
+from sglang_ext.drafters.checkpoint import Drafter, save_drafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
-
-@dataclass(frozen=True)
-class Origin:
-    """What a head is made of besides the target: calibration artifacts, and the drafter whose body it takes over."""
-
-    artifacts: Mapping[str, Tensor] = field(default_factory=dict)
-    base: Path | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-
-NOTHING = Origin()
-
-
-def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> Origin:
-    """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
-    base = config.base_folder(head)
-    provenance: dict[str, Any] = {}
-    artifacts: Mapping[str, Tensor] = {}
-    if base is not None:
-        provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
-    if head.artifacts is not None:
-        artifacts, provenance["calibration"] = load_artifacts(
-            head.artifacts, target.info(config.target_name), target.eos_ids
-        )
-    return Origin(artifacts, base, provenance)
-
-
-def new_drafter(
-    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
-) -> Eagle3Drafter:
-    """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
-    parameters are then frozen. Raises ValueError."""
-    if origin.base is not None:
-        return _drafter_on_base(target, head, origin)
-    probe = Batch.of(answers, torch.arange(min(8, len(answers))))
-    taps, _ = target.features(probe.ids_BT)
-    deepest = taps[probe.sequence_N, probe.position_N, -target.model.config.hidden_size :]
-    tap_rms = deepest.float().pow(2).mean().sqrt().item()
-    lm_head = head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
-    drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
-    init_body(drafter, target.final_norm_G.float(), tap_rms, recipe.seed)
-    return drafter
-
-
-def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Eagle3Drafter:
-    assert origin.base is not None, "the caller looked"
-    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
-    if info.target is not None:
-        info.target.check_served_with(target.info(), str(origin.base))
-    drafter.requires_grad_(False)
-    body, found = drafter.config, drafter.lm_head.config
-    kind, wanted = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
-    if kind is type(drafter.lm_head) and found.weight_format is None:
-        knobs = {name: getattr(wanted, name) for name in wanted.knobs}
-        if replace(found, **knobs) == wanted:  # the same head with other knobs
-            drafter.lm_head.config = wanted
-            return drafter
-    if info.head != {"kind": "full"}:
-        raise ValueError(
-            f"heads[{head.name}].base is {origin.base}, whose head is {dict(info.head)}; a base needs a full head, "
-            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
-            "not yet stored in fewer bits"
-        )
-    lm_head = head_from_target(head.draft_head, drafter.lm_head.weight.data, origin.artifacts)
-    drafter.lm_head = lm_head
-    for name, parameter in lm_head.named_parameters():
-        parameter.requires_grad_(name not in lm_head.taken_over)
-    return drafter
+TREE_TOPK = 10  # candidates of a position that a tree may take on held-out answers
 
 
 @lru_cache(maxsize=2)
@@ -121,8 +55,13 @@ def autocast(recipe: Recipe) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16)
 
 
+def training_steps(drafter: Drafter, recipe: Recipe) -> int:
+    """Draft positions that are trained: of a drafter with a head each all of them."""
+    return drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+
+
 def train_step(
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     target: FrozenTarget,
     batch: Batch,
     recipe: Recipe,
@@ -135,7 +74,7 @@ def train_step(
             drafter,
             target,
             batch,
-            num_steps=recipe.ttt_steps,
+            num_steps=training_steps(drafter, recipe),
             decay=recipe.ttt_decay,
             chunk_rows=recipe.chunk_rows,
             csra_weight=recipe.csra_weight,
@@ -170,10 +109,14 @@ def train_drafter(
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
     recipe = config.recipe
-    check_prompt_lengths(answers, recipe.ttt_steps)
-    check_prompt_lengths(held_out, config.evaluation.draft_steps)
     origin = origin_of(config, head, target)
     drafter = new_drafter(target, head, recipe, answers, origin)
+    tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
+    draft_steps = config.evaluation.draft_steps
+    if isinstance(drafter, LastHiddenDrafter):
+        draft_steps = min(draft_steps, drafter.config.positions)
+    check_prompt_lengths(answers, training_steps(drafter, recipe))
+    check_prompt_lengths(held_out, draft_steps)
     num_steps = recipe.num_steps if any(p.requires_grad for p in drafter.parameters()) else 0
     optimizers = recipe.make_optimizers(drafter)
     folder = config.work_folder / "unfinished" / head.name
@@ -181,6 +124,7 @@ def train_drafter(
         **provenance_of(config, target.sha256, answers),
         **origin.provenance,
         "draft_head": dict(head.draft_head),
+        **head.asked(),
     }
     progress = load_state(folder, fingerprint, drafter, optimizers) or Progress(fingerprint=fingerprint)
 
@@ -190,7 +134,7 @@ def train_drafter(
                 drafter,
                 target,
                 held_out,
-                num_steps=config.evaluation.draft_steps,
+                num_steps=draft_steps,
                 batch_size=recipe.batch_size,
                 chunk_rows=recipe.chunk_rows,
                 limit=limit,
@@ -225,10 +169,26 @@ def train_drafter(
             on_step(progress.step)
         bar.close()
         drafter.lm_head.quantize()
+        if isinstance(drafter, LastHiddenDrafter) and head.tree is not None:
+            with autocast(recipe):
+                drafter.draft_tree = tree or find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
         log.evaluated(acceptance)
-        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance)
+        found = _tree_figures(drafter, target, held_out, draft_steps)
+        log.tree_measured(found)
+        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
     return acceptance
+
+
+def _tree_figures(
+    drafter: Drafter, target: FrozenTarget, held_out: AnswerSet, draft_steps: int
+) -> dict[str, Any] | None:
+    """What the drafter's own tree accepts, as large as it can be; None for a drafter without one."""
+    if not isinstance(drafter, LastHiddenDrafter) or drafter.draft_tree is None:
+        return None
+    tree, topk = drafter.draft_tree, min(TREE_TOPK, drafter.lm_head.fewest_candidates(draft_steps))
+    proposer = tree.fit(draft_steps, topk, tree.most_nodes(draft_steps, topk), torch.device("cpu"))
+    return measure_tree(drafter, proposer, target, held_out, draft_steps=draft_steps).to_dict()
 
 
 def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: AnswerSet) -> dict[str, Any]:
@@ -243,21 +203,31 @@ def export(
     config: DrafterTrainConfig,
     head: NamedHead,
     origin: Origin,
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     target: FrozenTarget,
     answers: AnswerSet,
     held_out: AnswerSet,
     progress: Progress,
     acceptance: Acceptance,
+    tree: dict[str, Any] | None,
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
     folder = Path(config.output_dir) / head.name
-    provenance = {**provenance_of(config, target.sha256, answers), **origin.provenance, "commit": git_state()[0]}
+    provenance = {
+        **provenance_of(config, target.sha256, answers),
+        **origin.provenance,
+        **head.asked(),
+        "commit": git_state()[0],
+    }
     report = {
         "name": head.name,
         "draft_head": dict(head.draft_head),
         **provenance,
-        "held_out": {**held_out.provenance(), **acceptance.to_dict()},
+        "held_out": {
+            **held_out.provenance(),
+            **acceptance.to_dict(),
+            **({} if tree is None else {"tree": tree}),
+        },
         "training_seconds": round(progress.seconds, 1),
         "evaluations": progress.evaluations,
         "history": progress.history,
@@ -265,7 +235,7 @@ def export(
     save_drafter(
         folder,
         drafter,
-        target.info(config.target_name),
+        target.info(config.target_name, drafter.config.tap_layers),
         provenance,
         extras=report_files(report),
         share_with=origin.base,

@@ -6,32 +6,79 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayspec.calibration.options import entry_of
 from rayspec.home import home
 from rayspec.shipped import DEMO_TARGET, target_path
 from rayspec.training.answers import AnswersConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.sources import CorpusConfig
+from rayspec.training.tree_config import parse_tree
+from sglang_ext.drafters import DRAFTERS, drafter_class
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHead:
-    """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}.
+    """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
+    drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...}.
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
     shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
     shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
+    `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
+    drafter that is only ever served as a chain.
     """
 
     name: str
     draft_head: dict[str, Any]
     base: str | None = None
     artifacts: str | None = None
+    drafter: dict[str, Any] = field(default_factory=lambda: {"kind": "eagle3"})
+    tree: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.name or Path(self.name).name != self.name:
             raise ValueError(f"heads[].name must be a plain folder name, got {self.name!r}")
+        found = self.drafter.get("kind")
+        if found not in DRAFTERS:
+            raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(DRAFTERS)}, got {found!r}")
+        if found == "eagle3" and (self.drafter_options or self.tree is not None):
+            surplus = [*self.drafter_options, *(["tree"] if self.tree is not None else [])]
+            raise ValueError(
+                f"heads[{self.name}]: an EAGLE-3 drafter has no options and builds its tree as it drafts; leave "
+                f"{', '.join(surplus)} out"
+            )
+        try:
+            self.asked()
+        except ValueError as error:
+            raise ValueError(f"heads[{self.name}].{error}") from error
+
+    @property
+    def drafter_kind(self) -> str:
+        return self.drafter["kind"]
+
+    @property
+    def drafter_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.drafter.items() if name != "kind"}
+
+    def asked(self) -> dict[str, Any]:
+        """What provenance names besides the head, every default written out; nothing for EAGLE-3, whose checkpoints
+        never did. Raises ValueError for options that do not exist or do not fit."""
+        if self.drafter_kind == "eagle3":
+            return {}
+        kind = drafter_class(self.drafter_kind).Config
+        options = kind.from_options(self.drafter_options, dict.fromkeys(kind.of_target, 1)).options()
+        tree = None if self.tree is None else parse_tree(self.tree, "tree")
+        if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
+            raise ValueError(
+                "tree.kind slim needs all candidates before there is a path, but a hydra drafter reads the path; use "
+                "drafter.kind medusa, or tree.kind static"
+            )
+        return {
+            "drafter": {"kind": self.drafter_kind, **options},
+            "tree": None if tree is None else entry_of(tree.kind, tree),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +127,12 @@ class DrafterTrainConfig:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but heads[{frozen[0]}].base "
                 "takes over a body and freezes it; leave base out to train body and head, or set recipe.csra_weight=0"
+            )
+        others = [head.name for head in self.heads if head.drafter_kind != "eagle3"]
+        if self.recipe.csra_weight and others:
+            raise ValueError(
+                f"recipe.csra_weight={self.recipe.csra_weight} aligns the rollout steps of an EAGLE-3 body, which "
+                f"heads[{others[0]}] does not have; train it in a run of its own with recipe.csra_weight=0"
             )
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:

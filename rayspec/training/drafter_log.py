@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,12 @@ class DrafterLog:
         self.progress.history.append({"step": self.progress.step, **{k: round(v, 6) for k, v in figures.items()}})
         if self.run is not None:
             self.run.log_metrics(figures, step=self.progress.step)
+
+    def tree_measured(self, figures: Mapping[str, float] | None) -> None:
+        """What the drafter's own tree accepts of held-out answers; None for one without a tree."""
+        if self.run is not None and figures is not None:
+            named = {f"held_out.tree_{name}": float(value) for name, value in figures.items()}
+            self.run.log_metrics(named, step=self.progress.step)
 
     def evaluated(self, acceptance: Acceptance) -> None:
         entry: dict[str, Any] = {"step": self.progress.step, **acceptance.to_dict()}

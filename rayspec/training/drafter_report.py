@@ -19,10 +19,11 @@ def _figure(report: dict[str, Any]) -> bytes:
     with plt.rc_context(STYLE):
         figure, (loss, tau, accept) = panels(3, width=4.2, height=3.2)
         steps = [entry["step"] for entry in history]
-        for i in range(report["recipe"]["ttt_steps"]):
+        for i in range(sum(key.startswith("loss_step_") for key in (history or [{}])[0])):
             loss.plot(steps, [h[f"loss_step_{i}"] for h in history], color=colour(i), lw=1, label=f"draft step {i + 1}")
         loss.set(title="Cross-entropy to the target", xlabel="training step", ylabel="nats per token")
-        loss.legend(fontsize=8)
+        if history:  # a drafter that trained nothing has no curve
+            loss.legend(fontsize=8)
         steps = [entry["step"] for entry in evaluations]
         for i in range(len(evaluations[-1]["tau"])):
             label = f"{i + 1} draft steps" if i else "1 draft step"

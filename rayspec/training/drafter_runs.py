@@ -15,6 +15,7 @@ from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import cut_prompt_ids
+from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
 from sglang_ext.heads import head_config
 
@@ -48,7 +49,8 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        lines.append(f"{head.name} {dict(head.draft_head)} -> {folder}: {state}")
+        drafter = "" if head.drafter_kind == "eagle3" else f"{dict(head.drafter)} "
+        lines.append(f"{head.name} {drafter}{dict(head.draft_head)} -> {folder}: {state}")
     return lines
 
 
@@ -58,6 +60,8 @@ def _check_heads(config: DrafterTrainConfig) -> None:
     for i, head in enumerate(config.heads):
         try:
             head_config(head.draft_head, hidden_size=sizes.hidden_size, vocab_size=sizes.vocab_size)
+            if head.tree is not None:
+                parse_tree(head.tree, "tree").check_files()
         except ValueError as error:
             raise ValueError(f"heads[{head.name}]: {error}") from error
         if head.base not in [earlier.name for earlier in config.heads[:i]]:
@@ -104,6 +108,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
         "recipe": (ours.get("recipe"), config.recipe.to_dict()),
+        **{key: (ours.get(key), wanted) for key, wanted in head.asked().items()},
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }
     base = config.base_folder(head)

@@ -82,20 +82,35 @@ class FrozenTarget:
         return torch.cat([out.hidden_states[i] for i in self.taps], dim=-1), out.last_hidden_state
 
     @torch.no_grad()
+    def last_hidden(self, ids_BT: Tensor) -> Tensor:
+        """`features` without taps, which a target of few layers does not have."""
+        return self.model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
     def distribution(self, last_hidden_NG: Tensor, dtype: torch.dtype) -> Tensor:
         """P [N, V]: the target's next-token distribution at temperature 1."""
         return F.linear(last_hidden_NG, self.head_VG).to(dtype).softmax(dim=-1)
 
-    def info(self, name: str | None = None) -> TargetInfo:
-        """What a drafter's checkpoint says of its target; `name` defaults to the folder's."""
+    def info(self, name: str | None = None, tap_layers: tuple[int, ...] | None = None) -> TargetInfo:
+        """What a drafter's checkpoint says of its target; `name` defaults to the folder's, `tap_layers` to
+        EAGLE-3's."""
         config = self.model.config
         return TargetInfo(
             name=name or Path(self.folder).resolve().name,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
             tokenizer_sha256=vocabulary_sha256(self.tokenizer.get_vocab()),
-            tap_layers=self.taps,
+            tap_layers=self.taps if tap_layers is None else tap_layers,
         )
+
+    def last_hidden_sizes(self) -> dict[str, int]:
+        """The target's sizes that a drafter of its last hidden state has."""
+        c = self.model.config
+        return {
+            "hidden_size": c.hidden_size,
+            "vocab_size": c.vocab_size,
+            "max_position_embeddings": c.max_position_embeddings,
+        }
 
     def drafter_config(self, intermediate_size: int | None = None) -> Eagle3Config:
         """A drafter layer shaped like one of the target's layers (`intermediate_size`: None = the target's)."""

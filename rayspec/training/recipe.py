@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 
 OPTIMIZERS = ("adamw", "muon")
@@ -80,7 +81,7 @@ class Recipe:
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.final_lr_share + (1 - self.final_lr_share) * cosine
 
-    def make_optimizers(self, drafter: Eagle3Drafter) -> list[torch.optim.Optimizer]:
+    def make_optimizers(self, drafter: Drafter) -> list[torch.optim.Optimizer]:
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         if not trained:
             return []

@@ -21,8 +21,11 @@ from torch.nn import functional as F
 from rayspec.training.answers import AnswerSet
 from rayspec.training.csra import csra_gradient
 from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
 
 
 @dataclass(frozen=True)
@@ -83,25 +86,27 @@ def unroll(drafter: Eagle3Drafter, target: FrozenTarget, ids_BT: Tensor, taps: T
 
 
 class Rows(NamedTuple):
-    """What the head sees of each row, at every step: the input token's embedding is the same at all of them."""
+    """What the head sees of each row, at every step."""
 
     hidden_KNH: Tensor
     feature_KNH: Tensor | None  # without gradient; None for a head that does not route
-    embed_NH: Tensor
+    embed_KNH: Tensor  # of the token that a router sees
     last_hidden_NG: Tensor  # the target's, of the position before the predicted token
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Rows]]:
-        for start in range(0, len(self.embed_NH), size):
+        for start in range(0, len(self.last_hidden_NG), size):
             rows = slice(start, start + size)
             feature = None if self.feature_KNH is None else self.feature_KNH[:, rows]
-            yield rows, Rows(self.hidden_KNH[:, rows], feature, self.embed_NH[rows], self.last_hidden_NG[rows])
+            yield rows, Rows(self.hidden_KNH[:, rows], feature, self.embed_KNH[:, rows], self.last_hidden_NG[rows])
 
     def route(self, head: DraftHead, step: int) -> Tensor | None:
-        return None if self.feature_KNH is None else head.route(self.embed_NH, self.feature_KNH[step], step)
+        return None if self.feature_KNH is None else head.route(self.embed_KNH[step], self.feature_KNH[step], step)
 
 
-def roll_out(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
-    """The rows of a batch over its own rollout of `num_steps` steps."""
+def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
+    """The rows of a batch over a draft of `num_steps` steps, every step given the tokens that are really before it."""
+    if isinstance(drafter, LastHiddenDrafter):
+        return _read_last_hidden(drafter, target, batch, num_steps)
     taps, last_hidden = target.features(batch.ids_BT)
     unrolled = unroll(drafter, target, batch.ids_BT, taps, num_steps)
 
@@ -111,13 +116,34 @@ def roll_out(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_ste
     return Rows(
         gather(unrolled.hiddens),
         gather([f.detach() for f in unrolled.features]) if drafter.lm_head.routes else None,
-        target.embed(batch.ids_BT[batch.sequence_N, batch.position_N]),
+        # the input token at every step is the one before the predicted one
+        target.embed(batch.ids_BT[batch.sequence_N, batch.position_N]).expand(num_steps, -1, -1),
+        last_hidden[batch.sequence_N, batch.position_N],
+    )
+
+
+def _read_last_hidden(drafter: LastHiddenDrafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
+    """Position i predicts x_{p+1} from the hidden state of x_{p-1-i} and, where it reads the path, x_{p-i} .. x_p."""
+    last_hidden = target.last_hidden(batch.ids_BT)
+    dtype = next(drafter.parameters()).dtype
+    states, features, embeds = [], [], []
+    for i in range(num_steps):
+        feature_NH = last_hidden[batch.sequence_N, batch.position_N - 1 - i].to(dtype)
+        path_Nd = batch.position_N[:, None] + torch.arange(-i, 1)
+        path_NdH = target.embed(batch.ids_BT[batch.sequence_N[:, None], path_Nd]).to(dtype)
+        states.append(drafter.state(i, feature_NH, path_NdH if drafter.reads_path else None))
+        features.append(feature_NH)
+        embeds.append(path_NdH[:, -1 if drafter.reads_path else 0])  # what is known when the position is drafted
+    return Rows(
+        torch.stack(states),
+        torch.stack(features) if drafter.lm_head.routes else None,
+        torch.stack(embeds),
         last_hidden[batch.sequence_N, batch.position_N],
     )
 
 
 def backward_head(
-    head: DraftHead, all_rows: Rows, target: FrozenTarget, *, decay: float, chunk_rows: int
+    head: DraftHead | PositionHeads, all_rows: Rows, target: FrozenTarget, *, decay: float, chunk_rows: int
 ) -> tuple[Tensor, Tensor]:
     """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], mean loss of each step [K]).
 
@@ -132,7 +158,8 @@ def backward_head(
         p_nV = target.distribution(chunk.last_hidden_NG, dtype)
         total = hidden_KnH.new_zeros((), dtype=torch.float32)
         for i, hidden_nH in enumerate(hidden_KnH.unbind()):
-            step_loss = head.loss(hidden_nH, i, chunk.route(head, i), p_nV).sum() / N
+            own = head.at(i)
+            step_loss = own.loss(hidden_nH, i, chunk.route(own, i), p_nV).sum() / N
             loss_K[i] += step_loss.detach()
             total = total + decay**i * step_loss
         total.backward()
@@ -147,7 +174,7 @@ class BatchLoss(NamedTuple):
 
 
 def backward_batch(
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     target: FrozenTarget,
     batch: Batch,
     *,

@@ -8,6 +8,10 @@ spec_ops.py    tree, verification and cache operations of the CPU platform
 fused_ops.py   norm and rotary embedding of the CPU platform
 packing.py     projections of the CPU platform
 internals.py   every SGLang internal that we touch, by name
+algorithms.py  which speculative algorithm serves which drafter
+spec_algorithm.py      our algorithms as SGLang registers them (MEDUSA, BPD, HYDRA, SLIM)
+last_hidden_worker.py  their worker: drafts from the target's last hidden state, no draft model
+draft_worker.py        EAGLE-3's worker with a draft loop that asks the head for its candidates
 side_stream.py routing beside the drafter's layer, on a CUDA stream of its own
 step_clock.py  where the time of a step goes (CPU platform)
 swap.py        live swap of the drafter in a running scheduler

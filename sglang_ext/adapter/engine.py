@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_ext.adapter import plugin
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.algorithms import algorithm_of
 from sglang_ext.adapter.swap import STILL_RUNNING
 
 SWAP_PATIENCE_S = 5.0
@@ -44,7 +45,7 @@ def engine_arguments(
         if topk > 1 and num_draft_tokens is None:
             raise ValueError(f"topk {topk} builds a tree: num_draft_tokens must say how many nodes are verified")
         arguments |= {
-            "speculative_algorithm": "EAGLE3",
+            "speculative_algorithm": algorithm_of(drafter, topk),
             "speculative_draft_model_path": drafter,
             "speculative_num_steps": draft_steps,
             "speculative_eagle_topk": topk,

@@ -268,4 +268,59 @@ WRAPPED: tuple[Internal, ...] = (
         ("self", "positions", "embeds", "hidden_states", "forward_batch", "residual"),
         "read by sglang_ext.adapter.models.eagle3.RaySpecEagle3._before_layer",
     ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.register",
+        ("name", "supports_overlap", "validate_server_args", "spec_class"),
+        "called by sglang_ext.adapter.spec_algorithm.register_algorithms",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_registry.CustomSpecAlgo.create_worker",
+        ("self", "server_args"),
+        "sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm.create_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_registry.CustomSpecAlgo.handle_server_args",
+        ("self", "server_args"),
+        "sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm.handle_server_args",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map",
+        ("self", "device", "req_to_token_pool", "needs_cpu_seq_lens", "needs_confidence_relay"),
+        "taken over by sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm, whose base lacks it",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input",
+        ("self", "batch", "last_tokens_tensor", "future_map"),
+        "taken over by sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.need_topk",
+        ("self",),
+        "taken over by sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm, whose base lacks it",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.carries_draft_hidden_states",
+        ("self",),
+        "taken over by sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm, whose base lacks it",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
+        ("self", "batch", "pp_proxy_tensors", "grammar_barrier"),
+        "sglang_ext.adapter.last_hidden_worker.LastHiddenWorker.verify",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
+        ("self", "batch", "with_topology"),
+        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft",
+    ),
+    Internal(
+        "sglang.srt.speculative.frozen_kv_mtp_utils.select_last_extend_hidden",
+        ("batch", "hidden_states"),
+        "called by sglang_ext.adapter.last_hidden_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.draft_parallel.resolve_draft_parallel_layout",
+        ("model_spec", "collapse_cp"),
+        "called by sglang_ext.adapter.last_hidden_worker",
+    ),
 )

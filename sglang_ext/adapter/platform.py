@@ -56,6 +56,7 @@ class CpuPlatform(SRTPlatform):
         return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
 
     def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        """Asked for SGLang's own algorithms only; ours name their worker themselves."""
         if algorithm == "STANDALONE":
             return None
         from sglang_ext.adapter.step_clock import TimedEagleWorker

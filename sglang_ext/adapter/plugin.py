@@ -37,6 +37,9 @@ def register() -> None:
         raise RuntimeError(
             f"SGLANG_EXTERNAL_MODEL_PACKAGE is {present!r}, but rayspec's drafters need {MODEL_PACKAGE!r}; unset it"
         )
+    from sglang_ext.adapter.spec_algorithm import register_algorithms
+
+    register_algorithms()
     HookRegistry.register(WRAPPED[0].target, create_worker, HookType.AROUND)
     for internal in SAMPLING_WRAPPED:
         HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.AROUND)
@@ -52,19 +55,27 @@ def _is_cpu_platform(platform: Any) -> bool:
 
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
-    """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls: give it the calls of `engine.py`."""
-    from sglang.srt.managers.scheduler import Scheduler
+    """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
     from sglang.srt.speculative import eagle_worker_v2
 
     from sglang_ext.adapter.draft_worker import HeadDraftWorker
+
+    eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+    prepare_scheduler()
+    return original(algorithm, server_args)
+
+
+def prepare_scheduler() -> None:
+    """In a scheduler that speculates: check the hooks that all of our workers need, and give it the calls of
+    `engine.py`."""
+    from sglang.srt.managers.scheduler import Scheduler
+
     from sglang_ext.adapter.step_clock import write_step_clock
     from sglang_ext.adapter.swap import swap_drafter
 
     check_hooks(SAMPLING_WRAPPED)
-    eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
     Scheduler.rayspec_swap_drafter = swap_drafter
     Scheduler.rayspec_write_step_clock = write_step_clock
-    return original(algorithm, server_args)
 
 
 def check_hooks(internals: tuple[Internal, ...]) -> None:

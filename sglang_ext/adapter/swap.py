@@ -16,17 +16,14 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     Raises ValueError where the checkpoint does not fit, and RuntimeError while requests run or where the running
     draft pass is captured in graphs; the drafter is then unchanged.
     """
-    from sglang_ext.adapter.models.eagle3 import RaySpecEagle3
-
-    runner = scheduler.draft_worker.draft_worker.draft_runner
-    if not isinstance(runner.model, RaySpecEagle3):
+    worker = scheduler.draft_worker.draft_worker
+    if not hasattr(worker, "swap"):
         raise ValueError(
-            f"the running drafter is a {type(runner.model).__name__}; only rayspec drafters can be swapped live"
+            f"the running {type(worker).__name__} is none of rayspec's, whose drafters can be swapped live"
         )
-    if getattr(scheduler.draft_worker.draft_worker, "cuda_graph_runner", None) is not None:
-        raise RuntimeError("the draft loop is captured in CUDA graphs; start with --disable-cuda-graph to swap live")
+    worker.check_swappable()
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
-    runner.model.swap(info, read_tensors(info))
+    worker.swap(info, read_tensors(info))
     logger.info("drafter swapped to %s (head %s)", path, dict(info.head))

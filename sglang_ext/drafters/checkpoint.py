@@ -1,6 +1,6 @@
 """The drafter checkpoint: an HF-style folder of config.json and model.safetensors, strict in both directions.
 
-Two forms are read: our own (`architectures: [RaySpecEagle3]`, any head kind) and stock EAGLE-3
+Two forms are read: our own (`architectures: [RaySpec<Kind>]`, any drafter and head kind) and stock EAGLE-3
 (`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
 tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to a
 temporary folder that is renamed.
@@ -24,7 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 from sglang_ext.drafters.stock import (
     STOCK_ARCHITECTURE,
     from_stock,
@@ -35,8 +37,11 @@ from sglang_ext.drafters.stock import (
 )
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead, build_head
+from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.trees import build_tree
 
-ARCHITECTURE = "RaySpecEagle3"
+Drafter = Eagle3Drafter | LastHiddenDrafter
+
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 HEAD_PREFIX = "lm_head."
@@ -61,12 +66,15 @@ class SharedTensors:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """config.json, read and checked. `target` is None for a stock checkpoint, which does not name its target."""
+    """config.json, read and checked. `target` is None for a stock checkpoint, which does not name its target; `tree` is
+    None where the drafter has none of its own."""
 
     path: str
-    body: Eagle3Config
+    body: Eagle3Config | LastHiddenConfig
     head: Mapping[str, Any]
     target: TargetInfo | None
+    kind: str = "eagle3"
+    tree: Mapping[str, Any] | None = None
     shares: tuple[SharedTensors, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,10 +102,10 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     architecture = (config.get("architectures") or [None])[0]
     if architecture == STOCK_ARCHITECTURE:
         return _stock_info(config, path)
-    if architecture != ARCHITECTURE:
+    kinds = {architecture_of(kind): kind for kind in DRAFTERS}
+    if architecture not in kinds:
         raise ValueError(
-            f"{path}: architectures must be [{ARCHITECTURE}] or [{STOCK_ARCHITECTURE}], "
-            f"got {config.get('architectures')}"
+            f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
         )
     ours = config.get("rayspec") or {}
     if ours.get("format_version") != FORMAT_VERSION:
@@ -107,24 +115,25 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         )
     if "draft_head" not in config:
         raise ValueError(f"{path}: config.json has no draft_head")
-    target = TargetInfo.from_dict(ours.get("target") or {})
-    taps = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
-    if taps != list(target.tap_layers):  # SGLang reads the first, the drafter was trained on the second
-        raise ValueError(
-            f"{path}: taps {taps} in eagle_config, but rayspec.target.tap_layers is {list(target.tap_layers)}; "
-            "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
-        )
-    body = _body(config, target.hidden_size, target.tap_layers, path)
+    kind, target = kinds[architecture], TargetInfo.from_dict(ours.get("target") or {})
+    body = _body(kind, config, target.hidden_size, target.tap_layers, path)
     if body.vocab_size != target.vocab_size:
         raise ValueError(
             f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "python jobs/train.py"
         )
-    shares = tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ()))
-    provenance = {k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")}
+    if kind == "eagle3" and "draft_tree" in config:
+        raise ValueError(f"{path}: an EAGLE-3 drafter builds its tree as it drafts; take draft_tree out of config.json")
     return CheckpointInfo(
-        path=path, body=body, head=dict(config["draft_head"]), target=target, shares=shares, provenance=provenance
+        path=path,
+        body=body,
+        head=dict(config["draft_head"]),
+        target=target,
+        kind=kind,
+        tree=config.get("draft_tree"),
+        shares=tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ())),
+        provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
     )
 
 
@@ -136,7 +145,7 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "add the ids (tapped layer minus one) to config.json"
         )
     hidden = config.get("target_hidden_size", config["hidden_size"])
-    body = _body(config, hidden, tuple(i + 1 for i in taps), path)
+    body = _body("eagle3", config, hidden, tuple(i + 1 for i in taps), path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
     if not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
@@ -144,71 +153,44 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
 
-def _body(config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Eagle3Config:
-    if config.get("num_hidden_layers", 1) != 1:
-        raise ValueError(f"{path}: num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"{path}: rope_type must be 'default', got {rope['rope_type']!r}")
+def _body(kind: str, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Any:
     try:
-        return Eagle3Config(
-            hidden_size=config["hidden_size"],
-            target_hidden_size=target_hidden,
-            intermediate_size=config["intermediate_size"],
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            vocab_size=config["vocab_size"],
-            tap_layers=taps,
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
-            max_position_embeddings=config["max_position_embeddings"],
-        )
-    except KeyError as missing:
-        raise ValueError(f"{path}: config.json has no {missing}") from missing
+        return drafter_class(kind).Config.from_json(config, target_hidden, taps)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def config_json(drafter: Eagle3Drafter, target: TargetInfo, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a drafter; `provenance` holds trained_on, recipe and commit."""
-    c = drafter.config
-    return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "max_position_embeddings": c.max_position_embeddings,
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.vocab_size,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-        # SGLang counts the layer whose output it takes, we the layer whose input it is
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": [i - 1 for i in c.tap_layers],
-        },
+    config = {
+        "architectures": [architecture_of(drafter.kind)],
+        **drafter.config.to_json(),
         "draft_head": drafter.lm_head.spec(),
-        "rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance},
     }
+    if isinstance(drafter, LastHiddenDrafter) and drafter.draft_tree is not None:
+        config["draft_tree"] = drafter.draft_tree.spec()
+    return config | {"rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance}}
 
 
-def empty_drafter(info: CheckpointInfo) -> Eagle3Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head."""
-    return Eagle3Drafter(info.body, empty_head(info))
-
-
-def empty_head(info: CheckpointInfo) -> DraftHead:
-    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+def empty_drafter(info: CheckpointInfo) -> Drafter:
+    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head or
+    tree."""
+    if info.tree is None:
+        return drafter_class(info.kind)(info.body, empty_head(info))
+    head = empty_head(info)
     with naming(info):
+        tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
+        return drafter_class(info.kind)(info.body, head, tree)
+
+
+def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:
+    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+
+    def make() -> DraftHead:
         return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
+
+    with naming(info):
+        return info.body.heads(make)
 
 
 @contextmanager
@@ -321,7 +303,7 @@ def weights_sha256(file: str | Path) -> str:
 
 def load_drafter(
     path: str | Path, dtype: torch.dtype = torch.float32, stop_ids: Iterable[int] = ()
-) -> tuple[Eagle3Drafter, CheckpointInfo]:
+) -> tuple[Drafter, CheckpointInfo]:
     """Load a drafter folder strictly, on the CPU. Raises ValueError for anything missing, unknown or misshapen, for
     tensors of the head that contradict each other, and where it cannot propose one of the target's `stop_ids`."""
     info = read_info(path)
@@ -329,13 +311,20 @@ def load_drafter(
     drafter = empty_drafter(info)
     with naming(info):
         drafter.load_state_dict(tensors)
-        drafter.lm_head.check(stop_ids)
+        check_loaded(drafter, stop_ids)
     return drafter.to(dtype), info
+
+
+def check_loaded(drafter: Drafter, stop_ids: Iterable[int] = ()) -> None:
+    """Raise ValueError where loaded tensors contradict each other, or a stop token is out of reach."""
+    drafter.lm_head.check(stop_ids)
+    if isinstance(drafter, LastHiddenDrafter) and drafter.draft_tree is not None:
+        drafter.draft_tree.check()
 
 
 def save_drafter(
     path: str | Path,
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     target: TargetInfo,
     provenance: Mapping[str, Any] | None = None,
     extras: Mapping[str, bytes | str] | None = None,
@@ -364,6 +353,7 @@ def save_drafter(
         tensors: dict[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
+            assert isinstance(drafter, Eagle3Drafter), "stock.py knows EAGLE-3 alone"
             weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
             body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
             tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)

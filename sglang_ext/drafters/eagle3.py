@@ -7,7 +7,9 @@ Slot t holds the target feature of token x_t and the embedding of x_{t+1}; its o
 embedding is the target's, frozen and not part of the drafter. State-dict names are those of stock EAGLE-3 checkpoints.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,66 @@ class Eagle3Config:
                 f"hidden_size ({self.hidden_size}) must equal the target's ({self.target_hidden_size}): "
                 "the drafter uses the target's token embedding"
             )
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
+        """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
+        found = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
+        if found != list(taps):  # SGLang reads the first, the drafter was trained on the second
+            raise ValueError(
+                f"taps {found} in eagle_config, but rayspec.target.tap_layers is {list(taps)}; "
+                "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
+            )
+        if config.get("num_hidden_layers", 1) != 1:
+            raise ValueError(f"num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
+        try:
+            return cls(
+                hidden_size=config["hidden_size"],
+                target_hidden_size=target_hidden,
+                intermediate_size=config["intermediate_size"],
+                num_attention_heads=config["num_attention_heads"],
+                num_key_value_heads=config["num_key_value_heads"],
+                head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+                vocab_size=config["vocab_size"],
+                tap_layers=taps,
+                rms_norm_eps=config["rms_norm_eps"],
+                rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
+                max_position_embeddings=config["max_position_embeddings"],
+            )
+        except KeyError as missing:
+            raise ValueError(f"config.json has no {missing}") from missing
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of config.json that describe the body; inverse of `from_json`."""
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "max_position_embeddings": self.max_position_embeddings,
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": self.vocab_size,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+            # SGLang counts the layer whose output it takes, we the layer whose input it is
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers],
+            },
+        }
+
+    def heads(self, make: Callable[[], DraftHead]) -> DraftHead:
+        """The drafter's head, of whatever `make` gives: one for all draft steps."""
+        return make()
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
@@ -149,6 +211,9 @@ class Eagle3Layer(nn.Module):
 
 class Eagle3Drafter(nn.Module):
     """The drafter's body (`fc`, `midlayer`, `norm`) and its head (`lm_head`)."""
+
+    kind: ClassVar[str] = "eagle3"
+    Config: ClassVar[type[Eagle3Config]] = Eagle3Config
 
     def __init__(self, config: Eagle3Config, head: DraftHead) -> None:
         super().__init__()

@@ -162,6 +162,10 @@ class DraftHead(nn.Module, ABC):
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
 
+    def at(self, step: int) -> Self:
+        """The head of a draft position: this one, for all of them."""
+        return self
+
     def spec(self) -> dict[str, Any]:
         """The `draft_head` entry of this head: {kind, options}."""
         return {"kind": self.kind, **self.config.options()}

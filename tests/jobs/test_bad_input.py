@@ -18,6 +18,7 @@ from rayspec.shipped import ASSETS
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
+MEDUSA = "name: a, drafter: {kind: medusa}, draft_head: {kind: full}"
 SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the message
     "sweep": [
         ("concurency=[1]", "unknown key 'concurency'", "concurrency"),
@@ -73,6 +74,11 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("heads=[{name: a, draft_head: {kind: slimspec, rank: 0}}]", "draft_head.rank must be in 1.."),
         ("heads=[{name: a, draft_head: {kind: full, rank: 8}}]", "no option 'rank'"),
         ("heads=[{name: a, base: nothing, draft_head: {kind: full}}]", "heads[a].base is 'nothing'", "train it first"),
+        ("heads=[{name: a, drafter: {kind: medusa, heads: 4}, draft_head: {kind: full}}]", "no option 'heads'"),
+        ("heads=[{name: a, drafter: {kind: meduza}, draft_head: {kind: full}}]", "'meduza'", "medusa, hydra"),
+        ("heads=[{name: a, tree: {kind: static}, draft_head: {kind: full}}]", "heads[a]", "leave tree out"),
+        (f"heads=[{{{MEDUSA}, tree: {{kind: static, file: none.json}}}}]", "heads[a]", "no tree in none.json"),
+        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: frspec-4096}}}}]", "bigram=frspec-4096", "rule bigram"),
         ("recipe.num_steps=0", "recipe.num_steps must be at least 1"),
         ("recipe.optimizer=sgd", "recipe.optimizer must be one of", "'sgd'"),
         ("recipe.warmup_steps=99999", "recipe.warmup_steps must be in 0.."),
@@ -84,6 +90,7 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("calibrations=[{name: a, source: target, rule: {kind: frspec, top_k: 8}}]", "source must be of kind raw"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspek}}]", "frspek", "frspec"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 0}}]", "top_k", "0"),
+        ("calibrations=[{name: a, source: raw, rule: {kind: bigram, size: 3}}]", "has no option 'size'"),
         ("sources.raw.documents=none", "documents", "none"),
         ("ray.blocks=0", "ray.blocks must be at least 1"),
     ],

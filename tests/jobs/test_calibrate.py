@@ -1,6 +1,7 @@
 """The calibration job from the command line: real Ray Data on a small corpus, a real MLflow store."""
 
 import gzip
+import itertools
 import json
 import os
 import runpy
@@ -15,7 +16,7 @@ import torch
 from mlflow import MlflowClient
 from torch import Tensor
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.calibration.artifacts import BIGRAM, load_artifacts
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.calibration.drafts import DraftSettings, proposals
 from rayspec.calibration.prepare import describe, prepare
@@ -29,6 +30,7 @@ from rayspec.training.ttt import Batch
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "calibrate").glob("*.yaml"))
@@ -77,6 +79,8 @@ calibrations:
   - {{name: bcl, source: target, rule: {{kind: bcl, search: tpe, drafter: "{folder / "mine"}"}}}}
   - {{name: clusters, source: target, rule: {{kind: kmeans, clusters: 16, max_size: 1.5, pinned: 4}}}}
   - {{name: groups, source: raw, rule: {{kind: contiguous, clusters: 4}}}}
+  - {{name: pairs, source: target, rule: {{kind: bigram}}}}
+  - {{name: pairs-raw, source: lines, rule: {{kind: bigram}}}}
 """
     )
     return folder
@@ -110,7 +114,7 @@ def test_every_config_loads(file: Path) -> None:
 def test_plan_names_everything_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "other_home"))
     text = "\n".join(describe(prepare(load_config(CalibrationConfig, place / "config.yaml", ["output_dir=nowhere"]))))
-    assert text.count("to make") == 7
+    assert text.count("to make") == 9
     assert "source draft (sha256 " in text
     assert "held out: " in text
     assert not (place / "other_home").exists()
@@ -136,6 +140,28 @@ def test_pipeline_counts_what_a_plain_loop_counts(
         assert provenance["figures"]["tokens_counted"] == len(ids)
 
 
+def test_pairs_are_those_within_a_document(
+    done: Path, place: Path, text_folder: Path, tiny_target: FrozenTarget
+) -> None:
+    answers = read_answers(place / "work" / "answers")
+    of_answers: Counter[tuple[int, int]] = Counter()
+    for ids, prompt, length in zip(answers.token_ids_NL, answers.prompt_length_N, answers.length_N, strict=True):
+        of_answers.update(itertools.pairwise(ids[int(prompt) - 1 : int(length)].tolist()))
+    of_texts: Counter[tuple[int, int]] = Counter()
+    for file in text_folder.iterdir():
+        of_texts.update(itertools.pairwise(tiny_target.tokenizer.encode(file.read_text())))
+    for name, expected in (("pairs", of_answers), ("pairs-raw", of_texts)):
+        tensors, provenance = load_artifacts(done / name, tiny_target.info(), tiny_target.eos_ids)
+        indptr, found = tensors["bigram_indptr"], {}
+        for x in range(len(tiny_target.head_VG)):
+            row = slice(int(indptr[x]), int(indptr[x + 1]))
+            ids, counts = tensors["bigram_ids"][row].tolist(), tensors["bigram_counts"][row].tolist()
+            found.update({(x, y): count for y, count in zip(ids, counts, strict=True)})
+        assert found == dict(expected), name
+        assert provenance["figures"]["pairs"] == len(expected)
+        SlimTree.with_counts(SlimOptions(pairs=len(expected)), *(tensors[key] for key in BIGRAM)).correlations()
+
+
 def test_artifacts_are_what_the_rules_say_and_suit_the_heads(
     done: Path, place: Path, tiny_target: FrozenTarget
 ) -> None:
@@ -143,7 +169,7 @@ def test_artifacts_are_what_the_rules_say_and_suit_the_heads(
     held_out = read_answers(place / "work" / "held_out")
     held_out_V = torch.tensor(counted(held_out.token_ids_NL[held_out.loss_mask_NL].tolist(), V))
     loaded: dict[str, dict[str, Tensor]] = {}
-    for folder in sorted(done.iterdir()):
+    for folder in sorted(folder for folder in done.iterdir() if not folder.name.startswith("pairs")):
         tensors, provenance = load_artifacts(folder, tiny_target.info(), stop_ids)
         loaded[folder.name] = dict(tensors)
         assert provenance["target"]["name"] == tiny_target.info().name
@@ -190,7 +216,7 @@ def test_what_is_made_stays_and_what_differs_is_refused(
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "home"))
     stamps = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
     prepared = prepare(load_config(CalibrationConfig, place / "config.yaml"))
-    assert "\n".join(describe(prepared)).count("already made") == 7
+    assert "\n".join(describe(prepared)).count("already made") == 9
     assert set(calibrate_all(prepared, "test").values()) == {None}
     assert stamps == {path: path.stat().st_mtime_ns for path in done.rglob("*")}
 

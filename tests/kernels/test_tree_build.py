@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from rayspec_kernels.tree_build.reference import DraftTree, build_chain_reference, build_tree_reference
+from rayspec_kernels.tree_build.reference import (
+    DraftTree,
+    build_chain_reference,
+    build_tree_reference,
+    full_mask_reference,
+    link_tree_reference,
+)
 
 
 def random_draft(seed: int, topk: int, steps: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,3 +106,28 @@ def test_a_candidate_without_its_parent_stays_unlinked() -> None:
     tree = build_tree_reference(torch.tensor([[-1, 0, 1]]), torch.tensor([[1, 2]]), topk=2)
     assert tree.first_child_BN.tolist() == [[1, -1, -1]]
     assert tree.next_sibling_BN.tolist() == [[-1, -1, -1]]
+
+
+def test_any_tree_is_linked_from_its_parents() -> None:
+    """By hand: 1 and 4 under the root, 2 and 3 under 1, 5 under 4; 6 belongs to nothing."""
+    tree = link_tree_reference(torch.tensor([[-1, 0, 1, 1, 0, 4, -1]]))
+    assert tree.depth_BN[0, :6].tolist() == [0, 1, 2, 2, 1, 2]
+    assert tree.first_child_BN.tolist() == [[1, 2, -1, -1, 5, -1, -1]]
+    assert tree.next_sibling_BN.tolist() == [[-1, 4, 3, -1, -1, -1, -1]]
+    seen = [row.nonzero().squeeze(1).tolist() for row in tree.mask_BNN[0]]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4], [0, 4, 5], [0, 6]]
+
+
+@pytest.mark.parametrize("lengths", [[4], [3, 0, 7]], ids=["one", "ragged_with_an_empty_prefix"])
+@pytest.mark.parametrize("surplus", [0, 11])
+def test_full_masks_lie_one_after_the_other(lengths: list[int], surplus: int) -> None:
+    B, N = len(lengths), 5
+    mask_BNN = torch.rand(B, N, N, generator=torch.Generator().manual_seed(0)) < 0.5
+    expected = [
+        torch.cat([torch.ones(N, n, dtype=torch.bool), m], dim=1).flatten()
+        for n, m in zip(lengths, mask_BNN, strict=True)
+    ]
+    flat = torch.cat([*expected, torch.ones(surplus, dtype=torch.bool)])
+    out = torch.zeros(len(flat), dtype=torch.bool)
+    full_mask_reference(mask_BNN, torch.tensor(lengths), out)
+    assert torch.equal(out, flat)

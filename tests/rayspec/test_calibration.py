@@ -97,7 +97,10 @@ def test_the_whole_vocabulary_is_the_full_head() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"kind": "frspek"}, r"x.rule.kind must be one of frspec, vocabtrim, bcl, kmeans, contiguous, got 'frspek'"),
+        (
+            {"kind": "frspek"},
+            r"x.rule.kind must be one of frspec, vocabtrim, bcl, kmeans, contiguous, bigram, got 'frspek'",
+        ),
         ({"kind": "frspec", "top_p": 0.5}, r"x.rule of kind 'frspec' has no option 'top_p'; its options: top_k"),
         ({"kind": "frspec", "top_k": "many"}, r"x.rule.top_k: Value 'many'"),
         ({"kind": "frspec"}, r"x.rule.top_k"),

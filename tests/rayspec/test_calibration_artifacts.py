@@ -64,7 +64,7 @@ def test_written_is_read_and_suits_the_heads(folder: Path) -> None:
         ("cluster_of", torch.zeros(8, dtype=torch.int64), "no partition into 1..M"),
         ("cluster_of", (CLUSTER_OF + 1).clamp(max=2), r"the stop tokens \[1, 4\] are not in the pinned cluster 0"),
         ("counts", -COUNTS, "counts must not be negative"),
-        ("counts", None, "it needs counts, and ids or cluster_of"),
+        ("counts", None, "it needs counts, and ids, cluster_of or"),
         ("extra", COUNTS, "unknown tensors extra"),
     ],
 )
@@ -134,3 +134,32 @@ def test_a_failed_write_leaves_what_was_there(folder: Path, monkeypatch: pytest.
         write_artifacts(folder, {"ids": IDS, "counts": COUNTS}, description(), {})
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert [p.name for p in folder.parent.iterdir()] == ["toy"]
+
+
+PAIRS = {  # 0 was followed by 1 and 3, and 7 by 0
+    "bigram_indptr": torch.tensor([0, 2, 2, 2, 2, 2, 2, 2, 3]),
+    "bigram_ids": torch.tensor([1, 3, 0]),
+    "bigram_counts": torch.tensor([4, 1, 2]),
+}
+
+
+def test_pairs_are_a_calibration_too(tmp_path: Path) -> None:
+    write_artifacts(tmp_path / "toy", {**PAIRS, "counts": COUNTS}, description(kind="pairs"), {})
+    tensors, _ = load_artifacts(tmp_path / "toy", TARGET, [1, 4])
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in PAIRS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("bigram_ids", torch.tensor([3, 1, 0]), "bigram_ids must ascend within each row"),
+        ("bigram_ids", torch.tensor([1, 3]), "must have an entry a pair each, got 2 and 3"),
+        ("bigram_counts", torch.tensor([4, 0, 2]), "bigram_counts must be at least 1"),
+        ("bigram_indptr", torch.arange(8), "bigram_indptr must have an entry a token and one more"),
+        ("bigram_indptr", torch.tensor([0, 2, 2, 2, 2, 2, 2, 2, 4]), "must ascend from 0 to 3"),
+    ],
+)
+def test_contradictory_pairs_are_refused(tmp_path: Path, name: str, tensor: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_artifacts(tmp_path / "toy", {**PAIRS, name: tensor, "counts": COUNTS}, description(kind="pairs"), {})
+    assert not list(tmp_path.iterdir())

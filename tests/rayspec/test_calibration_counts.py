@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from rayspec.calibration import counting
 from rayspec.calibration.config import CalibrationConfig
-from rayspec.calibration.counting import add_up, partial_counts
+from rayspec.calibration.counting import add_up, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.drafts import DraftSettings, answer_columns, answer_rows, proposals
 from rayspec.calibration.sources import Context, DraftTokens, RawText, TargetAnswers
 from rayspec.calibration.texts import counter_of
@@ -68,6 +69,27 @@ def test_parts_add_up_whatever_the_split() -> None:
     counts_V = add_up([joined, *parts[3:], partial_counts(ids[:0])], 60, "toy")
     assert counts_V.dtype == torch.int64
     assert counts_V.tolist() == np.bincount(ids, minlength=60).tolist()
+
+
+@pytest.mark.parametrize("at_once", [1, 10**9], ids=["merged_often", "merged_once"])
+def test_parts_of_pairs_add_up(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "PENDING_PAIRS", at_once)
+    ids = np.random.default_rng(0).integers(0, 30, 2000)
+    keys = pair_ids(ids[:-1], ids[1:])
+    found = add_up_pairs([partial_counts(part) for part in np.array_split(keys, 9)], 40, "toy")
+    dense_VV = np.zeros((40, 40), dtype=int)
+    np.add.at(dense_VV, (ids[:-1], ids[1:]), 1)
+    assert found.indptr.tolist() == [0, *(dense_VV > 0).sum(axis=1).cumsum()]
+    assert found.ids_P.tolist() == dense_VV.nonzero()[1].tolist()
+    assert found.counts_P.tolist() == dense_VV[dense_VV > 0].tolist()
+    assert found.second_V.tolist() == dense_VV.sum(axis=0).tolist()
+
+
+def test_pairs_must_be_of_the_targets_tokens_and_not_none() -> None:
+    with pytest.raises(ValueError, match=r"sources.toy holds token 60, but the target has 60 tokens"):
+        add_up_pairs([partial_counts(pair_ids(np.array([3]), np.array([60])))], 60, "toy")
+    with pytest.raises(ValueError, match=r"sources.toy holds no pair"):
+        add_up_pairs([], 60, "toy")
 
 
 def test_counts_must_be_of_the_targets_tokens_and_not_none() -> None:

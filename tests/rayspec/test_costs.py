@@ -10,7 +10,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rayspec.costs import DecoderCost, StepShape, cost_metrics, drafter_cost, mbsu, step_flops, target_cost
 from rayspec.shipped import ASSETS
-from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters import drafter_class
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.heads import head_from_target
+from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths
 
 V = 128_256
 LLAMA_3B = 3_212_749_824  # parameters of Llama-3.2-3B, tied
@@ -84,6 +88,32 @@ def test_drafter_flops_are_those_that_pytorch_counts(name: str, rows: int) -> No
     assert counted_flops(lambda: drafter.lm_head.best(embed[0], 0)) == rows * cost.head_flops
     expected = sum(p.numel() for p in drafter.parameters())
     assert cost.params == expected
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("shared_head", [True, False])
+def test_last_hidden_flops_are_those_that_pytorch_counts(kind: str, shared_head: bool, tmp_path: Path) -> None:
+    V, H = 80, 16
+    cls = drafter_class(kind)
+    config = cls.Config(hidden_size=H, vocab_size=V, positions=3, shared_head=shared_head)
+    head = config.heads(lambda: head_from_target({"kind": "slimspec", "rank": 4}, torch.randn(V, H)))
+    paths = [(0,), (1,), (2,), (0, 0), (1, 0), (0, 1), (0, 0, 0), (1, 0, 0)]
+    target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=())
+    drafter = cls(config, head, StaticTree(paths))
+    save_drafter(tmp_path / "d", drafter, target)
+    cost = drafter_cost(str(tmp_path / "d"))
+    assert cost.params == sum(p.numel() for p in drafter.parameters())
+    embedding, hidden = torch.randn(V, H), torch.randn(1, H)
+    for shape, nodes in (
+        (StepShape(draft_steps=2, num_draft_tokens=3), chain_paths(2)),
+        (StepShape(draft_steps=3, topk=3, num_draft_tokens=9), paths),
+        (StepShape(draft_steps=3, topk=2, num_draft_tokens=5), ((0,), (1,), (0, 0), (1, 0))),  # of two levels
+    ):
+        proposer = StaticProposer(nodes, torch.device("cpu"))
+        drafted = counted_flops(
+            lambda p=proposer: p.propose(drafter, hidden, torch.tensor([3]), lambda i: embedding[i])
+        )
+        assert drafted == cost.drafting(shape, keys=100), shape
 
 
 def test_a_step_is_the_sum_of_its_passes() -> None:

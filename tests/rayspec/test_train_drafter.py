@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from rayspec.training import ttt
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
-from rayspec.training.drafter import batch_indices, new_drafter, provenance_of, train_drafter, train_step
+from rayspec.training.drafter import batch_indices, provenance_of, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import Batch, backward_batch, roll_out, unroll
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -157,7 +158,7 @@ def test_a_row_holds_what_literal_drafting_gives_the_head(tiny_target: FrozenTar
             literal = literal_draft(drafter, tiny_target, batch.ids_BT[b], taps[b], p - 1 - i, i + 1)[i]
             torch.testing.assert_close(rows.hidden_KNH[i, n], literal.hidden_H, rtol=1e-5, atol=2e-5)
             torch.testing.assert_close(rows.feature_KNH[i, n], literal.feature_H, rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(rows.embed_NH[n], literal.embed_H)
+            torch.testing.assert_close(rows.embed_KNH[i, n], literal.embed_H)
 
 
 def test_taps_are_the_inputs_of_their_layers(tiny_target: FrozenTarget) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
 from rayspec.training.ttt import unroll
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
 PROMPT = PROMPTS[1]
 NEW_TOKENS = 3  # from the prompt, from the first round, and from the second where no draft of the first was accepted
@@ -56,7 +57,7 @@ def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, reques
 
 
 def draft_p_value(
-    toy: Toy, drafter: Eagle3Drafter, run: Rounds, sampling: Mapping[str, Any], drafted_at: float | None = None
+    toy: Toy, drafter: Drafter, run: Rounds, sampling: Mapping[str, Any], drafted_at: float | None = None
 ) -> float:
     """Of the first round, whose first draft comes from the prompt's pass, and of the first draft of the second round,
     which comes from the pass after a verification.
@@ -96,10 +97,33 @@ def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, np.ndarray]:
     return ids_RT, taps, (last_hidden @ toy.target.head_VG.T).double().numpy()
 
 
+def _given(
+    toy: Toy, drafter: Drafter, ids_RT: Tensor, taps: Tensor, last: int, steps: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What the head of each draft position is given where the root is token `last`: its hidden state, and the feature
+    and the embedding that a router sees."""
+    if isinstance(drafter, LastHiddenDrafter):
+        before_RH = toy.target.last_hidden(ids_RT)[:, last - 1]
+        path_RdH = toy.target.embed(ids_RT[:, last : last + steps])
+        return [
+            (
+                drafter.state(step, before_RH, path_RdH[:, : step + 1]),
+                before_RH,
+                path_RdH[:, step if drafter.reads_path else 0],
+            )
+            for step in range(steps)
+        ]
+    unrolled = unroll(drafter, toy.target, ids_RT, taps, steps)
+    return [
+        (unrolled.hiddens[s][:, last - 1], unrolled.features[s][:, last - 1], toy.target.embed(ids_RT[:, last + s]))
+        for s in range(steps)
+    ]
+
+
 @torch.no_grad()
 def _laws(
     toy: Toy,
-    drafter: Eagle3Drafter,
+    drafter: Drafter,
     free: int,
     verified: int,
     sampling: Mapping[str, Any],
@@ -108,14 +132,14 @@ def _laws(
     """p and q [R, K, V] of the tokens after PROMPT and its first 1 + `verified` tokens, given the tokens before."""
     ids_RT, taps, logits_RTV = _target_part(toy, free)
     last, K = len(PROMPT) + verified, free - verified
-    unrolled = unroll(drafter, toy.target, ids_RT, taps, K)
+    given = _given(toy, drafter, ids_RT, taps, last, K)
     temperature_R1 = torch.full((len(ids_RT), 1), drafted_at or sampling.get("temperature", 1.0))
     filters = {name: value for name, value in sampling.items() if name != "temperature"}
     q = []
     for step in range(K):
-        hidden_RH, feature_RH = (states[step][:, last - 1] for states in unrolled)
-        routed = drafter.lm_head.route(toy.target.embed(ids_RT[:, last + step]), feature_RH, step)
-        q_RS, ids = drafter.lm_head.distribution(hidden_RH, step, routed, temperature_R1)
+        head, (hidden_RH, feature_RH, embed_RH) = drafter.lm_head.at(step), given[step]
+        routed = head.route(embed_RH, feature_RH, step)
+        q_RS, ids = head.distribution(hidden_RH, step, routed, temperature_R1)
         ids_RS = (torch.arange(V) if ids is None else ids).expand_as(q_RS)
         q_RV = torch.zeros(len(q_RS), V).scatter_add_(1, ids_RS, q_RS).double().numpy()
         with np.errstate(divide="ignore"):

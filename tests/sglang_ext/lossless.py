@@ -1,6 +1,7 @@
 """What must hold of every speculative engine, whatever its tree and head."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 from engines import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
@@ -9,16 +10,24 @@ from sglang_ext.adapter.engine import swap_drafter
 
 
 def check_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> list[dict[str, Any]]:
-    """Eight requests together (ragged acceptance, chunked prefill), then one at a time on a warm prefix cache; with
-    the reduced heads only some of them, for time."""
-    swap_drafter(engine, str(DRAFTERS[kind]))
+    """`check_greedy_identity_of` a shipped drafter; with the reduced heads only some prompts alone, for time."""
+    alone = len(prompts) if kind in ("full", "slimspec") else 12
+    return check_greedy_identity_of(engine, DRAFTERS[kind], prompts, oracle, alone)
+
+
+def check_greedy_identity_of(
+    engine: Any, drafter: Path, prompts: list[Ids], oracle: Oracle, alone: int
+) -> list[dict[str, Any]]:
+    """Eight requests together (ragged acceptance, chunked prefill), then `alone` one at a time on a warm prefix
+    cache."""
+    swap_drafter(engine, str(drafter))
     together = generate(engine, prompts)
     assert output_ids(together) == oracle.answers
-    cached, alone_prompts = 0, prompts if kind in ("full", "slimspec") else prompts[:12]
+    cached, alone_prompts = 0, prompts[:alone]
     for prompt, answer in zip(alone_prompts, oracle.answers, strict=False):
-        alone = generate(engine, [prompt])[0]
-        assert alone["output_ids"] == answer
-        cached += alone["meta_info"]["cached_tokens"]
+        one = generate(engine, [prompt])[0]
+        assert one["output_ids"] == answer
+        cached += one["meta_info"]["cached_tokens"]
     assert cached > sum(map(len, alone_prompts)) // 2, "the second pass was to hit the radix cache"
     return together
 

@@ -96,7 +96,7 @@ CONFIG_FAULTS = {
     "kind": (lambda c: c["draft_head"].update(kind="slimspek"), "unknown draft_head.kind 'slimspek'; known: full"),
     "option": (lambda c: c["draft_head"].update(ranks=3), "has no option 'ranks'"),
     "rank": (lambda c: c["draft_head"].update(rank=4), "lm_head.down has shape"),
-    "architecture": (lambda c: c.update(architectures=["Other"]), r"architectures must be \[RaySpecEagle3\]"),
+    "architecture": (lambda c: c.update(architectures=["Other"]), r"architectures must be one of .*RaySpecEagle3"),
     "version": (lambda c: c["rayspec"].update(format_version=99), "format_version is 99, this release reads 1"),
     "target": (lambda c: c["rayspec"]["target"].pop("tokenizer_sha256"), r"missing \['tokenizer_sha256'\]"),
     "layers": (lambda c: c.update(num_hidden_layers=2), "num_hidden_layers must be 1"),

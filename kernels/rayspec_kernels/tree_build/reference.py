@@ -26,8 +26,7 @@ class DraftTree(NamedTuple):
 def build_tree_reference(parents_BP: Tensor, selected_BM: Tensor, topk: int) -> DraftTree:
     """Link the selected candidates. A candidate whose parent was not selected (possible only among equal scores)
     stays unlinked, so that it is never accepted."""
-    B, M = selected_BM.shape
-    N, device = M + 1, selected_BM.device
+    B = len(selected_BM)
     entry_BM = selected_BM // topk
     from_root_BM = entry_BM == 0
     if parents_BP.shape[1]:
@@ -37,8 +36,15 @@ def build_tree_reference(parents_BP: Tensor, selected_BM: Tensor, topk: int) -> 
     is_parent_BMM = parent_number_BM[:, :, None] == selected_BM[:, None, :]
     found_BM = is_parent_BMM.any(dim=2)
     parent_BM = torch.where(from_root_BM, 0, torch.where(found_BM, is_parent_BMM.int().argmax(dim=2) + 1, -1))
-    parent_BN = torch.cat([parent_BM.new_full((B, 1), -1), parent_BM], dim=1)
+    return link_tree_reference(torch.cat([parent_BM.new_full((B, 1), -1), parent_BM], dim=1))
 
+
+def link_tree_reference(parent_BN: Tensor) -> DraftTree:
+    """Any tree, from the number of each node's parent: node 0 is the root, parents precede their children. A node
+    other than the root with parent -1 is linked to nothing, so that it is never accepted; it sees itself and the root.
+    """
+    B, N = parent_BN.shape
+    device = parent_BN.device
     mask_BNN = torch.eye(N, dtype=torch.bool, device=device).expand(B, N, N).clone()
     mask_BNN[:, :, 0] = True  # every node sees the root
     depth_BN = torch.ones(B, N, dtype=torch.int64, device=device)
@@ -66,6 +72,23 @@ def build_tree_reference(parents_BP: Tensor, selected_BM: Tensor, topk: int) -> 
         first_child_BN.masked_fill(first_child_BN == none, -1),
         next_sibling_BN.masked_fill(next_sibling_BN == none, -1),
     )
+
+
+def full_mask_reference(mask_BNN: Tensor, prefix_B: Tensor, out: Tensor) -> None:
+    """Write the masks in the layout of SGLang's FULL_MASK: of each request in turn [N, prefix + N], in which every node
+    sees the whole prefix. Without any look at values.
+
+    Args:
+        prefix_B: int64, length of each request's context before the tree.
+        out: bool, one-dimensional; at least as long as all of them together, the rest is set to True.
+    """
+    N = mask_BNN.shape[1]
+    width_B = prefix_B + N
+    first_B = N * (width_B.cumsum(0) - width_B)
+    node_N = torch.arange(N, device=mask_BNN.device)
+    place_BNN = (first_B + prefix_B)[:, None, None] + node_N[:, None] * width_B[:, None, None] + node_N
+    out.fill_(True)
+    out[place_BNN.flatten()] = mask_BNN.flatten()
 
 
 def build_chain_reference(batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:

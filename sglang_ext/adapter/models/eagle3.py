@@ -219,6 +219,11 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
+        if info.kind != self.info.kind:
+            raise ValueError(
+                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
+                f"{self.info.kind} has; restart"
+            )
         check_target(info)
         if info.body != self.info.body:
             raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")

@@ -1,0 +1,129 @@
+"""The drafter that training starts from: made from the target, or from another drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayspec.calibration.artifacts import load_artifacts
+from rayspec.training.answers import AnswerSet
+from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import Recipe, init_body
+from rayspec.training.ttt import Batch
+from sglang_ext.drafters import drafter_class
+from sglang_ext.drafters.checkpoint import WEIGHTS, Drafter, load_drafter, weights_sha256
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.heads import DraftHead, head_config, head_from_target
+from sglang_ext.heads.by_position import PositionHeads
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a drafter is made of besides the target: calibration artifacts, and the drafter whose body it takes over."""
+
+    artifacts: Mapping[str, Tensor] = field(default_factory=dict)
+    base: Path | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+NOTHING = Origin()
+
+
+def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> Origin:
+    """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
+    base = config.base_folder(head)
+    provenance: dict[str, Any] = {}
+    artifacts: Mapping[str, Tensor] = {}
+    if base is not None:
+        provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
+    if head.artifacts is not None:
+        artifacts, provenance["calibration"] = load_artifacts(
+            head.artifacts, target.info(config.target_name, ()), target.eos_ids
+        )
+    return Origin(artifacts, base, provenance)
+
+
+def new_drafter(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
+) -> Drafter:
+    """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
+    parameters are then frozen. Raises ValueError."""
+    if origin.base is not None:
+        return _drafter_on_base(target, head, origin)
+    if head.drafter_kind != "eagle3":
+        return _new_last_hidden(target, head, origin)
+    probe = Batch.of(answers, torch.arange(min(8, len(answers))))
+    taps, _ = target.features(probe.ids_BT)
+    deepest = taps[probe.sequence_N, probe.position_N, -target.model.config.hidden_size :]
+    tap_rms = deepest.float().pow(2).mean().sqrt().item()
+    lm_head = head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
+    drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
+    init_body(drafter, target.final_norm_G.float(), tap_rms, recipe.seed)
+    return drafter
+
+
+def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> LastHiddenDrafter:
+    cls = drafter_class(head.drafter_kind)
+    config = cls.Config.from_options(head.drafter_options, target.last_hidden_sizes())
+
+    def make() -> DraftHead:
+        return head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
+
+    return cls(config, config.heads(make))
+
+
+def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Drafter:
+    assert origin.base is not None, "the caller looked"
+    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
+    if info.target is not None:
+        info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), str(origin.base))
+    if info.kind != head.drafter_kind:
+        raise ValueError(
+            f"heads[{head.name}].base is {origin.base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
+            "both must be the same"
+        )
+    if isinstance(drafter, LastHiddenDrafter):
+        asked = type(drafter.config).from_options(head.drafter_options, target.last_hidden_sizes())
+        if asked.options() != drafter.config.options():
+            raise ValueError(
+                f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "
+                f"{asked.options()}; leave those options as they are there"
+            )
+        drafter.draft_tree = None
+    drafter.requires_grad_(False)
+
+    def on_base(found: DraftHead) -> DraftHead:
+        return _head_on_base(found, dict(info.head), head, origin)
+
+    if isinstance(drafter.lm_head, PositionHeads):
+        drafter.lm_head = PositionHeads([on_base(found) for found in drafter.lm_head])
+    else:
+        drafter.lm_head = on_base(drafter.lm_head)
+    return drafter
+
+
+def _head_on_base(found: DraftHead, found_spec: Mapping[str, Any], head: NamedHead, origin: Origin) -> DraftHead:
+    config = found.config
+    kind, wanted = head_config(head.draft_head, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    if kind is type(found) and config.weight_format is None:
+        knobs = {name: getattr(wanted, name) for name in wanted.knobs}
+        if replace(config, **knobs) == wanted:  # the same head with other knobs
+            found.config = wanted
+            return found
+    if found_spec != {"kind": "full"}:
+        raise ValueError(
+            f"heads[{head.name}].base is {origin.base}, whose head is {dict(found_spec)}; a base needs a full head, "
+            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
+            "not yet stored in fewer bits"
+        )
+    lm_head = head_from_target(head.draft_head, found.get_parameter("weight").data, origin.artifacts)
+    for name, parameter in lm_head.named_parameters():
+        parameter.requires_grad_(name not in lm_head.taken_over)
+    return lm_head

@@ -1,0 +1,100 @@
+"""How the tree of a drafter is made: an entry `tree: {kind: ..., options}` of jobs/train.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rayspec.calibration.artifacts import BIGRAM, load_artifacts
+from rayspec.calibration.options import parse
+from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.trees.slim import SlimOptions
+from sglang_ext.trees.static import read_paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticTreeConfig:
+    """A tree of one shape: from a JSON `file` of rank paths, or the `nodes` (with the root) that are expected to be
+    accepted longest, by the accuracies of the `topk` best candidates of every position along `sequences` of the
+    target's greedy answers."""
+
+    kind: ClassVar[str] = "static"
+
+    nodes: int = 64
+    topk: int = 10
+    sequences: int = 64
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 2), ("topk", 1), ("sequences", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def check_files(self) -> None:
+        """Raise ValueError for a file that is not there or holds no tree."""
+        if self.file is not None:
+            read_paths(self.file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimTreeConfig:
+    """SLiM's tree (sglang_ext.trees.slim says what the options are). `bigram`: the calibration with the counted pairs,
+    a shipped name or a folder; None only without correlation."""
+
+    kind: ClassVar[str] = "slim"
+
+    bigram: str | None = None
+    hypotheses: int = 20
+    correlation: bool = True
+    unseen: str = "one"
+    smoothing: float = 0.01
+    length_bonus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.correlation != (self.bigram is not None):
+            raise ValueError(
+                f"correlation is {self.correlation} and bigram {self.bigram}; name the calibration of the pairs, or "
+                "set correlation: false and leave bigram out"
+            )
+        self.options(pairs=int(self.correlation))
+
+    def check_files(self) -> None:
+        """Raise ValueError for a calibration that is not there or holds no pairs."""
+        if self.bigram is not None:
+            read_bigram(self.bigram)
+
+    def options(self, pairs: int) -> SlimOptions:
+        """Raises ValueError for a value that does not fit."""
+        return SlimOptions(
+            hypotheses=self.hypotheses,
+            correlation=self.correlation,
+            unseen=self.unseen,
+            smoothing=self.smoothing,
+            length_bonus=self.length_bonus,
+            pairs=pairs,
+        )
+
+
+def read_bigram(calibration: str, target: TargetInfo | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(indptr, ids, counts) of a calibration: a shipped name or a folder. Raises ValueError where there is none, where
+    it holds no pairs, or for one of another target."""
+    tensors, description = load_artifacts(calibration, target)
+    if not set(BIGRAM) <= set(tensors):
+        raise ValueError(
+            f"bigram={calibration} holds {', '.join(sorted(tensors))}, but no pairs (rule {description.get('rule')}); "
+            "make them with python jobs/calibrate.py and the rule bigram"
+        )
+    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    return indptr, ids_P, counts_P
+
+
+TreeConfig = StaticTreeConfig | SlimTreeConfig
+TREE_CONFIGS: dict[str, type[TreeConfig]] = {"static": StaticTreeConfig, "slim": SlimTreeConfig}
+
+
+def parse_tree(entry: Mapping[str, Any], path: str) -> TreeConfig:
+    """The checked config of a `tree` entry. Raises ValueError, which names the setting by its `path`."""
+    return parse(TREE_CONFIGS, entry, path)

@@ -1,0 +1,76 @@
+"""The tree of a trained drafter, by what its candidates are worth.
+
+K = draft positions, N = answer positions, k = candidates of a draft position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rayspec.training.answers import AnswerSet
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import Recipe
+from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram
+from rayspec.training.ttt import Batch, roll_out
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.trees import CandidateTree
+from sglang_ext.trees.slim import SlimTree
+from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
+
+
+def given_tree(entry: Mapping[str, Any], target: FrozenTarget) -> CandidateTree | None:
+    """The tree that a `tree` entry asks for; None where it is to be found by what a trained drafter gets right. Raises
+    ValueError for a file or calibration that is not there or does not fit."""
+    config = parse_tree(entry, "tree")
+    if isinstance(config, SlimTreeConfig):
+        return slim_tree(config, target)
+    return None if config.file is None else StaticTree(read_paths(config.file))
+
+
+def find_tree(
+    entry: Mapping[str, Any], drafter: LastHiddenDrafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
+) -> StaticTree:
+    """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
+    config = parse_tree(entry, "tree")
+    assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
+    accuracy = rank_accuracy(drafter, target, answers, topk=config.topk, sequences=config.sequences, recipe=recipe)
+    return StaticTree(greedy_paths(accuracy, config.nodes - 1))
+
+
+def slim_tree(config: SlimTreeConfig, target: FrozenTarget) -> SlimTree:
+    if config.bigram is None:
+        return SlimTree(config.options(pairs=0), len(target.head_VG))
+    indptr, ids_P, counts_P = read_bigram(config.bigram, target.info(tap_layers=()))
+    return SlimTree.with_counts(config.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
+
+
+@torch.no_grad()
+def rank_accuracy(
+    drafter: LastHiddenDrafter,
+    target: FrozenTarget,
+    answers: AnswerSet,
+    *,
+    topk: int,
+    sequences: int,
+    recipe: Recipe,
+) -> list[list[float]]:
+    """[position][rank]: how often the candidate of this rank is the answer's token, along greedy answers, each
+    position given the tokens that are really before it."""
+    greedy = (answers.temperature_N == 0).nonzero().squeeze(1)[:sequences]
+    if not len(greedy):
+        raise ValueError(f"the answers {answers.name} hold no greedy sequence to choose a tree by; set greedy_share")
+    positions = drafter.config.positions
+    right_Kk, rows = torch.zeros(positions, topk, dtype=torch.float64), 0
+    for indices in greedy.split(recipe.batch_size):
+        batch = Batch.of(answers, indices)
+        rows += len(batch.position_N)
+        next_ids_N1 = batch.next_ids_N[:, None]
+        for chunk_rows, chunk in roll_out(drafter, target, batch, positions).chunks(recipe.chunk_rows):
+            for i, hidden_nH in enumerate(chunk.hidden_KNH):
+                head = drafter.lm_head.at(i)
+                ids_nk = head.propose(hidden_nH, i, topk, chunk.route(head, i)).token_ids_Tk
+                right_Kk[i] += (ids_nk == next_ids_N1[chunk_rows]).sum(dim=0)
+    return (right_Kk / rows).tolist()

@@ -1,0 +1,56 @@
+"""Which speculative algorithm of SGLang serves a drafter; those of ours are a drafter kind with a tree. Imports nothing
+of SGLang."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from sglang_ext.drafters.checkpoint import CheckpointInfo, read_info
+
+
+class Serves(NamedTuple):
+    """What a checkpoint must be for an algorithm. `tree` None: a chain of the best, whatever tree it has."""
+
+    drafters: tuple[str, ...]
+    tree: str | None
+
+
+ALGORITHMS: dict[str, Serves] = {
+    "BPD": Serves(("medusa",), None),
+    "MEDUSA": Serves(("medusa",), "static"),
+    "HYDRA": Serves(("hydra",), "static"),
+    "SLIM": Serves(("medusa",), "slim"),
+}
+
+
+def algorithm_of(drafter: str | Path, topk: int) -> str:
+    """The speculative algorithm that serves a drafter: a folder, or a Hugging Face name, which is a stock EAGLE-3
+    drafter. Raises ValueError for a folder that cannot be read."""
+    if not Path(drafter).is_dir():
+        return "EAGLE3"
+    info = read_info(drafter)
+    if info.kind == "eagle3":
+        return "EAGLE3"
+    tree = "static" if info.tree is None else info.tree.get("kind")
+    fitting = [name for name, serves in ALGORITHMS.items() if info.kind in serves.drafters]
+    if topk == 1:  # of the medusa kind: BPD comes first
+        return fitting[0]
+    found = next((name for name in fitting if ALGORITHMS[name].tree == tree), None)
+    if found is None:
+        raise ValueError(f"drafter {drafter}: no algorithm serves draft_tree.kind {tree!r} of a {info.kind} drafter")
+    return found
+
+
+def checked_info(path: str, algorithm: str) -> CheckpointInfo:
+    """The config of a drafter for an algorithm of ours. Raises ValueError where it is for another one."""
+    info, serves = read_info(path), ALGORITHMS[algorithm]
+    if info.kind not in serves.drafters:
+        raise ValueError(
+            f"--speculative-algorithm {algorithm} serves drafters of kind {' or '.join(serves.drafters)}, but {path} "
+            f"is of kind {info.kind}; use {algorithm_of(path, topk=0)}, or another drafter"
+        )
+    if serves.tree is not None and info.tree is not None and info.tree.get("kind") != serves.tree:
+        raise ValueError(
+            f"--speculative-algorithm {algorithm} serves trees of kind {serves.tree}, but that of {path} is of kind "
+            f"{info.tree.get('kind')}; use {algorithm_of(path, topk=0)}, or another drafter"
+        )
+    return info

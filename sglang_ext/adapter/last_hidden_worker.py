@@ -1,0 +1,254 @@
+"""The worker of drafters that read the target's last hidden state: SGLang's EAGLE worker without a draft model.
+
+Between two steps a request carries one hidden state, that of its last verified token before the root; all drafting is
+done from it at the start of the next step. So there is no draft cache, no draft pass and no extend: the "extends" below
+select rows. Verification, sampling and cache moves are SGLang's own, as for EAGLE's trees.
+B = requests, N = verified nodes of a request, H = hidden size, V = vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
+from sglang.srt.runtime_context import get_device, get_spec
+from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
+from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
+from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
+from torch import Tensor
+
+from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
+from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.adapter.sampling import draw_drafts
+from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.step_clock import CLOCK, TimedEagleWorker
+from sglang_ext.drafters.checkpoint import (
+    CheckpointInfo,
+    check_loaded,
+    check_tensors,
+    empty_drafter,
+    naming,
+    read_tensors,
+)
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.heads import DraftHead
+from sglang_ext.trees import Draft, Proposer
+from sglang_ext.trees.base import Picked, most_likely
+from sglang_ext.trees.static import StaticProposer, chain_paths
+
+
+class TreeVerifyInput(EagleVerifyInput):
+    """A tree without a fixed number of children a node."""
+
+    @property
+    def tree_topk(self) -> int:
+        return 1 if self.topk == 1 else -1
+
+    @property
+    def max_tree_depth(self) -> int:
+        """Nodes of the longest path."""
+        return min(self.spec_steps + 1, self.draft_token_num)
+
+
+class LastHiddenDraftWorker(EagleDraftWorkerBase):
+    """Drafter and tree, with no model runner of their own."""
+
+    draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self.target_worker = target_worker
+        self.device = get_device().device
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
+        self.parallel_layout = resolve_draft_parallel_layout(
+            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
+        )
+        # SGLang asks the draft runner for the width of the hidden state: the target's
+        self.draft_runner = target_worker.model_runner
+        info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
+        self._host(info, read_tensors(info))
+
+    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
+        drafter = empty_drafter(info)
+        assert isinstance(drafter, LastHiddenDrafter), "checked_info"
+        assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
+        info.target.check_served_with(served_target(()), info.path)
+        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        with naming(info):
+            drafter.load_state_dict(tensors)
+            check_loaded(drafter, served_stop_ids())
+            proposer = self._proposer(drafter)
+        drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
+        if not has_accelerator():
+            drafter.lm_head.pack()
+        self.info, self.drafter, self.proposer = info, drafter, proposer
+
+    def _proposer(self, drafter: LastHiddenDrafter) -> Proposer:
+        """The drafter's tree at this engine's size. Raises ValueError where it does not fit."""
+        steps, topk, nodes = self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens
+        if steps > drafter.config.positions:
+            raise ValueError(
+                f"it drafts {drafter.config.positions} positions, but --speculative-num-steps is {steps}; lower it"
+            )
+        fewest = drafter.lm_head.fewest_candidates(steps)
+        if fewest < topk:
+            raise ValueError(
+                f"its head may score as few as {fewest} tokens, which cannot serve --speculative-eagle-topk {topk}; "
+                "lower it, or use a head with more candidates"
+            )
+        if topk == 1:
+            return StaticProposer(chain_paths(steps), self.device)
+        if drafter.draft_tree is None:
+            raise ValueError("it has no draft_tree; give it one, or serve it as a chain: --speculative-eagle-topk 1")
+        return drafter.draft_tree.fit(steps, topk, nodes, self.device)
+
+    def check_swappable(self) -> None:
+        """Drafting is never captured in graphs."""
+
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
+        if not any(info.kind in serves.drafters for serves in ALGORITHMS.values()):
+            raise ValueError(
+                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
+                f"{self.info.kind} has; restart"
+            )
+        self._host(info, tensors)
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        pass
+
+    def init_attention_backends(self) -> None:
+        pass
+
+    def init_cuda_graphs(self) -> None:
+        pass
+
+    def draft_extend(self) -> None:
+        pass
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self.target_worker.model_runner.model.get_input_embeddings()(ids)
+
+    @torch.no_grad()
+    def draft(self, batch: Any) -> EagleVerifyInput:
+        if batch.forward_mode.is_idle():
+            return EagleVerifyInput.create_idle_input(
+                self.topk, self.speculative_num_steps, self.speculative_num_draft_tokens, self.device
+            )
+        draft_input, info = batch.spec_info, batch.sampling_info
+        laws: list[Tensor] = []
+
+        def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
+            with CLOCK.head():
+                if not draws:
+                    return most_likely(head, state_TH, step, k, routed)
+                law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+            law_BV, ids_B1, _ = draw_drafts(law_BV, info, batch.seq_lens + step, step)
+            laws.append(law_BV)
+            return Picked(ids_B1, None)
+
+        draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
+        draft = self.proposer.propose(
+            self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
+        )
+        if draft.num_nodes_B is not None and not has_accelerator():
+            draft = _without_padding(draft)
+        return self._verify_input(batch, draft, torch.stack(laws, dim=1) if laws else None)
+
+    def _verify_input(self, batch: Any, draft: Draft, law_BKV: Tensor | None) -> EagleVerifyInput:
+        B, N = draft.tokens_BN.shape
+        tree = draft.links
+        return TreeVerifyInput(
+            draft_token=draft.tokens_BN.flatten(),
+            custom_mask=self._mask(batch, tree),
+            positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
+            retrieve_index=torch.arange(B * N, device=self.device).view(B, N),
+            retrieve_next_token=tree.first_child_BN,
+            retrieve_next_sibling=tree.next_sibling_BN,
+            retrieve_cum_len=None,
+            spec_steps=self.speculative_num_steps,
+            topk=self.topk,
+            draft_token_num=N,
+            capture_hidden_mode=None,
+            seq_lens_sum=None,
+            seq_lens_cpu=None,
+            draft_probs=law_BKV,
+        )
+
+    def _mask(self, batch: Any, tree: DraftTree) -> Tensor:
+        """In the layout of the target's attention: [N, N] of each request, or [N, length + N] with all True before."""
+        B, N, _ = tree.mask_BNN.shape
+        backend = self.target_worker.model_runner.attn_backend
+        verify_mask = backend.verify_mask
+        mode = TreeMaskMode.FULL_MASK if verify_mask is None else verify_mask.mode
+        buffer = verify_mask.buffer if verify_mask is not None and verify_mask.fits(B) else None
+        if mode == TreeMaskMode.QLEN_ONLY:
+            if buffer is None:
+                return tree.mask_BNN.flatten()
+            buffer[: B * N * N] = tree.mask_BNN.flatten()
+            return buffer
+        if mode != TreeMaskMode.FULL_MASK:
+            raise ValueError(
+                f"the attention backend {type(backend).__name__} takes tree masks as {mode.name}, which rayspec's "
+                "algorithms do not write; choose another --attention-backend"
+            )
+        if buffer is None:
+            longest = batch.seq_lens_sum if batch.seq_lens_sum is not None else B * backend.max_context_len
+            buffer = torch.empty(N * (longest + B * N), dtype=torch.bool, device=self.device)
+        full_mask_reference(tree.mask_BNN, batch.seq_lens.long(), buffer)
+        return buffer
+
+    def _draft_extend_for_prefill(
+        self, batch: Any, target_hidden: Tensor, next_token_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> EagleDraftInput:
+        hidden_BH = target_hidden if batch.forward_mode.is_idle() else select_last_extend_hidden(batch, target_hidden)
+        draft_input = EagleDraftInput(bonus_tokens=next_token_ids)
+        self._carry(draft_input, hidden_BH)
+        return draft_input
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **kwargs: Any) -> None:
+        """The accepted path is at the front of each request's nodes by now."""
+        first_B = torch.arange(len(batch.seq_lens), device=self.device) * batch_result.speculative_num_draft_tokens
+        last_B = first_B + batch_result.accept_lens.long() - 1
+        self._carry(batch_result.next_draft_input, batch_result.logits_output.hidden_states[last_B])
+
+    def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
+        """What goes to the next step. SGLang relays and merges the other two fields of every request."""
+        B = len(hidden_BH)
+        draft_input.hidden_states = hidden_BH
+        draft_input.topk_p = torch.zeros(B, self.topk, device=self.device)
+        draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
+
+
+def _without_padding(draft: Draft) -> Draft:
+    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
+    one width, and this looks at values."""
+    assert draft.num_nodes_B is not None, "the caller looked"
+    most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
+    mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
+    links = DraftTree(
+        mask_BNN[:, :most, :most], depth_BN[:, :most], first_child_BN[:, :most], next_sibling_BN[:, :most]
+    )
+    return Draft(draft.tokens_BN[:, :most], links, draft.num_nodes_B)
+
+
+class LastHiddenWorker(TimedEagleWorker):
+    """EAGLE's step with the draft worker of this module."""
+
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
+        return super().verify(batch, *args, **kwargs)
+
+    @property
+    def last_shared_read_runner(self) -> Any:
+        return self._target_worker.model_runner
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (self._target_worker.model_runner.attn_backend,)

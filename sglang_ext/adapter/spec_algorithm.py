@@ -1,0 +1,113 @@
+"""Our speculative algorithms as SGLang registers them: `--speculative-algorithm MEDUSA` and the others.
+
+They draft from the target's last hidden state alone (sglang_ext.drafters.last_hidden) and verify as EAGLE does; what
+exactly is drafted says the checkpoint.
+"""
+
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
+from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.trees import build_tree
+
+DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
+
+
+class LastHiddenAlgorithm(CustomSpecAlgo):
+    """EAGLE's place in SGLang (verification, relay of hidden states between steps), with a drafter of ours.
+
+    SGLang 0.5.23 calls the next four methods of every algorithm, but `CustomSpecAlgo` lacks them.
+    """
+
+    need_topk = SpeculativeAlgorithm.need_topk
+    carries_draft_hidden_states = SpeculativeAlgorithm.carries_draft_hidden_states
+    create_future_map = SpeculativeAlgorithm.create_future_map
+    build_disagg_draft_input = SpeculativeAlgorithm.build_disagg_draft_input
+
+    def is_eagle(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return True
+
+    def has_draft_kv(self) -> bool:
+        return False
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Fill in what the user left open from the checkpoint. Raises ValueError for what cannot be served."""
+        path = server_args.speculative_draft_model_path
+        if path is None:
+            raise ValueError(f"--speculative-algorithm {self.name} needs a drafter: --speculative-draft-model-path")
+        info = checked_info(path, self.name)
+        body = info.body
+        assert isinstance(body, LastHiddenConfig), "checked"
+        if ALGORITHMS[self.name].tree is None:
+            if server_args.speculative_eagle_topk not in (None, 1):
+                raise ValueError(
+                    f"--speculative-algorithm {self.name} drafts a chain; leave --speculative-eagle-topk out"
+                )
+            server_args.speculative_eagle_topk = 1
+        if server_args.speculative_eagle_topk is None:
+            server_args.speculative_eagle_topk = DEFAULT_TOPK
+        refused = {
+            "--speculative-adaptive": server_args.speculative_adaptive,
+            "--pp-size above 1": server_args.pp_size > 1,
+            "--enable-dp-attention": server_args.enable_dp_attention,
+            "--page-size above 1": (server_args.page_size or 1) > 1,
+            "--speculative-use-rejection-sampling with a tree": (
+                server_args.speculative_use_rejection_sampling and server_args.speculative_eagle_topk != 1
+            ),
+        }
+        for option, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"--speculative-algorithm {self.name} does not offer {option}; leave it out")
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = 48  # SGLang's own default under speculation
+        if server_args.speculative_num_steps is None:
+            server_args.speculative_num_steps = body.positions
+        steps = server_args.speculative_num_steps
+        if not 1 <= steps <= body.positions:
+            raise ValueError(
+                f"--speculative-num-steps must be in 1..{body.positions} (the positions that drafter {path} was made "
+                f"for), got {steps}"
+            )
+        if server_args.speculative_eagle_topk == 1:
+            server_args.speculative_num_draft_tokens = steps + 1
+        elif server_args.speculative_num_draft_tokens is None:
+            server_args.speculative_num_draft_tokens = min(
+                DEFAULT_NODES, most_nodes(info, steps, server_args.speculative_eagle_topk)
+            )
+
+    def create_worker(self, server_args: Any) -> Any:
+        from sglang.srt.speculative import eagle_worker_v2
+
+        from sglang_ext.adapter.last_hidden_worker import LastHiddenDraftWorker, LastHiddenWorker
+        from sglang_ext.adapter.plugin import prepare_scheduler
+
+        prepare_scheduler()
+        eagle_worker_v2.EagleDraftWorker = LastHiddenDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+        return LastHiddenWorker
+
+
+def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
+    """Nodes that the drafter's tree can have, with the root. Raises ValueError for a drafter without a tree."""
+    if info.tree is None:
+        raise ValueError(
+            f"drafter {info.path} has no draft_tree; give it one with python jobs/train.py, or serve it as a chain: "
+            "--speculative-eagle-topk 1"
+        )
+    with naming(info):
+        return build_tree(info.tree, vocab_size=info.body.vocab_size).most_nodes(steps, topk)
+
+
+def register_algorithms() -> None:
+    """Once in every process, by the plugin."""
+    for name in ALGORITHMS:
+
+        @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=LastHiddenAlgorithm)
+        def factory(server_args: Any) -> None:
+            """`LastHiddenAlgorithm.create_worker` names the worker itself."""

@@ -1,0 +1,100 @@
+"""What a tree builder is: from a drafter's candidates to the nodes that one pass of the target verifies.
+
+B = requests, N = nodes of a request, the root included, T = rows, k = candidates, H = hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from rayspec_kernels.tree_build.reference import DraftTree
+
+if TYPE_CHECKING:
+    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+    from sglang_ext.heads import DraftHead
+
+Embed = Callable[[Tensor], Tensor]  # the target's embedding: int64 [...] -> [..., H]
+
+
+class Draft(NamedTuple):
+    """Node 0 is the root, the last verified token. Parents precede their children; siblings come best first."""
+
+    tokens_BN: Tensor  # int64
+    links: DraftTree
+    num_nodes_B: Tensor | None = None  # int64, used of the N; None for all
+
+
+class Picked(NamedTuple):
+    token_ids_Tk: Tensor  # int64
+    log_p_Tk: Tensor | None  # float32; None where nobody needs them
+
+
+class Pick(Protocol):
+    """Takes k tokens of each row from a head."""
+
+    def __call__(self, head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked: ...
+
+
+def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
+    """The k best tokens of each row, best first; a single one without its probability."""
+    if k == 1:
+        return Picked(head.best(state_TH, step, routed), None)
+    proposal = head.propose(state_TH, step, k, routed)
+    return Picked(proposal.token_ids_Tk, proposal.scores_Tk - proposal.log_norm_T[:, None])
+
+
+class Proposer(ABC):
+    """A tree made to fit a number of draft steps, of candidates and of nodes."""
+
+    num_nodes: int
+
+    @abstractmethod
+    def rows_by_level(self) -> list[int]:
+        """How many nodes have children at each depth that is drafted: the rows of a path-reading drafter."""
+
+    @abstractmethod
+    def propose(
+        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+    ) -> Draft:
+        """Draft for B requests. Of fixed shape, and no look at values: a graph can capture it.
+
+        Args:
+            hidden_BH: the target's hidden state of the token before the root.
+            pick: takes tokens from the head; in a chain it may draw them.
+        """
+
+
+class CandidateTree(nn.Module, ABC):
+    """A kind of tree with its options and tensors, as a checkpoint's `draft_tree` has them."""
+
+    kind: ClassVar[str]
+    serves_paths: ClassVar[bool] = True  # whether it can draft with a drafter that reads the path
+
+    @classmethod
+    @abstractmethod
+    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
+        """From a `draft_tree` entry without its kind. Raises ValueError."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Inverse of `from_options`."""
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self.options()}
+
+    def check(self) -> None:
+        """Raise ValueError where the loaded tensors contradict each other."""
+
+    @abstractmethod
+    def most_nodes(self, draft_steps: int, topk: int) -> int:
+        """How many nodes, with the root, the tree can have within so many steps and candidates of a position."""
+
+    @abstractmethod
+    def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> Proposer:
+        """The tree cut to at most so many steps, candidates of a position and nodes. Raises ValueError where it cannot
+        fill them."""

@@ -1,0 +1,215 @@
+"""SLiM: the tree of the likeliest hypotheses, made anew at every step from Medusa's candidates and bigram correlations.
+
+score(x_1 .. x_j) = prod p(x_i | h) * prod r(x_{i-1}, x_i), x_0 the root; r(x, y) = p(x, y) / (p(x) p(y)) from counts of
+neighbouring tokens in the target's answers. The K best hypotheses of all lengths are kept, and all of their beginnings:
+r is unbounded, so that a long path can outrank them. Scores are logarithms and unnormalised on purpose.
+
+B = requests, D = draft positions, k = candidates of a position, K = hypotheses, N = nodes with the root, V =
+vocabulary, P = counted pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from rayspec_kernels.hypotheses.reference import best_hypotheses_reference, hypothesis_tree_reference
+from rayspec_kernels.tree_build.reference import link_tree_reference
+from sglang_ext.trees.base import CandidateTree, Draft, Embed, Pick, Proposer, most_likely
+
+if TYPE_CHECKING:
+    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+
+UNSEEN = ("zero", "one", "smoothed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimOptions:
+    """`hypotheses`: K. `correlation`: false takes r = 1. `unseen`: r of a pair that was not counted: zero (the formula;
+    such a path is never verified), one, or smoothed, which adds `smoothing` to the count of every pair.
+    `length_bonus`: lambda of a factor exp(lambda j) on a hypothesis of j tokens. `pairs`: counted pairs."""
+
+    hypotheses: int = 20
+    correlation: bool = True
+    unseen: str = "one"
+    smoothing: float = 0.01
+    length_bonus: float = 0.0
+    pairs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.hypotheses < 1:
+            raise ValueError(f"draft_tree.hypotheses must be at least 1, got {self.hypotheses}")
+        if self.unseen not in UNSEEN:
+            raise ValueError(f"draft_tree.unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}")
+        if self.smoothing <= 0.0:
+            raise ValueError(f"draft_tree.smoothing must be above 0, got {self.smoothing}")
+        if self.pairs < 0:
+            raise ValueError(f"draft_tree.pairs must be at least 0, got {self.pairs}")
+        if self.correlation and not self.pairs:
+            raise ValueError(
+                "draft_tree.correlation needs counted pairs; make them with python jobs/calibrate.py (rule bigram), or "
+                "set correlation: false"
+            )
+
+
+class SlimTree(CandidateTree):
+    """The counts are a CSR matrix [V, V]: row x holds how often each y followed x."""
+
+    kind: ClassVar[str] = "slim"
+    serves_paths: ClassVar[bool] = False
+    bigram_indptr: Tensor
+    bigram_ids: Tensor
+    bigram_counts: Tensor
+
+    def __init__(self, settings: SlimOptions, vocab_size: int) -> None:
+        super().__init__()
+        self.settings, self.vocab_size = settings, vocab_size
+        self.register_buffer("bigram_indptr", torch.full((vocab_size + 1,), -1, dtype=torch.int64))
+        self.register_buffer("bigram_ids", torch.full((settings.pairs,), -1, dtype=torch.int32))
+        self.register_buffer("bigram_counts", torch.full((settings.pairs,), -1, dtype=torch.int32))
+        if not settings.pairs:
+            self.bigram_indptr.zero_()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
+        known = {f.name: f.type for f in fields(SlimOptions)}
+        for name, value in options.items():
+            if name not in known:
+                raise ValueError(f"draft_tree of kind 'slim' has no option {name!r}; its options: {', '.join(known)}")
+            wanted = {"int": int, "bool": bool, "str": str, "float": float}[str(known[name])]
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                raise ValueError(f"draft_tree.{name} must be of type {wanted.__name__}, got {value!r}")
+        return cls(SlimOptions(**options), vocab_size)
+
+    @classmethod
+    def with_counts(cls, settings: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:
+        """Of a CSR matrix of pair counts [V, V]. Raises ValueError where it is none."""
+        tree = cls(settings, len(indptr) - 1)
+        tree.bigram_indptr.copy_(indptr)
+        tree.bigram_ids.copy_(ids)
+        tree.bigram_counts.copy_(counts)
+        tree.check()
+        return tree
+
+    def options(self) -> dict[str, Any]:
+        return asdict(self.settings)
+
+    def check(self) -> None:
+        indptr, V = self.bigram_indptr, self.vocab_size
+        steps = indptr[1:] - indptr[:-1]
+        ends = (int(indptr[0]), int(indptr[-1]))
+        if ends != (0, self.settings.pairs) or bool((steps < 0).any()):
+            raise ValueError(f"draft_tree.bigram_indptr must ascend from 0 to {self.settings.pairs}, got {ends}")
+        key = self._keys()
+        ids_fit = not len(key) or 0 <= int(self.bigram_ids.min()) <= int(self.bigram_ids.max()) < V
+        if not ids_fit or bool((key[1:] <= key[:-1]).any()):
+            raise ValueError(f"draft_tree.bigram_ids must ascend within each row and be in 0..{V - 1}")
+        if bool((self.bigram_counts < 1).any()):
+            raise ValueError("draft_tree.bigram_counts must be at least 1")
+
+    def _keys(self) -> Tensor:
+        """x V + y of every counted pair, int64, ascending."""
+        rows = torch.arange(self.vocab_size, device=self.bigram_ids.device)
+        x = rows.repeat_interleave(self.bigram_indptr[1:] - self.bigram_indptr[:-1])
+        return x * self.vocab_size + self.bigram_ids.long()
+
+    def correlations(self) -> Correlations:
+        """log r of every pair, computed in float64."""
+        s, V, key = self.settings, self.vocab_size, self._keys()
+        if not s.correlation:
+            return Correlations.none(V, key.device)
+        added = s.smoothing if s.unseen == "smoothed" else 0.0
+        counts = self.bigram_counts.double()
+        zeros_V = torch.zeros(V, dtype=torch.float64, device=key.device)
+        x_V = zeros_V.index_add(0, key // V, counts) + added * V
+        y_V = zeros_V.index_add(0, key % V, counts) + added * V
+        log_n = x_V.sum().log()
+        log_r = (counts + added).log() + log_n - x_V.log()[key // V] - y_V.log()[key % V]
+        if s.unseen == "smoothed":
+            first_V, second_V = -x_V.log(), torch.tensor(added).log() + log_n - y_V.log()
+        else:
+            unseen = float("-inf") if s.unseen == "zero" else 0.0
+            first_V, second_V = zeros_V, zeros_V + unseen
+        return Correlations(V, key, log_r.float(), first_V.float(), second_V.float())
+
+    def most_nodes(self, draft_steps: int, topk: int) -> int:
+        everything = sum(topk**depth for depth in range(1, draft_steps + 1))
+        return min(everything, draft_steps * self.settings.hypotheses) + 1
+
+    def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
+        if num_nodes <= draft_steps:
+            raise ValueError(
+                f"a hypothesis of {draft_steps} draft steps and the root are {draft_steps + 1} nodes, but {num_nodes} "
+                "are to be verified; raise num_draft_tokens, or lower draft_steps"
+            )
+        return SlimProposer(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)
+
+
+class Correlations(NamedTuple):
+    """log r(x, y): `log_r` where x V + y is among the keys, else first[x] + second[y]."""
+
+    vocab_size: int
+    key_P: Tensor
+    log_r_P: Tensor
+    first_V: Tensor
+    second_V: Tensor
+
+    @classmethod
+    def none(cls, vocab_size: int, device: torch.device) -> Correlations:
+        """r = 1 for every pair."""
+        empty, zeros_V = torch.zeros(0, device=device), torch.zeros(vocab_size, device=device)
+        return cls(vocab_size, empty.long(), empty, zeros_V, zeros_V)
+
+    def to(self, device: torch.device) -> Correlations:
+        return Correlations(self.vocab_size, *(x.to(device) for x in self[1:]))
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        """log r of tokens that follow each other, float32, in the shape that x and y broadcast to."""
+        unseen = self.first_V[x] + self.second_V[y]
+        if not len(self.key_P):
+            return unseen
+        wanted = x * self.vocab_size + y
+        place = torch.searchsorted(self.key_P, wanted).clamp(max=len(self.key_P) - 1)
+        return torch.where(self.key_P[place] == wanted, self.log_r_P[place], unseen)
+
+
+class SlimProposer(Proposer):
+    """Of `num_nodes` nodes at most; what a step does not need is padding at the end."""
+
+    def __init__(
+        self, settings: SlimOptions, correlations: Correlations, draft_steps: int, topk: int, num_nodes: int
+    ) -> None:
+        self.settings, self.correlations = settings, correlations
+        self.draft_steps, self.topk, self.num_nodes = draft_steps, topk, num_nodes
+
+    def rows_by_level(self) -> list[int]:
+        return [1] * self.draft_steps
+
+    def propose(
+        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+    ) -> Draft:
+        k, ids, log_p = self.topk, [], []
+        for step in range(self.draft_steps):
+            head = drafter.lm_head.at(step)
+            routed = head.route(embed(root_B), hidden_BH, step) if head.routes else None
+            picked = pick(head, drafter.state(step, hidden_BH, None), step, k, routed)
+            assert picked.log_p_Tk is not None, "a tree has two candidates of a position at least"
+            ids.append(picked.token_ids_Tk)
+            log_p.append(picked.log_p_Tk)
+        return self.of_candidates(root_B, torch.stack(ids, dim=1), torch.stack(log_p, dim=1))
+
+    def of_candidates(self, root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor) -> Draft:
+        """The tree of candidates with their log-probabilities, which may be written to."""
+        log_p_BDk[:, 0] += self.correlations.of(root_B[:, None], ids_BDk[:, 0])
+        pair_BEkk = self.correlations.of(ids_BDk[:, :-1, :, None], ids_BDk[:, 1:, None, :])
+        s = self.settings
+        best = best_hypotheses_reference(log_p_BDk, pair_BEkk, s.length_bonus, s.hypotheses)
+        tree = hypothesis_tree_reference(best.ranks_BKD, self.topk, self.num_nodes)
+        position_BN = (tree.depth_BN - 1).clamp(min=0)
+        tokens_BN = ids_BDk.flatten(1).gather(1, position_BN * self.topk + tree.rank_BN)
+        tokens_BN[:, 0] = root_B
+        return Draft(tokens_BN, link_tree_reference(tree.parent_BN), tree.num_nodes_B)
