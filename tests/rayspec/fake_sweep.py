@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import synthetic_request
+from synthetic import synthetic_request
 
 from rayspec.config import load_config
 from rayspec.farm.load import Load

@@ -1,6 +1,6 @@
 """Puts a synthetic sweep into an MLflow store through the same publisher as a real one."""
 
-from conftest import SyntheticSweep
+from synthetic import SyntheticSweep
 
 from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance

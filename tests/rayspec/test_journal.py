@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SyntheticSweep, synthetic_request
+from synthetic import SyntheticSweep, synthetic_request
 
 from rayspec.farm.load import Traffic
 from rayspec.records import Measured, StepSeconds

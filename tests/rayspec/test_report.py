@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SyntheticSweep
 from mlflow import MlflowClient
 from published import CAUSE, COMMAND, publish
+from synthetic import SyntheticSweep
 
 from rayspec.records import RequestRecord
 from rayspec.report.categories import category_speedups

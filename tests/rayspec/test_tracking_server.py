@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from conftest import SyntheticSweep
 from mlflow import MlflowClient
 from published import publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
+from synthetic import SyntheticSweep
 
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
