@@ -137,7 +137,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
     folder = tmp_path_factory.mktemp("nodes")
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with environment(token):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
         uri = f"sqlite:///{folder}/mlflow.db"
         sweep = Sweep(home=folder / "home", uri=uri, variables={**token, "RAY_ADDRESS": cluster.address})
