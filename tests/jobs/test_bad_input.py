@@ -78,7 +78,7 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("heads=[{name: a, drafter: {kind: meduza}, draft_head: {kind: full}}]", "'meduza'", "medusa, hydra"),
         ("heads=[{name: a, tree: {kind: static}, draft_head: {kind: full}}]", "heads[a]", "leave tree out"),
         (f"heads=[{{{MEDUSA}, tree: {{kind: static, file: none.json}}}}]", "heads[a]", "no tree in none.json"),
-        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: frspec-4096}}}}]", "bigram=frspec-4096", "rule bigram"),
+        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: frspec-4096}}}}]", "frspec-4096 holds counts, ids", "rule bigram"),
         ("recipe.num_steps=0", "recipe.num_steps must be at least 1"),
         ("recipe.optimizer=sgd", "recipe.optimizer must be one of", "'sgd'"),
         ("recipe.warmup_steps=99999", "recipe.warmup_steps must be in 0.."),
