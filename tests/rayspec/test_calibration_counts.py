@@ -15,7 +15,7 @@ from rayspec.calibration.config import CalibrationConfig
 from rayspec.calibration.counting import add_up, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.drafts import DraftSettings, answer_columns, answer_rows, proposals
 from rayspec.calibration.sources import Context, DraftTokens, RawText, TargetAnswers
-from rayspec.calibration.texts import counter_of
+from rayspec.calibration.texts import counter_of, pair_counter_of
 from rayspec.config import load_config
 from rayspec.training.acceptance import _rollout
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
@@ -97,6 +97,14 @@ def test_counts_must_be_of_the_targets_tokens_and_not_none() -> None:
         add_up([partial_counts(np.array([3, 60]))], 60, "toy")
     with pytest.raises(ValueError, match=r"sources.toy holds no token"):
         add_up([], 60, "toy")
+
+
+def test_pairs_of_documents_do_not_cross_from_one_to_the_next(tiny_target: FrozenTarget) -> None:
+    texts = ["ab", "", "c", "abab"]
+    part = pair_counter_of(tiny_target.tokenizer.backend_tokenizer)({"text": np.array(texts, dtype=object)})
+    a, b = tiny_target.tokenizer.encode("ab")
+    found = dict(zip(part["id"].tolist(), part["count"].tolist(), strict=True))
+    assert found == {int(k): n for k, n in zip(pair_ids(np.array([a, b]), np.array([b, a])), (3, 1), strict=True)}
 
 
 def test_documents_are_counted_as_they_are(tiny_target: FrozenTarget) -> None:
