@@ -13,7 +13,7 @@ import sys
 from types import FrameType
 
 from rayspec.config import load_config
-from rayspec.home import prepared_home
+from rayspec.home import prepared_home, tracking_uri
 from rayspec.sweep.config import SweepConfig
 
 
@@ -57,7 +57,11 @@ def main(arguments: list[str]) -> int:
         if options.plan:
             return 0
         if options.resume is None:
-            folder = SweepFolder.create(prepared_home(), prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
+            from rayspec.tracking import connect  # imports MLflow, which a plan does without
+
+            home = prepared_home()
+            connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
+            folder = SweepFolder.create(home, prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["workload=heldout_python:4", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
 
 
-def sweep(home: Path, *arguments: str, timeout_s: float = 1500) -> subprocess.CompletedProcess[str]:
+def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     return subprocess.run(
         [sys.executable, "jobs/sweep.py", *arguments],
         cwd=ROOT,
-        env=environment | {"RAYSPEC_HOME": str(home)},
+        env=environment | {"RAYSPEC_HOME": str(home)} | variables,
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -58,6 +58,14 @@ def test_a_config_that_cannot_run_ends_at_once(tmp_path: Path, argument: str, me
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "home").exists()
+
+
+def test_a_store_that_does_not_answer_leaves_no_sweep(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "home", *SMALL, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert run.returncode == 2
+    assert "error: MLflow at http://127.0.0.1:9 does not answer" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "home" / "sweeps").exists()
 
 
 class Sweep:
