@@ -51,13 +51,13 @@ def main(arguments: Sequence[str]) -> int:
     with cluster(None), TemporaryDirectory() as logs:
         kept: RuntimeHandle | None = None
         for name in options.heads:
-            own = _start(name, Path(logs), fresh)
+            own = _start(name, Path(logs) / f"{name}.log", fresh)
             _measure(own, name, load, fresh)
             began = time.perf_counter()
             own.stop()  # nobody needs to wait for it, but the next start would share the machine with it
             fresh.start_s += time.perf_counter() - began
             if kept is None:
-                kept = _start(name, Path(logs), swapped)
+                kept = _start(name, Path(logs) / "kept.log", swapped)
             else:
                 began = time.perf_counter()
                 kept.swap(drafter_path(name))
@@ -73,13 +73,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if agree else 1
 
 
-def _start(name: str, logs: Path, way: Way) -> RuntimeHandle:
+def _start(name: str, log: Path, way: Way) -> RuntimeHandle:
     began = time.perf_counter()
     overrides = {"random_seed": 0, "context_length": 1024, "max_total_tokens": 16384}
     spec = EngineSpec(
         target=target_path("demo"), drafter=drafter_path(name), draft_steps=DRAFT_STEPS, overrides=overrides
     )
-    handle = RuntimeHandle(spec, logs / f"{name}.log", num_cpus=1, num_gpus=0, block_timeout_s=TIMEOUT_S)
+    handle = RuntimeHandle(spec, log, num_cpus=1, num_gpus=0, block_timeout_s=TIMEOUT_S)
     handle.finish_start(handle.begin_start(), TIMEOUT_S)
     way.start_s += time.perf_counter() - began
     return handle

@@ -6,7 +6,7 @@ T = rows, H = hidden, V = vocabulary, M = routed clusters, m = chosen clusters, 
 P = pinned tokens.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,7 +27,7 @@ TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusteredConfig(HeadConfig):
+class ClusteredConfig(HeadConfig, ABC):
     """`union`: a row may propose whatever any row of its call has chosen, instead of its own clusters alone. More
     tokens are in reach, and a row's law depends on the rows beside it."""
 
@@ -43,9 +43,9 @@ class ClusteredConfig(HeadConfig):
                 f"draft_head.clusters must be in 1..{self.vocab_size} (the vocabulary), got {self.clusters}"
             )
 
+    @abstractmethod
     def budget(self, step: int) -> int:
         """How many routed clusters a row scores at this draft step, 1..clusters."""
-        raise NotImplementedError
 
 
 class ClusteredHead(DraftHead):

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_ext.drafters.eagle3 import Eagle3Config
+from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import Candidates, DraftHead, head_from_target
 from sglang_ext.heads.base import NO_TOKEN
 
 V, H = 53, 24
+TAPS = (2, 4, 5)
 STOPS = (0, 38)
 STEPS = (0, 1, 2, 6)  # budgets and step sizes differ
 CLUSTER_SIZES = {11: [1, 4, 5, 6, 4, 5, 6, 4, 5, 6, 4], 5: [1, 9, 17, 12, 11]}  # of the routed ones; 3 are pinned
@@ -42,6 +45,25 @@ SPECS: dict[str, dict[str, Any]] = {
     "rdk_dynaspec": {**RDK, "base": DYNASPEC},
     "rdk_full": {**RDK, "base": {"kind": "full"}},
 }
+
+
+def toy_body(hidden_size: int = H, vocab_size: int = V) -> Eagle3Config:
+    return Eagle3Config(
+        hidden_size=hidden_size,
+        target_hidden_size=hidden_size,
+        intermediate_size=40,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=vocab_size,
+        tap_layers=TAPS,
+    )
+
+
+def toy_target(hidden_size: int = H, vocab_size: int = V) -> TargetInfo:
+    return TargetInfo(
+        name="toy", hidden_size=hidden_size, vocab_size=vocab_size, tokenizer_sha256="abc", tap_layers=TAPS
+    )
 
 
 def seeded(*shape: int, seed: int) -> Tensor:

@@ -1,12 +1,14 @@
 """What must hold of every speculative engine, whatever its tree and head."""
 
 import itertools
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 from engines import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
 
-from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.adapter.engine import step_times, swap_drafter
 
 
 def check_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> list[dict[str, Any]]:
@@ -72,3 +74,28 @@ def check_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None
     """The sampled verification with all mass on the best token must walk the greedy path."""
     answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
     assert output_ids(answers) == oracle.answers[:16]
+
+
+def check_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
+    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
+    assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
+
+
+def check_grammar(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
+    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
+        assert re.fullmatch("(ab|c)+a?", answer["text"])
+
+
+def check_step_clock(engine: Any, prompts: list[Ids]) -> None:
+    """The parts that the engine clocks are parts of the wall time, and of each other."""
+    before = step_times(engine)
+    start = time.perf_counter()
+    answers = generate(engine, prompts[:4])
+    wall_s = time.perf_counter() - start
+    after = step_times(engine)
+    assert before is not None, "no accelerator here, so the clock runs"
+    assert after is not None
+    spent = after - before
+    assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
+    assert 0 < spent.head_s < spent.draft_s
+    assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s

@@ -1,9 +1,7 @@
 """Chains (topk 1): token-identical to plain decoding for every head, live swap and its refusals included."""
 
 import json
-import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,17 @@ import torch
 from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
 from lossless import (
     check_counts,
+    check_grammar,
     check_greedy_identity,
+    check_long_and_one_token_prompts,
     check_sampling_path,
+    check_step_clock,
     check_stop_inside_of_a_block,
     check_streaming,
 )
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.adapter.engine import step_times, swap_drafter
+from sglang_ext.adapter.engine import swap_drafter
 
 STEPS = 4
 
@@ -45,8 +46,7 @@ def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
 
 
 def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
-    assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
+    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
 
 
 def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
@@ -55,8 +55,7 @@ def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
 def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
-        assert re.fullmatch("(ab|c)+a?", answer["text"])
+    check_grammar(engine, prompts, sampling)
 
 
 def test_penalties_and_biases_reach_the_sampled_law(engine: Any, prompts: list[Ids]) -> None:
@@ -80,17 +79,7 @@ def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:
 
 
 def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
-    before = step_times(engine)
-    start = time.perf_counter()
-    answers = generate(engine, prompts[:4])
-    wall_s = time.perf_counter() - start
-    after = step_times(engine)
-    assert before is not None, "no accelerator here, so the clock runs"
-    assert after is not None
-    spent = after - before
-    assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
-    assert 0 < spent.head_s < spent.draft_s
-    assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
+    check_step_clock(engine, prompts)
 
 
 def break_tensor(path: Path) -> None:

@@ -8,26 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
 from sglang_ext.drafters.complete import write_complete
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, default_taps
+from sglang_ext.drafters.eagle3 import Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import head_from_target
 
 V, H = 96, 16
-BODY = Eagle3Config(
-    hidden_size=H,
-    target_hidden_size=H,
-    intermediate_size=40,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    vocab_size=V,
-    tap_layers=(2, 4, 5),
-)
-TARGET = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=(2, 4, 5))
+BODY = toy_body(H, V)
+TARGET = toy_target(H, V)
 
 
 def make(path: Path, spec: dict[str, Any]) -> Eagle3Drafter:

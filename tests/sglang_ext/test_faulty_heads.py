@@ -8,25 +8,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from head_cases import CORAL, DYNASPEC, SPECS, SPECVOCAB, STOPS, TRUNCATED, H, V, make_head
+from head_cases import CORAL, DYNASPEC, SPECS, SPECVOCAB, STOPS, TRUNCATED, H, V, make_head, toy_body, toy_target
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
 
-BODY = Eagle3Config(
-    hidden_size=H,
-    target_hidden_size=H,
-    intermediate_size=40,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    vocab_size=V,
-    tap_layers=(2, 4, 5),
-)
-TARGET = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=(2, 4, 5))
+BODY = toy_body(H, V)
+TARGET = toy_target(H, V)
 
 
 def nothing(found: Any) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from head_cases import toy_body, toy_target
 from torch import Tensor
 
 from rayspec_kernels.quantized_linear.reference import FORMATS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, read_info, save_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import build_head, head_from_target
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
@@ -66,17 +66,8 @@ def test_any_head_in_fewer_bits(spec: dict, weight_format: str, weight_VH: Tenso
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_the_checkpoint_stores_the_bits_as_they_are(weight_format: str, weight_VH: Tensor, tmp_path: Path) -> None:
-    body = Eagle3Config(
-        hidden_size=H,
-        target_hidden_size=H,
-        intermediate_size=40,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=V,
-        tap_layers=(2, 4, 5),
-    )
-    target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=(2, 4, 5))
+    body = toy_body(H, V)
+    target = toy_target(H, V)
     head = head_from_target({"kind": "full", "weight_format": weight_format}, weight_VH)
     head.quantize()
     save_drafter(tmp_path / "d", Eagle3Drafter(body, head), target)

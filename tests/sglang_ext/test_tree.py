@@ -4,8 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, Ids, Oracle, generate, running_engine
-from lossless import check_counts, check_greedy_identity, check_sampling_path, check_stop_inside_of_a_block
+from engines import DRAFTERS, Ids, Oracle, running_engine
+from lossless import (
+    check_counts,
+    check_greedy_identity,
+    check_long_and_one_token_prompts,
+    check_sampling_path,
+    check_stop_inside_of_a_block,
+)
 
 STEPS, TOPK, NODES = 4, 4, 12
 
@@ -25,8 +31,8 @@ def test_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle)
     check_stop_inside_of_a_block(engine, prompts, oracle)
 
 
-def test_long_prompt(engine: Any, long_prompt: Ids, oracle: Oracle) -> None:
-    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
+def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
+    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
 
 
 def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:

@@ -27,16 +27,7 @@ def _indexed_head(
 
 
 @_indexed_head.register_fake
-def _(
-    x_BH: Tensor,
-    values: Tensor,
-    scales: Tensor | None,
-    ids_L: Tensor,
-    k: int,
-    ranges_t2: Tensor | None,
-    tile: int,
-    is_listed_order: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x_BH: Tensor, values: Tensor, scales: Tensor | None, ids_L: Tensor, k: int, *rest: object) -> Best:
     return fake_best(x_BH, k)
 
 
