@@ -21,6 +21,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rayspec.training.frozen_target import FrozenTarget
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What two workers may run side by side (`make test`): engines here, Ray's clusters there, kernels where there is
+    time. Modules of a group share engines' answers, and no two clusters of Ray see each other."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        group = {"jobs": "ray", "rayspec": "ray", "sglang_ext": "engines"}.get(folder, "kernels")
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches of the kernels run in Triton's interpreter, where there is no GPU."""

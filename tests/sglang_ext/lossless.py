@@ -13,7 +13,7 @@ from sglang_ext.adapter.engine import step_times, swap_drafter
 
 def check_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> list[dict[str, Any]]:
     """`check_greedy_identity_of` a shipped drafter; with the reduced heads only some prompts alone, for time."""
-    alone = len(prompts) if kind in ("full", "slimspec") else 12
+    alone = len(prompts) if kind in ("full", "slimspec") else 8
     return check_greedy_identity_of(engine, DRAFTERS[kind], prompts, oracle, alone)
 
 
