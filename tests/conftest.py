@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rayspec.training.frozen_target import FrozenTarget
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What two workers may run side by side (`make test`): engines here, Ray's clusters there, kernels where there is
     time. Modules of a group share engines' answers, and no two clusters of Ray see each other."""
