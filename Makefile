@@ -29,7 +29,7 @@ demo: $(STAMP)
 	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,9 +3,11 @@
 import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 if not torch.cuda.is_available():
     # Triton decides at a kernel's definition whether it is interpreted, and looks again at each launch (the fixture
@@ -21,14 +23,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rayspec.training.frozen_target import FrozenTarget
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What two workers may run side by side (`make test`): engines here, Ray's clusters there, kernels where there is
-    time. Modules of a group share engines' answers, and no two clusters of Ray see each other."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        group = {"jobs": "ray", "rayspec": "ray", "sglang_ext": "engines"}.get(folder, "kernels")
-        item.add_marker(pytest.mark.xdist_group(group))
+class ByFolder(LoadScopeScheduling):
+    """What two workers may do side by side (`make test`): one runs engines, the other Ray's clusters, which would find
+    each other. Modules of a folder share what their session fixtures made."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return {"sglang_ext": "engines", "jobs": "ray", "rayspec": "ray"}.get(nodeid.split("/")[1], "rest")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    return ByFolder(config, log)
 
 
 @pytest.fixture
