@@ -5,13 +5,11 @@ interruption. Exits 0 when every calibration is there, 2 for a config that canno
 """
 
 import argparse
-import logging
 import shlex
-import signal
 import sys
-from types import FrameType
 
 from rayspec.config import load_config
+from rayspec.job import set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -20,10 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: close the tracking run as Ctrl-C does
+    set_up()
 
     try:
         from rayspec.calibration.config import CalibrationConfig  # imports torch
@@ -41,10 +36,6 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

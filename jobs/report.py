@@ -5,12 +5,12 @@ registry as champion. Exits 0, 1 where no candidate has earned the promotion, 2 
 """
 
 import argparse
-import logging
 import re
 import sys
 from pathlib import Path
 
 from rayspec.home import home, tracking_uri
+from rayspec.job import set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.promote and (options.model or options.traffic or options.force):
         parser.error("--model, --traffic and --force belong to --promote")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    set_up()
 
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
     from rayspec.report.page import write_report

@@ -6,14 +6,12 @@ failed, 2 for a config that cannot run.
 """
 
 import argparse
-import logging
 import shlex
-import signal
 import sys
-from types import FrameType
 
 from rayspec.config import load_config
 from rayspec.home import prepared_home, tracking_uri
+from rayspec.job import set_up
 from rayspec.sweep.config import SweepConfig
 
 
@@ -30,11 +28,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an MLflow server that is gone is said once
-    signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: end the runs as Ctrl-C does
+    set_up()
 
     if options.resume is not None and (options.config or options.overrides or options.plan):
         parser.error("--resume takes the stored config of the sweep; no --config, --plan or key=value beside it")
@@ -88,10 +82,6 @@ def main(arguments: list[str]) -> int:
         print(f"{len(outcome.failed)} of {len(outcome.results)} trials failed", file=sys.stderr)
         return 1
     return 0
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ continues after an interruption. Exits 0 when every drafter is exported, 2 for a
 """
 
 import argparse
-import signal
 import sys
-from types import FrameType
 
 from rayspec.config import load_config
+from rayspec.job import set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +17,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)  # `ray job stop`: close the tracking run as Ctrl-C does
+    set_up()
 
     try:
         from rayspec.training.drafter_config import DrafterTrainConfig
@@ -33,10 +32,6 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class CohortRun:
 
     def _start_speculative(self) -> None:
         """Start with the first drafter that works, where the running engine does not do; those that do not, fail."""
-        if self.engines.has_speculative(self.cohort.draft_steps):
+        if self.engines.has_speculative(self.cohort):
             return
         for drafter in self.cohort.drafters:
             for attempt in range(ATTEMPTS):

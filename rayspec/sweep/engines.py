@@ -1,5 +1,5 @@
 """The two engines of a cohort, which the next cohort takes over: the plain one, and the speculative one where its
-draft steps are the same."""
+draft steps and its drafters' family are the same."""
 
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Engines:
         self.plain: RuntimeHandle | None = None
         self.speculative: RuntimeHandle | None = None
         self._plain_start: Any = None
+        self._serves: tuple[str, int] | None = None  # family and draft steps of the speculative engine
         self._loaded: str | None = None  # label of the drafter that the speculative engine runs with
 
     def begin_plain(self, cohort: Cohort) -> None:
@@ -51,13 +52,15 @@ class Engines:
         self.stop_speculative()
         self.speculative = self._handle(drafter, cohort.draft_steps, f"{cohort.name}.{drafter.label}")
         started = self._finish(self.speculative, self.speculative.begin_start())
+        self._serves = cohort.family, cohort.draft_steps
         self._loaded = drafter.label
         return started
 
-    def has_speculative(self, draft_steps: int) -> bool:
-        """Whether one runs that drafters can be swapped in."""
+    def has_speculative(self, cohort: Cohort) -> bool:
+        """Whether one runs that the cohort's drafters can be swapped in."""
         engine = self.speculative
-        return engine is not None and engine.is_alive and engine.spec.draft_steps == draft_steps
+        wanted = cohort.family, cohort.draft_steps
+        return engine is not None and engine.is_alive and self._serves == wanted
 
     def stop_plain(self) -> None:
         if self.plain is not None:

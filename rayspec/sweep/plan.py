@@ -1,13 +1,15 @@
 """From a config to trials and their interleaved schedule. Pure: no Ray, no engine.
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
-engines: one without speculation, and one for a value of draft_steps in which drafters are swapped while it runs. Its
+engines: one without speculation, and one for a value of draft_steps and a family of drafters, which are swapped while
+it runs. A cohort of another family than the baseline's stands against plain decoding alone. Its
 schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many streams, or so many
 arrivals a second), answered by every trial in turn, in an order that rotates from round to round, so that no trial
 always comes first and a change of the machine's speed meets them all. `stopping` decides how many passes over the
 workload are made.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ from rayspec.farm.load import Traffic
 from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
+from sglang_ext.adapter.algorithms import algorithm_of, family_of
 from sglang_ext.drafters.checkpoint import check_files, read_info
 
 PLAIN = "plain"
@@ -29,7 +32,12 @@ class Drafter:
     label: str
     path: str
     head: Mapping[str, object] = field(hash=False)  # kind and options
+    algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
     problem: str | None = None
+
+    @property
+    def family(self) -> str:
+        return family_of(self.algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,10 @@ class Trial:
     @property
     def head(self) -> str:
         return self.drafter.label if self.drafter else PLAIN
+
+    @property
+    def algorithm(self) -> str:
+        return self.drafter.algorithm if self.drafter else PLAIN
 
     @property
     def name(self) -> str:
@@ -73,6 +85,7 @@ class Cohort:
     name: str
     number: int  # in the plan
     draft_steps: int
+    family: str
     trials: tuple[Trial, ...]
 
     @property
@@ -116,7 +129,7 @@ class Plan:
         return found
 
 
-def inspect_drafter(name: str) -> Drafter:
+def inspect_drafter(name: str, topk: int) -> Drafter:
     """Read a checkpoint's config and the names and shapes of its tensors, not its weights.
 
     Raises ValueError for a drafter that does not exist (a typing error); anything wrong inside is its `problem`.
@@ -125,9 +138,10 @@ def inspect_drafter(name: str) -> Drafter:
     try:
         info = read_info(path)
         check_files(info)
+        algorithm = algorithm_of(path, topk)
     except (ValueError, SafetensorError) as error:
         return Drafter(label=label, path=path, head={}, problem=f"{type(error).__name__}: {error}")
-    return Drafter(label=label, path=path, head=dict(info.head))
+    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm)
 
 
 def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
@@ -143,11 +157,23 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
         for d in drafters
     ]
     cohorts: list[Cohort] = []
-    for steps in config.draft_steps:
-        for name, group in _groups(config, steps, [d for d in drafters if not d.problem]):
+    families: dict[str, list[Drafter]] = {}
+    for drafter in drafters:
+        if not drafter.problem:
+            families.setdefault(drafter.family, []).append(drafter)
+    for steps, (family, members) in itertools.product(config.draft_steps, families.items()):
+        prefix = f"s{steps}" if len(families) == 1 else f"s{steps}-{family}"
+        for name, group in _groups(config, prefix, members):
             own = tuple(t for t in trials if t.draft_steps == steps and t.drafter in group)
-            number = len(cohorts)
-            cohorts.append(Cohort(name=name, number=number, draft_steps=steps, trials=(*plain, *own)))
+            cohorts.append(
+                Cohort(
+                    name=name,
+                    number=len(cohorts),
+                    draft_steps=steps,
+                    family=family,
+                    trials=(*plain, *own),
+                )
+            )
     return Plan(
         trials=(*plain, *trials),
         cohorts=tuple(cohorts),
@@ -160,15 +186,15 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
     )
 
 
-def _groups(config: SweepConfig, steps: int, drafters: Sequence[Drafter]) -> list[tuple[str, list[Drafter]]]:
-    """Names of the cohorts of equal draft steps, and their drafters; the baseline is in each."""
+def _groups(config: SweepConfig, prefix: str, drafters: Sequence[Drafter]) -> list[tuple[str, list[Drafter]]]:
+    """Names of the cohorts that an engine can serve, and their drafters; the baseline is in each, if it is one."""
     size = config.search.candidates_per_cohort if config.search.algorithm == "grid" else 1
     baseline = [d for d in drafters if d.label == config.baseline]
     others = [d for d in drafters if d.label != config.baseline]
     if size is None or len(others) <= size:
-        return [(f"s{steps}", list(drafters))] if drafters else []
+        return [(prefix, list(drafters))]
     chunks = [others[i : i + size] for i in range(0, len(others), size)]
-    return [(f"s{steps}-{_group_name(chunk, i)}", [*baseline, *chunk]) for i, chunk in enumerate(chunks)]
+    return [(f"{prefix}-{_group_name(chunk, i)}", [*baseline, *chunk]) for i, chunk in enumerate(chunks)]
 
 
 def _group_name(drafters: Sequence[Drafter], number: int) -> str:
@@ -181,6 +207,7 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
         [
             t.name,
             t.head,
+            t.algorithm,
             ", ".join(f"{k}={v}" for k, v in t.drafter.head.items()) if t.drafter else "no speculation",
             str(t.draft_steps or "-"),
             str(t.traffic),
@@ -188,7 +215,7 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
         ]
         for t in plan.trials
     ]
-    table = render_table(["trial", "head", "draft_head", "steps", "traffic", "checkpoint"], rows)
+    table = render_table(["trial", "head", "algorithm", "draft_head", "steps", "traffic", "checkpoint"], rows)
     passes = plan.max_passes
     per_trial = len(plan.spans) * passes
     tokens = num_turns * passes * config.max_new_tokens

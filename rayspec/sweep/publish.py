@@ -169,6 +169,7 @@ def metric_name(key: str) -> str | None:
 def trial_params(trial: Trial) -> dict[str, object]:
     """What sets a trial apart, beside the sweep's own parameters."""
     params: dict[str, object] = {
+        "speculative_algorithm": trial.algorithm,
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
         "draft_steps": trial.draft_steps,
         "head": trial.head,

@@ -76,8 +76,11 @@ def score(
 
 
 def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """The baseline head, for drafters of its family: what a head saves is a matter of the same body."""
+    family = trial.drafter.family if trial.drafter else None
     same = (t for t in trials if (t.draft_steps, t.traffic) == (trial.draft_steps, trial.traffic))
-    return next((t for t in same if t.head == config.baseline), None)
+    kin = (t for t in same if t.drafter is not None and t.drafter.family == family)
+    return next((t for t in kin if t.head == config.baseline), None)
 
 
 def _plain(trial: Trial) -> Trial:

@@ -40,6 +40,11 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
     return found
 
 
+def family_of(algorithm: str) -> str:
+    """What one running engine serves: drafters of a family can be swapped for each other."""
+    return "last_hidden" if algorithm in ALGORITHMS else algorithm.lower()
+
+
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:
     """The config of a drafter for an algorithm of ours. Raises ValueError where it is for another one."""
     info, serves = read_info(path), ALGORITHMS[algorithm]

@@ -63,8 +63,8 @@ class FakeEngines:
 
     def wait_for_plain(self) -> None: ...
 
-    def has_speculative(self, draft_steps: int) -> bool:
-        return self.speculative is not None and self.speculative.draft_steps == draft_steps
+    def has_speculative(self, cohort: Any) -> bool:
+        return self.speculative is not None and self.speculative.draft_steps == cohort.draft_steps
 
     def start_speculative(self, cohort: Any, drafter: Drafter) -> dict[str, Any]:
         self.speculative = FakeEngine(1.0, cohort.draft_steps)

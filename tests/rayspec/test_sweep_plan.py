@@ -76,6 +76,16 @@ def test_small_cohorts_each_hold_plain_decoding_and_the_baseline() -> None:
     assert len(set(indices)) == len(indices)
 
 
+def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None:
+    others = [Drafter(label=a, path=f"/{a}", head={"kind": "full"}, algorithm=a) for a in ("MEDUSA", "HYDRA")]
+    plan = make_plan(config(), 4, [*DRAFTERS, *others])
+    assert [c.name for c in plan.cohorts] == ["s2-eagle3", "s2-last_hidden", "s4-eagle3", "s4-last_hidden"]
+    heads = [{t.head for t in c.trials} for c in plan.cohorts]
+    assert heads == [{"plain", "full", "a", "b"}, {"plain", "MEDUSA", "HYDRA"}] * 2
+    indices = [r.index for r in all_rounds(plan)]
+    assert len(set(indices)) == len(indices)
+
+
 def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
     plan = make_plan(config(search=SearchConfig(algorithm="random", samples=3)), 8, DRAFTERS)
     assert (len(plan.cohorts), plan.num_cohorts) == (4, 3)
@@ -159,9 +169,9 @@ def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[
 
 def test_a_broken_checkpoint_is_a_problem_and_a_missing_one_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Nonsense"]}')
-    assert "architectures must be" in str(inspect_drafter(str(tmp_path)).problem)
+    assert "architectures must be" in str(inspect_drafter(str(tmp_path), 1).problem)
     with pytest.raises(ValueError, match=r"no drafter 'slimspec-r63'.*full"):
-        inspect_drafter("slimspec-r63")
+        inspect_drafter("slimspec-r63", 1)
 
 
 def test_shipped_drafters_are_healthy() -> None:
