@@ -23,16 +23,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rayspec.training.frozen_target import FrozenTarget
 
 
-class ByFolder(LoadScopeScheduling):
-    """What two workers may do side by side (`make test`): one runs engines, the other Ray's clusters, which would find
-    each other. Modules of a folder share what their session fixtures made."""
+class ByResource(LoadScopeScheduling):
+    """What two workers may do side by side (`make test`): one runs engines whose modules share an oracle, the other
+    Ray's clusters, which would find each other; engines of the toy target are for whoever is done first."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return {"sglang_ext": "engines", "jobs": "ray", "rayspec": "ray"}.get(nodeid.split("/")[1], "rest")
+        _, folder, *file = nodeid.split("::")[0].split("/")
+        if folder == "sglang_ext":
+            return "laws" if "laws" in file[-1] else "engines"
+        return "ray" if folder in ("jobs", "rayspec") else "rest"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
-    return ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
+    return ByResource(config, log)
 
 
 @pytest.fixture

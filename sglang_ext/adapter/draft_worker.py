@@ -27,20 +27,17 @@ class HeadDraftWorker(EagleDraftWorker):
         return isinstance(self.draft_runner.model, RaySpecEagle3)
 
     def check_swappable(self) -> None:
-        """Raise ValueError or RuntimeError where this drafter cannot be replaced in the running scheduler."""
+        """Raise ValueError where this drafter cannot be replaced in the running scheduler."""
         if not self._is_ours:
             raise ValueError(
                 f"the running drafter is a {type(self.draft_runner.model).__name__}; only rayspec drafters can be "
                 "swapped live"
             )
-        if getattr(self, "cuda_graph_runner", None) is not None:
-            raise RuntimeError(
-                "the draft loop is captured in CUDA graphs; start with --disable-cuda-graph to swap live"
-            )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another EAGLE-3 drafter. Raises ValueError; the running one is then unchanged."""
         self.draft_runner.model.swap(info, tensors)
+        self.init_cuda_graphs()  # graphs of the draft passes hold the old head's addresses; none without an accelerator
 
     def _asking(self, question: Question) -> AbstractContextManager[None]:
         return self.draft_runner.model.logits_processor.asking(question)

@@ -239,6 +239,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
     ),
     Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_cuda_graphs",
+        ("self",),
+        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker.swap",
+    ),
+    Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
         ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds", "kv_loc_plan"),
         "sglang_ext.adapter.draft_worker.HeadDraftWorker._draft_extend_for_prefill",

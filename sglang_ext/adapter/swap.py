@@ -13,8 +13,8 @@ STILL_RUNNING = "cannot swap the drafter while requests are running"
 def swap_drafter(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_swap_drafter`, called through `Engine.collective_rpc` on every rank.
 
-    Raises ValueError where the checkpoint does not fit, and RuntimeError while requests run or where the running
-    draft pass is captured in graphs; the drafter is then unchanged.
+    Graphs of the draft passes are captured again. Raises ValueError where the checkpoint does not fit, and RuntimeError
+    while requests run; the drafter is then unchanged.
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "swap"):
