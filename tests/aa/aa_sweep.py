@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
 from slow_drafter import SLOW, SLOWDOWN
 
-from rayspec.provenance import machine
+from rayspec.provenance import machine, provenance
 from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import drafter_path
 from rayspec.statistics import Interval
@@ -47,6 +48,7 @@ def main() -> None:
     result = {
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
+        **provenance(),
         "slowdown": SLOWDOWN,
         "repetitions": options.repetitions,
         "twin_intervals_with_1": sum(i.low <= 1 <= i.high for i in twin if i.low and i.high),
@@ -114,6 +116,7 @@ def draw(intervals: dict[str, list[Interval]], file: Path) -> None:
             label = {TWIN: "the same head", SLOW: f"the same head, passes {SLOWDOWN:.0%} longer"}[name]
             places = [n + 0.25 * i for n in range(1, len(found) + 1)]
             axis.errorbar(places, values, spread, fmt="o", color=colour(i), label=label, capsize=2, markersize=4)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.axhline(1, color="0.3", linewidth=1)
         axis.axhline(1 / (1 + SLOWDOWN), color=colour(1), linewidth=1, linestyle=":")
         axis.set(xlabel="repetition", ylabel="speed-up, 95% interval", title="An A/A sweep on a real engine")
