@@ -1,4 +1,4 @@
-"""Real servers for tests: PostgreSQL, MLflow's tracking server, a proxy that asks for a login, headless Chromium.
+"""Real servers for tests: Ray's nodes, PostgreSQL, MLflow's tracking server, a proxy that asks for a login, Chromium.
 
 Each is a context manager that ends what it started. What is not installed skips the test, saying what to install.
 """
@@ -21,6 +21,9 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from ray.cluster_utils import Cluster
+
+from rayspec.farm.processes import environment
 
 DROPPED = ("host", "authorization", "transfer-encoding")
 START_TIMEOUT_S = 600  # a busy machine imports MLflow for minutes
@@ -31,6 +34,22 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def two_ray_nodes() -> Iterator[tuple[dict[str, str], list[Any]]]:
+    """A cluster of a head without CPUs and two nodes with two each; yields the environment of its jobs, and the nodes.
+
+    A process that has imported Ray no longer learns a token; everything here is on the loopback address.
+    """
+    variables = {"RAY_AUTH_MODE": "disabled"}
+    with environment(variables):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        try:
+            nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+            yield {**variables, "RAY_ADDRESS": cluster.address}, nodes
+        finally:
+            cluster.shutdown()
 
 
 @contextlib.contextmanager

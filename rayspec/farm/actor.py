@@ -17,6 +17,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor wit
 import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
@@ -69,6 +70,13 @@ def _private_token() -> dict[str, str]:
     return {} if any(name in os.environ for name in chosen) else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
+def _bundle(number: int) -> PlacementGroupSchedulingStrategy:
+    """A place in the placement group that this process runs in."""
+    group = ray.util.get_current_placement_group()
+    assert group is not None, "an engine of several nodes is started in a placement group with a bundle for each"
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+
+
 def cluster_gpus() -> float:
     """GPUs that the connected cluster has in total."""
     return float(ray.cluster_resources().get("GPU", 0))
@@ -83,9 +91,15 @@ class _RuntimeShell:
     def process(self) -> tuple[str, int]:
         return socket.gethostname(), os.getpid()
 
-    def start(self) -> dict[str, Any]:
+    def address(self) -> str:
+        """host:port where the nodes of an engine can meet."""
+        with socket.socket() as s:
+            s.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{s.getsockname()[1]}"
+
+    def start(self, node: int = 0, address: str | None = None) -> dict[str, Any]:
         try:
-            seconds = self.runtime.start()
+            seconds = self.runtime.start(node, address)
         except BaseException:
             self.runtime.stop()
             raise
@@ -103,12 +117,20 @@ class _RuntimeShell:
     def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
         return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
 
+    def follow(self, node: int, address: str) -> None:
+        """Hold the ranks of a node beside the first; returns, or raises, once they are gone."""
+        self.start(node, address)
+        self.runtime.wait_for_death()
+
     def stop(self) -> None:
         self.runtime.stop()
 
 
 class RuntimeHandle:
     """One engine in its actor. Every method raises EngineFailed with the cause, and in time: a hang ends the actor.
+
+    An engine of several nodes has an actor on each, in the bundle of its number of the placement group that its caller
+    runs in. Requests go to the first; the others hold ranks, and the death of one is the engine's.
 
     After EngineDied `is_alive` is False and the handle is of no more use.
     """
@@ -126,12 +148,23 @@ class RuntimeHandle:
         # setting, but torch is loaded in this actor before.
         env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
         actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
-        self._actor = actor.options(runtime_env={"env_vars": env_vars}).remote(spec, str(log_path))
-        self._process = self._actor.process.remote()  # answered as soon as the actor is up, before any start
+        logs = [log_path, *(log_path.with_suffix(f".node{n}.log") for n in range(1, spec.nodes))]
+        places = [_bundle(n) for n in range(spec.nodes)] if spec.nodes > 1 else [None]
+        self._actors = [
+            actor.options(runtime_env={"env_vars": env_vars}, scheduling_strategy=place).remote(spec, str(log))
+            for place, log in zip(places, logs, strict=True)
+        ]
+        self._actor = self._actors[0]
+        self._processes = [a.process.remote() for a in self._actors]  # answered once they are up, before any start
+        self._followers: list[ray.ObjectRef] = []  # ready when a node beside the first has lost its ranks
 
     def begin_start(self) -> ray.ObjectRef:
         """Start the engine without waiting, so that several can start at once; pass the result to `finish_start`."""
-        return self._actor.start.remote()
+        if self.spec.nodes == 1:
+            return self._actor.start.remote()
+        address = self._actor.address.remote()
+        self._followers = [actor.follow.remote(n, address) for n, actor in enumerate(self._actors[1:], start=1)]
+        return self._actor.start.remote(0, address)
 
     def finish_start(self, ref: ray.ObjectRef, timeout_s: float) -> dict[str, Any]:
         """Wait until the engine is up: {start_s, machine}."""
@@ -152,6 +185,7 @@ class RuntimeHandle:
 
     def stop(self) -> None:
         """Shut the engine down, then end its actor; never raises."""
+        self._followers = []  # they end with the first
         if self.is_alive:
             with contextlib.suppress(EngineFailed):
                 self._get(self._actor.stop.remote(), STOP_TIMEOUT_S, "the time to stop")
@@ -164,18 +198,25 @@ class RuntimeHandle:
         """
         self.is_alive = False
         children: list[psutil.Process] = []
-        ready, _ = ray.wait([self._process], timeout=0)
-        with contextlib.suppress(RayActorError, psutil.NoSuchProcess):
-            host, pid = ray.get(ready[0]) if ready else ("", 0)
-            if host == socket.gethostname():
-                children = psutil.Process(pid).children(recursive=True)
-        with contextlib.suppress(ValueError, RayActorError):
-            ray.kill(self._actor, no_restart=True)
+        up, _ = ray.wait(self._processes, num_returns=len(self._processes), timeout=0)
+        for process in up:
+            with contextlib.suppress(RayActorError, psutil.NoSuchProcess):
+                host, pid = ray.get(process)
+                if host == socket.gethostname():
+                    children += psutil.Process(pid).children(recursive=True)
+        for actor in self._actors:
+            with contextlib.suppress(ValueError, RayActorError):
+                ray.kill(actor, no_restart=True)
         end_processes(children)
 
     def _get(self, ref: ray.ObjectRef, timeout_s: float, setting: str) -> Any:
         try:
-            return ray.get(ref, timeout=timeout_s)
+            done, _ = ray.wait([ref, *self._followers], timeout=timeout_s)
+            if done and done[0] != ref:
+                self.kill()
+                ray.get(done[0])  # raises where the cause is known
+                raise EngineDied(f"a process of the engine died on another of its nodes. {self._log()}")
+            return ray.get(ref, timeout=0)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, EngineDied):

@@ -18,6 +18,14 @@ def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> No
     psutil.wait_procs(processes, timeout=timeout_s)
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it runs no more, waited for by its parent or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def reset_peak_memory(processes: list[psutil.Process]) -> None:
     """Let the peaks of `peak_memory_bytes` begin anew, where the kernel allows it (Linux, own processes)."""
     for process in processes:

@@ -19,6 +19,7 @@ from rayspec.farm.load import Load, run_load
 from rayspec.farm.processes import (
     end_processes,
     environment,
+    has_ended,
     peak_memory_bytes,
     redirected_output,
     reset_peak_memory,
@@ -52,6 +53,7 @@ class EngineSpec:
     draft_steps: int = 4
     topk: int = 1
     num_draft_tokens: int | None = None
+    nodes: int = 1  # that its tensor-parallel ranks (overrides["tp_size"]) are spread over evenly
     num_threads: int | None = None  # of the CPU; None: all cores that this machine gives the process
     overrides: dict[str, Any] = field(default_factory=dict)  # ServerArgs fields
 
@@ -73,8 +75,13 @@ class Runtime:
     def num_threads(self) -> int:
         return self.spec.num_threads or len(os.sched_getaffinity(0))
 
-    def start(self) -> float:
-        """Start the engine; returns the seconds it took. Raises EngineFailed."""
+    def start(self, node: int = 0, address: str | None = None) -> float:
+        """Start the engine, or its part on one of several nodes; returns the seconds it took. Raises EngineFailed.
+
+        Args:
+            node: number of this one; requests go to 0.
+            address: host:port of node 0, where the nodes meet.
+        """
         assert self._engine is None, "a runtime starts once"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._foreign_pids = {p.pid for p in psutil.Process().children(recursive=True)}
@@ -83,7 +90,7 @@ class Runtime:
             self._readable_failure("did not start"),
             redirected_output(self.log_path),
             # Ray would leave the engine one thread per reserved core
-            environment({"OMP_NUM_THREADS": str(self.num_threads)}),
+            environment({"OMP_NUM_THREADS": str(self.num_threads), "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}),
         ):
             # imports of half a minute, and only here: whoever plans a sweep does not need them
             import sglang
@@ -91,18 +98,26 @@ class Runtime:
             from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
 
             s = self.spec
+            place = {"nnodes": s.nodes, "node_rank": node, "dist_init_addr": address} if s.nodes > 1 else {}
             arguments = engine_arguments(
                 s.target,
                 s.drafter,
                 draft_steps=s.draft_steps,
                 topk=s.topk,
                 num_draft_tokens=s.num_draft_tokens,
-                **{"log_level": "info", "custom_sigquit_handler": _on_child_death, **s.overrides},
+                **{"log_level": "info", "custom_sigquit_handler": _on_child_death, **place, **s.overrides},
             )
             self._engine = sglang.Engine(**arguments)
             assert_plugin_active()
-            self._watch_children()
+            if node == 0:
+                self._watch_children()
         return time.perf_counter() - begin
+
+    def wait_for_death(self) -> None:
+        """Return once a process of the engine has ended: all that a node beside the first has to tell."""
+        children = self._children()
+        while not any(map(has_ended, children)):
+            time.sleep(CHILD_CHECK_S)
 
     def swap(self, drafter: str) -> None:
         """Put another drafter (folder) into the running engine. Raises EngineFailed; the old one then stays."""

@@ -23,6 +23,7 @@ class EngineConfig:
     max_total_tokens: int | None = None  # KV slots; small keeps the start fast and the memory low
     mem_fraction_static: float | None = None  # share of GPU memory per engine (two run side by side)
     num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
+    nodes: int = 1  # that one engine spans, its tensor-parallel ranks (extra.tp_size) spread over them evenly
     start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
     block_timeout_s: float = 1800.0  # for one block of one trial
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
@@ -31,6 +32,9 @@ class EngineConfig:
         for name in ("context_length", "max_total_tokens", "num_threads"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"engine.{name}", value, "at least 1")
+        tp_size = self.extra.get("tp_size", 1)
+        is_divisible = self.nodes >= 1 and isinstance(tp_size, int) and tp_size % self.nodes == 0
+        _require(is_divisible, "engine.nodes", self.nodes, f"a divisor of engine.extra.tp_size ({tp_size})")
         fraction = self.mem_fraction_static
         _require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
         for name in ("start_timeout_s", "block_timeout_s"):
@@ -51,6 +55,9 @@ _OWN_FIELDS = (
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
+    "nnodes",
+    "node_rank",
+    "dist_init_addr",
 )
 
 

@@ -13,10 +13,10 @@ from rayspec.workloads import Conversation
 
 
 def engine_resources(config: SweepConfig) -> tuple[float, float]:
-    """CPUs and GPUs that one engine reserves in the connected cluster."""
+    """CPUs and GPUs that one engine reserves on each of its nodes."""
     num_gpus = config.ray.num_gpus
     if num_gpus is None:
-        tp_size = int(config.engine.extra.get("tp_size", 1))
+        tp_size = int(config.engine.extra.get("tp_size", 1)) // config.engine.nodes
         share = 0.5 if tp_size == 1 else float(tp_size)  # Ray divides one GPU, of several it gives whole ones
         num_gpus = share if cluster_gpus() > 0 else 0.0
     return config.ray.num_cpus, num_gpus
@@ -117,6 +117,7 @@ class Engines:
             draft_steps=draft_steps,
             topk=c.topk,
             num_draft_tokens=c.num_draft_tokens,
+            nodes=c.engine.nodes,
             num_threads=c.engine.num_threads,
             overrides={"random_seed": c.seed, **c.engine.overrides()},
         )

@@ -49,8 +49,9 @@ def run_cohorts(
     if config.search.algorithm == "optuna":
         chooser = OptunaCohorts(plan.cohorts, list(state.begun), config.baseline, config.seed, METRIC)
     cpus, gpus = engine_resources(config)
-    # the trial's own process needs no core, and one bundle keeps the pair of engines on one node
-    bundles = tune.PlacementGroupFactory([{}, {k: 2 * v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}])
+    # the trial's own process needs no core; the pair of engines shares a node, or each of several
+    node = {k: 2 * v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
+    bundles = tune.PlacementGroupFactory([{}, *[node] * config.engine.nodes], strategy="STRICT_SPREAD")
     with_values = tune.with_parameters(trainable, prepared=prepared, journal=journal, log_folder=folder.logs)
     own = folder.path / "tune"  # nothing in it is needed again: the journal is
     shutil.rmtree(own, ignore_errors=True)

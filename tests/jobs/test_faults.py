@@ -19,10 +19,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from ray.cluster_utils import Cluster
-from servers import free_port, start_mlflow
+from servers import free_port, start_mlflow, two_ray_nodes
 
-from rayspec.farm.processes import environment
+from rayspec.farm.processes import has_ended
 from rayspec.sweep.folder import SweepFolder, sweep_folders
 from rayspec.sweep.journal import read
 
@@ -133,13 +132,8 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
     """A sweep on a cluster of a head without CPUs and two nodes, of which the one that measures dies."""
     folder = tmp_path_factory.mktemp("nodes")
-    # a process that has imported Ray no longer learns a token; everything here is on the loopback address
-    open_cluster = {"RAY_AUTH_MODE": "disabled"}
-    with environment(open_cluster):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
-        uri = f"sqlite:///{folder}/mlflow.db"
-        sweep = Sweep(home=folder / "home", uri=uri, variables={**open_cluster, "RAY_ADDRESS": cluster.address})
+    with two_ray_nodes() as (variables, nodes):
+        sweep = Sweep(home=folder / "home", uri=f"sqlite:///{folder}/mlflow.db", variables=variables)
         try:
             sweep.start(*SETTINGS, "repeats=2")
             sweep.wait_for_rounds(2)
@@ -154,7 +148,6 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
             yield sweep
         finally:
             sweep.process.kill()
-            cluster.shutdown()
 
 
 def _title(process: psutil.Process) -> str:
@@ -162,14 +155,6 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
-
-
-def _alive(process: psutil.Process) -> bool:
-    """Whether it runs; a process that has ended and that nobody has waited for does not."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 VICTIMS = {"one_machine": ["scheduler", "runtime actor", "driver", "MLflow server"], "two_nodes": ["Ray node"]}
@@ -216,7 +201,7 @@ def test_every_block_is_in_mlflow_once_and_no_metric_twice(survivor: Sweep) -> N
 def test_a_dead_driver_leaves_no_process(one_machine: Sweep) -> None:
     # Ray's agents look for their control service for a minute before they give up
     _, left = psutil.wait_procs(one_machine.orphans, timeout=120)
-    assert [p for p in left if _alive(p)] == []
+    assert [p for p in left if not has_ended(p)] == []
 
 
 def test_a_sweep_that_ended_is_not_resumed(one_machine: Sweep) -> None:

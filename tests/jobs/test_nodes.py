@@ -1,0 +1,39 @@
+"""An engine over two Ray nodes: tensor-parallel ranks of target and drafter in actors on both, swapped and measured as
+one."""
+
+from collections.abc import Iterator
+
+import pytest
+from servers import two_ray_nodes
+from test_sweep import SMALL, Sweep, sweep
+
+from rayspec.sweep.publish import metric_name
+
+TRIALS = ["plain-c2", "full-s2-c2", "slimspec-r32-s2-c2"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
+    home = tmp_path_factory.mktemp("nodes") / "home"
+    settings = ["drafters=[full,slimspec-r32]", "draft_steps=[2]", "concurrency=[2]", "head_latency=false"]
+    settings += ["engine.nodes=2", "engine.extra.tp_size=2", "engine.num_threads=1"]
+    with two_ray_nodes() as (variables, _):
+        yield Sweep(sweep(home, *settings, *SMALL, **variables), home)
+
+
+def test_every_trial_is_measured(finished: Sweep) -> None:
+    assert finished.process.returncode == 0, finished.process.stderr
+    assert {name: run.info.status for name, run in finished.children.items()} == dict.fromkeys(TRIALS, "FINISHED")
+    for name in TRIALS[1:]:
+        metrics = {metric_name(key): value for key, value in finished.children[name].data.metrics.items()}
+        assert metrics["output_mismatches"] == 0
+        assert metrics["tau"] > 1.5
+
+
+def test_each_engine_ran_on_both_nodes(finished: Sweep) -> None:
+    logs = finished.artifact(finished.parent, "logs")
+    assert {file.name for file in logs.iterdir()} == {
+        f"s2.{engine}{node}.log" for engine in ("plain", "full") for node in ("", ".node1")
+    }
+    for file in logs.glob("*.node1.log"):
+        assert "tp_rank=1" in file.read_text() or "TP1" in file.read_text()
