@@ -1,5 +1,6 @@
 """SGLang on a machine without an accelerator: an out-of-tree platform in plain torch."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,9 @@ class CpuPlatform(SRTPlatform):
             server_args.chunked_prefill_size = DEFAULT_CHUNKED_PREFILL_SIZE
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
+        if server_args.tp_size > 1:  # SGLang would ask for a NUMA node for each rank
+            cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+            os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server_args.tp_size))
         server_args.device = "cpu"
         server_args.disable_overlap_schedule = True  # its relay is a Triton kernel, and there is nothing to overlap
         server_args.disable_cuda_graph = True
