@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 
 help:
 	@echo "make demo    sweep the shipped draft heads in SGLang on this machine (about 6 minutes on 2 cores)"
-	@echo "make test    all tests"
+	@echo "make test    all tests, on two workers (about 45 minutes on 2 cores)"
 	@echo "make lint    ruff and mypy"
 	@echo "make pins    write constraints.txt from the installed environment"
 
