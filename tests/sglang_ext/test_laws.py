@@ -96,11 +96,13 @@ def test_law(engine: Any, toy: Toy) -> None:
     check_pairs(engine, toy, FEWER)
 
 
-@pytest.mark.parametrize(("engine", "pairs"), [("sampled_chain", 100_000), ("tree", FEWER)], indirect=["engine"])
+@chain_and_tree
 @pytest.mark.parametrize("head", HEADS)
-def test_law_with_every_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str, pairs: int) -> None:
+def test_law_with_every_head(
+    request: pytest.FixtureRequest, engine: Any, toy: Toy, drafters: dict[str, Path], head: str
+) -> None:
     swap_drafter(engine, str(drafters[head]))
-    check_pairs(engine, toy, pairs)
+    check_pairs(engine, toy, 100_000 if request.node.callspec.params["engine"] == "sampled_chain" else FEWER)
 
 
 @chain_and_tree
