@@ -122,6 +122,12 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
     plan, config = prepared.plan, prepared.config
     state = SweepState(plan, read(folder.journal))
     with cluster(config.ray.address, min_cpus=2 * config.ray.num_cpus):
+        alive = sum(node["Alive"] for node in ray.nodes())
+        if alive < config.engine.nodes:  # Tune would wait for them without a word
+            raise ValueError(
+                f"engine.nodes is {config.engine.nodes}, but the Ray cluster has {alive} node(s); lower it, or set "
+                "ray.address or RAY_ADDRESS to a cluster with as many"
+            )
         actor = journal_actor(folder.journal)
         journal = RemoteJournal(actor)
         for trial in plan.trials:

@@ -138,6 +138,7 @@ def _trial(child: Run) -> Trial:
     if params["head"] != PLAIN:
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         path = own.pop("checkpoint")
-        drafter = Drafter(label=params["head"], path=path, head=own, algorithm=params["speculative_algorithm"])
+        algorithm = params.get("speculative_algorithm", "EAGLE3")  # sweeps had no others before they named it
+        drafter = Drafter(label=params["head"], path=path, head=own, algorithm=algorithm)
     traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
     return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)

@@ -2,6 +2,7 @@
 one."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from servers import two_ray_nodes
@@ -36,4 +37,10 @@ def test_each_engine_ran_on_both_nodes(finished: Sweep) -> None:
         f"s2.{engine}{node}.log" for engine in ("plain", "full") for node in ("", ".node1")
     }
     for file in logs.glob("*.node1.log"):
-        assert "tp_rank=1" in file.read_text() or "TP1" in file.read_text()
+        assert " TP1] " in file.read_text()
+
+
+def test_more_nodes_than_there_are_end_the_sweep_at_once(tmp_path: Path) -> None:
+    run = sweep(tmp_path, "engine.nodes=2", "engine.extra.tp_size=2", *SMALL)
+    assert run.returncode == 2
+    assert "error: engine.nodes is 2, but the Ray cluster has 1 node(s); lower it" in run.stderr
