@@ -13,7 +13,8 @@ if not torch.cuda.is_available():
     # Triton decides at a kernel's definition whether it is interpreted, and looks again at each launch (the fixture
     # `interpreter`); engines that tests start must not inherit it
     os.environ["TRITON_INTERPRET"] = "1"
-    for _file in sorted((Path(__file__).parents[1] / "kernels" / "rayspec_kernels").glob("*/*.py")):
+    # not __init__ by that name: it would run twice, and the second registration of an operator frees the first
+    for _file in sorted((Path(__file__).parents[1] / "kernels" / "rayspec_kernels").glob("*/[!_]*.py")):
         importlib.import_module(f"rayspec_kernels.{_file.parent.name}.{_file.stem}")
     del os.environ["TRITON_INTERPRET"]
 
