@@ -17,6 +17,7 @@ from torch import nn
 from rayspec.records import RequestRecord
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads.quantized import QuantizedMatrix
 from sglang_ext.trees import CandidateTree
 
@@ -95,7 +96,23 @@ class LastHiddenCost:
         return sum(n * flops for n, flops in zip(rows, self.position_flops, strict=False))
 
 
-DrafterCost = Eagle3Cost | LastHiddenCost
+@dataclass(frozen=True, kw_only=True)
+class SpecFormerCost:
+    """`layer`: of a row of the context layer, with what comes before it. `slots_flops`: of one draft up to its SwiGLU,
+    for all slots that it was made for. `position_flops`: of SwiGLU and head at each draft position."""
+
+    params: int
+    layer: DecoderCost
+    slots_flops: int
+    position_flops: tuple[int, ...]
+
+    def drafting(self, shape: StepShape, keys: float) -> float:
+        """FLOPs of one step: the context layer sees every verified token, and one row is drafted from."""
+        positions = sum(self.position_flops[: shape.draft_steps])
+        return self.layer.flops(shape.num_draft_tokens, keys) + self.slots_flops + positions
+
+
+DrafterCost = Eagle3Cost | LastHiddenCost | SpecFormerCost
 
 
 def mbsu(tau: float, draft_params: int, target_params: int, gamma: int) -> float:
@@ -133,6 +150,8 @@ def drafter_cost(path: str) -> DrafterCost:
     drafter, _ = load_drafter(path)
     matrices = [m for m in drafter.modules() if isinstance(m, QuantizedMatrix)]
     params = sum(p.numel() for p in drafter.parameters()) + sum(m.shape.numel() for m in matrices)
+    if isinstance(drafter, SpecFormerDrafter):
+        return _specformer_cost(drafter, params)
     if isinstance(drafter, LastHiddenDrafter):
         positions = range(drafter.config.positions)
         return LastHiddenCost(
@@ -142,15 +161,32 @@ def drafter_cost(path: str) -> DrafterCost:
             tree=drafter.draft_tree,
         )
     body = drafter.config
-    linear = [m for m in drafter.midlayer.modules() if isinstance(m, nn.Linear)]
     return Eagle3Cost(
         params=params,
         fuse_flops=2 * drafter.fc.weight.numel(),
         layer=DecoderCost(
-            flops_per_row=2 * sum(m.weight.numel() for m in linear),
+            flops_per_row=_row_flops(drafter.midlayer),
             flops_per_row_and_key=4 * body.num_attention_heads * body.head_dim,
         ),
         head_flops=drafter.lm_head.cost(1).flops,
+    )
+
+
+def _row_flops(*modules: nn.Module) -> int:
+    """Of the linear layers, for one row."""
+    return 2 * sum(m.weight.numel() for module in modules for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def _specformer_cost(drafter: SpecFormerDrafter, params: int) -> SpecFormerCost:
+    c = drafter.config
+    assert drafter.context_attn is not None, "read from a folder"
+    per_key = 4 * c.num_attention_heads * c.head_dim
+    projection = _row_flops(drafter.position_proj) if c.position_projection else 0
+    return SpecFormerCost(
+        params=params,
+        layer=DecoderCost(flops_per_row=_row_flops(drafter.fc, drafter.context_attn), flops_per_row_and_key=per_key),
+        slots_flops=projection + c.positions * (_row_flops(drafter.slot_attn) + c.positions * per_key),
+        position_flops=tuple(_row_flops(drafter.mlp) + drafter.lm_head.at(i).cost(1).flops for i in range(c.positions)),
     )
 
 
@@ -193,7 +229,7 @@ def cost_metrics(
     if target.decoder is not None:
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
-    if isinstance(drafter, LastHiddenCost):  # without an embedding of its own, and read once a step
+    if isinstance(drafter, LastHiddenCost | SpecFormerCost):  # without an embedding of its own, and read once a step
         out["mbsu"] = mbsu(tau, drafter.params, target.params, gamma=1)
     elif drafter is not None:
         out["mbsu"] = mbsu(tau, drafter.params + target.embedding_params, target.params, shape.draft_steps)

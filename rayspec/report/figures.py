@@ -8,10 +8,12 @@ from matplotlib.figure import Figure
 
 from rayspec.report.head_figures import acceptance_figure, category_figure, prediction_figure, tradeoff_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
-from rayspec.report.style import house_style, save_figures
+from rayspec.report.style import Heads, house_style, save_figures
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
+
+MOST_HEADS = 40  # more are not told apart by numbers in points, nor fit into a legend
 
 
 def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
@@ -20,8 +22,11 @@ def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
 
 
 def sweep_figures(results: "Sequence[TrialResult]") -> dict[str, Figure]:
-    """The figures by name, in the order in which a reader wants them."""
+    """The figures by name, in the order in which a reader wants them; of very many heads those of the fastest."""
     measured = [r for r in results if r.error is None]
+    all_heads = Heads.of(measured).names
+    if len(all_heads) > MOST_HEADS:
+        measured = _of_the_fastest(measured)
     with house_style():
         figures = {
             "speedup": speedup_figure(measured),
@@ -32,4 +37,18 @@ def sweep_figures(results: "Sequence[TrialResult]") -> dict[str, Figure]:
             "acceptance": acceptance_figure(measured),
             "tau_by_category": category_figure(measured),
         }
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    if len(all_heads) > MOST_HEADS:
+        for figure in drawn.values():
+            figure.suptitle(f"the {MOST_HEADS} fastest of {len(all_heads)} heads; the table has all", fontsize=9)
+    return drawn
+
+
+def _of_the_fastest(results: "Sequence[TrialResult]") -> "list[TrialResult]":
+    """The trials of the heads with the highest throughput in any trial, and of plain decoding."""
+    best: dict[str, float] = {}
+    for r in results:
+        if r.trial.drafter is not None:
+            best[r.trial.head] = max(best.get(r.trial.head, 0.0), r.metrics.get("output_tokens_per_s", 0.0))
+    kept = set(sorted(best, key=lambda head: -best[head])[:MOST_HEADS])
+    return [r for r in results if r.trial.drafter is None or r.trial.head in kept]

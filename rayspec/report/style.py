@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+USUAL_LEGEND_ROWS = 3  # the panels' height allows for them
 DASHES = ("--", ":", "-.", (0, (5, 1)))
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -114,8 +115,10 @@ def panels(
 
 
 def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]], columns: int = 6) -> None:
-    """One legend below all panels."""
+    """One legend below all panels, which keep their size under a long one."""
     handles, labels = zip(*entries, strict=True)
+    rows = -(-len(entries) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.22 * max(0, rows - USUAL_LEGEND_ROWS))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(entries)))
 
 

@@ -6,6 +6,7 @@ B = sequences, T = positions, G = target hidden size, V = vocabulary.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, default_taps
+from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.drafters.specformer import specformer_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 
 
@@ -73,13 +76,14 @@ class FrozenTarget:
         return self.model.get_input_embeddings()(ids)
 
     @torch.no_grad()
-    def features(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """(taps [B, T, taps * G], normed last hidden state [B, T, G]) of right-padded sequences.
+    def features(self, ids_BT: Tensor, taps: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
+        """(taps [B, T, taps * G], normed last hidden state [B, T, G]) of right-padded sequences; `taps` None for
+        EAGLE-3's.
 
         No attention mask: under causal attention a pad on the right changes nothing to its left.
         """
         out = self.model.get_decoder()(input_ids=ids_BT, output_hidden_states=True, use_cache=False)
-        return torch.cat([out.hidden_states[i] for i in self.taps], dim=-1), out.last_hidden_state
+        return torch.cat([out.hidden_states[i] for i in taps or self.taps], dim=-1), out.last_hidden_state
 
     @torch.no_grad()
     def last_hidden(self, ids_BT: Tensor) -> Tensor:
@@ -103,31 +107,33 @@ class FrozenTarget:
             tap_layers=self.taps if tap_layers is None else tap_layers,
         )
 
-    def last_hidden_sizes(self) -> dict[str, int]:
-        """The target's sizes that a drafter of its last hidden state has."""
+    def sizes(self) -> dict[str, Any]:
+        """What a drafter that is shaped like the target has of it; a kind's `Config.of_target` says which."""
         c = self.model.config
         return {
             "hidden_size": c.hidden_size,
             "vocab_size": c.vocab_size,
             "max_position_embeddings": c.max_position_embeddings,
+            "intermediate_size": c.intermediate_size,
+            "num_attention_heads": c.num_attention_heads,
+            "num_key_value_heads": c.num_key_value_heads,
+            "head_dim": getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+            "rms_norm_eps": c.rms_norm_eps,
         }
 
     def drafter_config(self, intermediate_size: int | None = None) -> Eagle3Config:
         """A drafter layer shaped like one of the target's layers (`intermediate_size`: None = the target's)."""
+        sizes = self.sizes() | ({} if intermediate_size is None else {"intermediate_size": intermediate_size})
         c = self.model.config
-        return Eagle3Config(
-            hidden_size=c.hidden_size,
-            target_hidden_size=c.hidden_size,
-            intermediate_size=intermediate_size or c.intermediate_size,
-            num_attention_heads=c.num_attention_heads,
-            num_key_value_heads=c.num_key_value_heads,
-            head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
-            vocab_size=c.vocab_size,
-            tap_layers=self.taps,
-            rms_norm_eps=c.rms_norm_eps,
-            rope_theta=_rope_theta(c),
-            max_position_embeddings=c.max_position_embeddings,
-        )
+        return Eagle3Config(**sizes, target_hidden_size=c.hidden_size, tap_layers=self.taps, rope_theta=_rope_theta(c))
+
+    def options_config(self, cls: type[LastHiddenConfig], options: Mapping[str, Any]) -> LastHiddenConfig:
+        """The config of a drafter kind with options, made for this target. Raises ValueError."""
+        sizes = self.sizes()
+        if "tap_layers" in cls.of_target:
+            c = self.model.config
+            sizes |= {"tap_layers": specformer_taps(c.num_hidden_layers), "rope_theta": _rope_theta(c)}
+        return cls.from_options(options, {name: sizes[name] for name in cls.of_target})
 
 
 def _rope_theta(config: Any) -> float:

@@ -14,12 +14,13 @@ from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.recipe import Recipe, init_body
+from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.checkpoint import WEIGHTS, Drafter, load_drafter, weights_sha256
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads import DraftHead, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
@@ -57,21 +58,28 @@ def new_drafter(
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
         return _drafter_on_base(target, head, origin)
-    if head.drafter_kind != "eagle3":
-        return _new_last_hidden(target, head, origin)
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
+    if head.drafter_kind != "eagle3":
+        drafter = _new_last_hidden(target, head, origin)
+        if isinstance(drafter, SpecFormerDrafter):
+            init_specformer(drafter, _rms(target.last_hidden(probe.ids_BT), probe), recipe.seed)
+        return drafter
     taps, _ = target.features(probe.ids_BT)
-    deepest = taps[probe.sequence_N, probe.position_N, -target.model.config.hidden_size :]
-    tap_rms = deepest.float().pow(2).mean().sqrt().item()
     lm_head = head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
     drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
-    init_body(drafter, target.final_norm_G.float(), tap_rms, recipe.seed)
+    deepest_rms = _rms(taps[..., -target.model.config.hidden_size :], probe)
+    init_body(drafter, target.final_norm_G.float(), deepest_rms, recipe.seed)
     return drafter
+
+
+def _rms(states_BTG: Tensor, batch: Batch) -> float:
+    """Over the batch's answers."""
+    return states_BTG[batch.sequence_N, batch.position_N].float().pow(2).mean().sqrt().item()
 
 
 def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> LastHiddenDrafter:
     cls = drafter_class(head.drafter_kind)
-    config = cls.Config.from_options(head.drafter_options, target.last_hidden_sizes())
+    config = target.options_config(cls.Config, head.drafter_options)
 
     def make() -> DraftHead:
         return head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
@@ -90,7 +98,7 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
             "both must be the same"
         )
     if isinstance(drafter, LastHiddenDrafter):
-        asked = type(drafter.config).from_options(head.drafter_options, target.last_hidden_sizes())
+        asked = target.options_config(type(drafter.config), head.drafter_options)
         if asked.options() != drafter.config.options():
             raise ValueError(
                 f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.specformer import SpecFormerDrafter
 
 OPTIMIZERS = ("adamw", "muon")
 
@@ -85,7 +86,7 @@ class Recipe:
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         if not trained:
             return []
-        body = [p for name, p in trained.items() if p.ndim == 2 and not name.startswith("lm_head.")]
+        body = [p for name, p in trained.items() if _is_matrix(name, p)]
         use_muon = self.optimizer == "muon" and bool(body)
         muon_ids = {id(p) for p in body} if use_muon else set()
         rest = [p for p in trained.values() if id(p) not in muon_ids]
@@ -106,6 +107,11 @@ class Recipe:
         return self.lr * factor
 
 
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix of the body; codes of positions are rows, not a map."""
+    return parameter.ndim == 2 and name.endswith(".weight") and not name.startswith("lm_head.")
+
+
 def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, tap_rms: float, seed: int) -> None:
     """Initialise everything but the head; one seed gives one body, whatever the head.
 
@@ -116,7 +122,7 @@ def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, tap_rms: float, seed
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in drafter.named_parameters():
-        if parameter.ndim == 2 and not name.startswith("lm_head."):
+        if _is_matrix(name, parameter):
             nn.init.normal_(parameter, std=0.02, generator=generator)
     H = drafter.config.hidden_size
     with torch.no_grad():
@@ -124,3 +130,20 @@ def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, tap_rms: float, seed
         drafter.fc.weight[:, -H:] = torch.eye(H)
         drafter.fc.weight /= tap_rms
         drafter.norm.weight.copy_(final_norm_H)
+
+
+def init_specformer(drafter: SpecFormerDrafter, last_hidden_rms: float, seed: int) -> None:
+    """Initialise everything but the head, so that every slot starts as the target's own last hidden state, which has
+    the size `last_hidden_rms`, and would propose what the target says next: where Medusa starts from, too."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in drafter.named_parameters():
+        if _is_matrix(name, parameter):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+    c = drafter.config
+    with torch.no_grad():
+        drafter.fc.weight[:, : -c.hidden_size] *= 0.1
+        drafter.fc.weight[:, -c.hidden_size :] = torch.eye(c.hidden_size)
+        if c.position_projection:
+            drafter.position_proj.weight += torch.eye(c.hidden_size).repeat(c.positions, 1)
+        drafter.position_code.normal_(std=0.02, generator=generator)
+        drafter.norm.weight.fill_(last_hidden_rms)

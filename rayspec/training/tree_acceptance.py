@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import carried
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.trees import Draft, Proposer
 
@@ -41,7 +42,6 @@ def measure_tree(
     limit: int | None = None,
 ) -> TreeAcceptance:
     """Greedy decoding along the first `limit` greedy answers. Raises ValueError if there are none long enough."""
-    dtype = next(drafter.parameters()).dtype
     emitted = nodes = steps = 0
     for n in (answers.temperature_N == 0).nonzero().squeeze(1)[:limit].tolist():
         first, length = int(answers.prompt_length_N[n]), int(answers.length_N[n])
@@ -50,7 +50,7 @@ def measure_tree(
         root_B = torch.arange(first, length - draft_steps)
         if not len(root_B):
             continue
-        hidden_BH = target.last_hidden(ids_L[None])[0, root_B - 1].to(dtype)
+        hidden_BH = carried(drafter, target, ids_L[None])[0][0, root_B - 1]
         draft = proposer.propose(drafter, hidden_BH, ids_L[root_B], target.embed)
         accepted_B = accepted_drafts(draft, ids_L, root_B).tolist()
         nodes_B = [proposer.num_nodes] * len(root_B) if draft.num_nodes_B is None else draft.num_nodes_B.tolist()

@@ -24,6 +24,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 
@@ -106,7 +107,7 @@ class Rows(NamedTuple):
 def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
     """The rows of a batch over a draft of `num_steps` steps, every step given the tokens that are really before it."""
     if isinstance(drafter, LastHiddenDrafter):
-        return _read_last_hidden(drafter, target, batch, num_steps)
+        return _read_carried(drafter, target, batch, num_steps)
     taps, last_hidden = target.features(batch.ids_BT)
     unrolled = unroll(drafter, target, batch.ids_BT, taps, num_steps)
 
@@ -122,17 +123,29 @@ def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: in
     )
 
 
-def _read_last_hidden(drafter: LastHiddenDrafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
-    """Position i predicts x_{p+1} from the hidden state of x_{p-1-i} and, where it reads the path, x_{p-i} .. x_p."""
-    last_hidden = target.last_hidden(batch.ids_BT)
+def carried(drafter: LastHiddenDrafter, target: FrozenTarget, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """The vector [B, T, H] that the drafter would draft from after each token, in its dtype, and the target's last
+    hidden state [B, T, G]."""
     dtype = next(drafter.parameters()).dtype
+    if isinstance(drafter, SpecFormerDrafter):
+        taps, last_hidden = target.features(ids_BT, drafter.config.tap_layers)
+        return drafter.context(taps.to(dtype)), last_hidden
+    last_hidden = target.last_hidden(ids_BT)
+    return last_hidden.to(dtype), last_hidden
+
+
+def _read_carried(drafter: LastHiddenDrafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
+    """Position i predicts x_{p+1} from the vector after x_{p-1-i} and, where it reads the path, x_{p-i} .. x_p."""
+    carried_BTH, last_hidden = carried(drafter, target, batch.ids_BT)
+    own_BTKH = drafter.begin(carried_BTH.flatten(0, 1), num_steps).unflatten(0, carried_BTH.shape[:2])
     states, features, embeds = [], [], []
     for i in range(num_steps):
-        feature_NH = last_hidden[batch.sequence_N, batch.position_N - 1 - i].to(dtype)
+        before_N = batch.position_N - 1 - i
         path_Nd = batch.position_N[:, None] + torch.arange(-i, 1)
-        path_NdH = target.embed(batch.ids_BT[batch.sequence_N[:, None], path_Nd]).to(dtype)
-        states.append(drafter.state(i, feature_NH, path_NdH if drafter.reads_path else None))
-        features.append(feature_NH)
+        path_NdH = target.embed(batch.ids_BT[batch.sequence_N[:, None], path_Nd]).to(carried_BTH.dtype)
+        own_NH = own_BTKH[batch.sequence_N, before_N, i]
+        states.append(drafter.state(i, own_NH, path_NdH if drafter.reads_path else None))
+        features.append(carried_BTH[batch.sequence_N, before_N].detach())
         embeds.append(path_NdH[:, -1 if drafter.reads_path else 0])  # what is known when the position is drafted
     return Rows(
         torch.stack(states),
@@ -156,13 +169,11 @@ def backward_head(
     for rows, chunk in all_rows.chunks(chunk_rows):
         hidden_KnH = chunk.hidden_KNH.detach().requires_grad_(all_rows.hidden_KNH.requires_grad)
         p_nV = target.distribution(chunk.last_hidden_NG, dtype)
-        total = hidden_KnH.new_zeros((), dtype=torch.float32)
-        for i, hidden_nH in enumerate(hidden_KnH.unbind()):
+        for i in range(K):
             own = head.at(i)
-            step_loss = own.loss(hidden_nH, i, chunk.route(own, i), p_nV).sum() / N
+            step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV).sum() / N
             loss_K[i] += step_loss.detach()
-            total = total + decay**i * step_loss
-        total.backward()
+            (decay**i * step_loss).backward()  # frees this step's logits before the next step's are made
         if hidden_KnH.grad is not None:
             grad_KNH[:, rows] = hidden_KnH.grad
     return grad_KNH, loss_K

@@ -19,6 +19,7 @@ ALGORITHMS: dict[str, Serves] = {
     "MEDUSA": Serves(("medusa",), "static"),
     "HYDRA": Serves(("hydra",), "static"),
     "SLIM": Serves(("medusa",), "slim"),
+    "SPECFORMER": Serves(("specformer",), None),
 }
 
 
@@ -42,7 +43,7 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
 
 def family_of(algorithm: str) -> str:
     """What one running engine serves: drafters of a family can be swapped for each other."""
-    return "last_hidden" if algorithm in ALGORITHMS else algorithm.lower()
+    return "last_hidden" if algorithm in ALGORITHMS and algorithm != "SPECFORMER" else algorithm.lower()
 
 
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:

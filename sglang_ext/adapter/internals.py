@@ -319,6 +319,21 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft",
     ),
     Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
+        ("self",),
+        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaForCausalLM.forward",
+        ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors"),
+        "calls `logits_processor`, which sglang_ext.adapter.specformer_worker.append_output_to_taps listens to",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaAttention.forward",
+        ("self", "positions", "hidden_states", "forward_batch"),
+        "called by sglang_ext.adapter.models.specformer",
+    ),
+    Internal(
         "sglang.srt.speculative.frozen_kv_mtp_utils.select_last_extend_hidden",
         ("batch", "hidden_states"),
         "called by sglang_ext.adapter.last_hidden_worker",

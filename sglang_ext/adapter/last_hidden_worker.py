@@ -52,42 +52,16 @@ class TreeVerifyInput(EagleVerifyInput):
         return min(self.spec_steps + 1, self.draft_token_num)
 
 
-class LastHiddenDraftWorker(EagleDraftWorkerBase):
-    """Drafter and tree, with no model runner of their own."""
+class CarriedDrafting:
+    """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
-    draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
-
-    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        super().__init__()
-        self.target_worker = target_worker
-        self.device = get_device().device
-        self.topk = get_spec().speculative_eagle_topk
-        self.speculative_num_steps = get_spec().speculative_num_steps
-        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
-        # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
-        self.parallel_layout = resolve_draft_parallel_layout(
-            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
-        )
-        # SGLang asks the draft runner for the width of the hidden state: the target's
-        self.draft_runner = target_worker.model_runner
-        info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
-        self._host(info, read_tensors(info))
-
-    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
-        drafter = empty_drafter(info)
-        assert isinstance(drafter, LastHiddenDrafter), "checked_info"
-        assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
-        info.target.check_served_with(served_target(()), info.path)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
-        with naming(info):
-            drafter.load_state_dict(tensors)
-            check_loaded(drafter, served_stop_ids())
-            proposer = self._proposer(drafter)
-        drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
-        if not has_accelerator():
-            drafter.lm_head.pack()
-        self.info, self.drafter, self.proposer = info, drafter, proposer
+    drafter: LastHiddenDrafter
+    proposer: Proposer
+    target_worker: Any
+    device: str
+    topk: int
+    speculative_num_steps: int
+    speculative_num_draft_tokens: int
 
     def _proposer(self, drafter: LastHiddenDrafter) -> Proposer:
         """The drafter's tree at this engine's size. Raises ValueError where it does not fit."""
@@ -107,30 +81,6 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         if drafter.draft_tree is None:
             raise ValueError("it has no draft_tree; give it one, or serve it as a chain: --speculative-eagle-topk 1")
         return drafter.draft_tree.fit(steps, topk, nodes, self.device)
-
-    def check_swappable(self) -> None:
-        """Drafting is never captured in graphs."""
-
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
-        if not any(info.kind in serves.drafters for serves in ALGORITHMS.values()):
-            raise ValueError(
-                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
-                f"{self.info.kind} has; restart"
-            )
-        self._host(info, tensors)
-
-    def alloc_memory_pool(self, **kwargs: Any) -> None:
-        pass
-
-    def init_attention_backends(self) -> None:
-        pass
-
-    def init_cuda_graphs(self) -> None:
-        pass
-
-    def draft_extend(self) -> None:
-        pass
 
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target_worker.model_runner.model.get_input_embeddings()(ids)
@@ -204,6 +154,75 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         full_mask_reference(tree.mask_BNN, batch.seq_lens.long(), buffer)
         return buffer
 
+    def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
+        """What goes to the next step. SGLang relays and merges the other two fields of every request."""
+        B = len(hidden_BH)
+        draft_input.hidden_states = hidden_BH
+        draft_input.topk_p = torch.zeros(B, self.topk, device=self.device)
+        draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
+
+
+class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
+    """Drafter and tree, with no model runner of their own."""
+
+    draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self.target_worker = target_worker
+        self.device = get_device().device
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
+        self.parallel_layout = resolve_draft_parallel_layout(
+            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
+        )
+        # SGLang asks the draft runner for the width of the hidden state: the target's
+        self.draft_runner = target_worker.model_runner
+        info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
+        self._host(info, read_tensors(info))
+
+    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
+        drafter = empty_drafter(info)
+        assert isinstance(drafter, LastHiddenDrafter), "checked_info"
+        assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
+        info.target.check_served_with(served_target(()), info.path)
+        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        with naming(info):
+            drafter.load_state_dict(tensors)
+            check_loaded(drafter, served_stop_ids())
+            proposer = self._proposer(drafter)
+        drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
+        if not has_accelerator():
+            drafter.lm_head.pack()
+        self.info, self.drafter, self.proposer = info, drafter, proposer
+
+    def check_swappable(self) -> None:
+        """Drafting is never captured in graphs."""
+
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
+        if not any(info.kind in serves.drafters for serves in ALGORITHMS.values()):
+            raise ValueError(
+                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
+                f"{self.info.kind} has; restart"
+            )
+        self._host(info, tensors)
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        pass
+
+    def init_attention_backends(self) -> None:
+        pass
+
+    def init_cuda_graphs(self) -> None:
+        pass
+
+    def draft_extend(self) -> None:
+        pass
+
     def _draft_extend_for_prefill(
         self, batch: Any, target_hidden: Tensor, next_token_ids: Tensor, *args: Any, **kwargs: Any
     ) -> EagleDraftInput:
@@ -217,13 +236,6 @@ class LastHiddenDraftWorker(EagleDraftWorkerBase):
         first_B = torch.arange(len(batch.seq_lens), device=self.device) * batch_result.speculative_num_draft_tokens
         last_B = first_B + batch_result.accept_lens.long() - 1
         self._carry(batch_result.next_draft_input, batch_result.logits_output.hidden_states[last_B])
-
-    def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
-        """What goes to the next step. SGLang relays and merges the other two fields of every request."""
-        B = len(hidden_BH)
-        draft_input.hidden_states = hidden_BH
-        draft_input.topk_p = torch.zeros(B, self.topk, device=self.device)
-        draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
 
 
 def _without_padding(draft: Draft) -> Draft:

@@ -15,8 +15,9 @@ def _describe(model: str, tokenizer: str, revision: str | None, trusted: bool) -
     return config.hidden_size, config.vocab_size, config.num_hidden_layers, vocabulary_sha256(vocabulary)
 
 
-def served_target(tap_layers: tuple[int, ...]) -> TargetInfo:
-    """The target of this SGLang process; `tap_layers` are those that the drafter asks for.
+def served_target(tap_layers: tuple[int, ...], with_output: bool = False) -> TargetInfo:
+    """The target of this SGLang process; `tap_layers` are those that the drafter asks for. `with_output`: the first may
+    be the embedding's output and the last must be the target's.
 
     Raises ValueError where a tap lies outside of the target.
     """
@@ -26,7 +27,13 @@ def served_target(tap_layers: tuple[int, ...]) -> TargetInfo:
     hidden, vocab, layers, fingerprint = _describe(
         args.model_path, args.tokenizer_path or args.model_path, args.revision, args.trust_remote_code
     )
-    outside = [tap for tap in tap_layers if not 0 < tap < layers]
+    inputs = tap_layers[:-1] if with_output else tap_layers
+    if with_output and tap_layers[-1] != layers:
+        raise ValueError(
+            f"the drafter taps the output of layer {tap_layers[-1]} as its target's last, but the target "
+            f"{args.model_path} has {layers} layers; serve it with its own target"
+        )
+    outside = [tap for tap in inputs if not (0 if with_output else 1) <= tap < layers]
     if outside:
         raise ValueError(
             f"the drafter taps layer {outside[0]}, but the target {args.model_path} has layers 1..{layers - 1}; "

@@ -93,6 +93,27 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         return LastHiddenWorker
 
 
+class SpecFormerAlgorithm(LastHiddenAlgorithm):
+    """With taps of the target and a cache, as EAGLE-3 has."""
+
+    def is_eagle3(self) -> bool:
+        return True
+
+    def has_draft_kv(self) -> bool:
+        return True
+
+    def create_worker(self, server_args: Any) -> Any:
+        from sglang.srt.speculative import eagle_worker_v2
+
+        from sglang_ext.adapter.plugin import prepare_scheduler
+        from sglang_ext.adapter.specformer_worker import SpecFormerDraftWorker
+        from sglang_ext.adapter.step_clock import TimedEagleWorker
+
+        prepare_scheduler()
+        eagle_worker_v2.EagleDraftWorker = SpecFormerDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+        return TimedEagleWorker
+
+
 def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
     """Nodes that the drafter's tree can have, with the root. Raises ValueError for a drafter without a tree."""
     if info.tree is None:
@@ -107,7 +128,8 @@ def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
 def register_algorithms() -> None:
     """Once in every process, by the plugin."""
     for name in ALGORITHMS:
+        cls = SpecFormerAlgorithm if name == "SPECFORMER" else LastHiddenAlgorithm
 
-        @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=LastHiddenAlgorithm)
+        @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=cls)
         def factory(server_args: Any) -> None:
             """`LastHiddenAlgorithm.create_worker` names the worker itself."""

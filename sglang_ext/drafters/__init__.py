@@ -7,6 +7,7 @@ DRAFTERS: dict[str, str] = {
     "eagle3": "sglang_ext.drafters.eagle3:Eagle3Drafter",
     "medusa": "sglang_ext.drafters.medusa:MedusaDrafter",
     "hydra": "sglang_ext.drafters.hydra:HydraDrafter",
+    "specformer": "sglang_ext.drafters.specformer:SpecFormerDrafter",
 }
 
 
@@ -20,4 +21,5 @@ def drafter_class(kind: str) -> Any:
 
 def architecture_of(kind: str) -> str:
     """What `architectures` of a checkpoint names."""
-    return f"RaySpec{kind.capitalize()}"
+    names = {"specformer": "SpecFormer"}
+    return f"RaySpec{names.get(kind, kind.capitalize())}"

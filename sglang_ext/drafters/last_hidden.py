@@ -1,4 +1,5 @@
-"""What drafters share that read nothing but the target's last hidden state: Medusa, Hydra, and BPD as their chain.
+"""What drafters share that draft from one vector a request. It is the target's last hidden state: Medusa, Hydra, and
+BPD as their chain; or (SpecFormer) what a layer of their own has made of several.
 
 T = rows, H = hidden size of the target, d = tokens of a path.
 
@@ -40,11 +41,11 @@ class LastHiddenConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
         """From a `drafter` entry without its kind, and the target's sizes. Raises ValueError for unknown options."""
-        own = {f.name: f.type for f in fields(cls) if f.name not in cls.of_target}
+        own = {f.name: f.default for f in fields(cls) if f.name not in cls.of_target}
         for name, value in options.items():
             if name not in own:
                 raise ValueError(f"drafter has no option {name!r}; its options: {', '.join(own)}")
-            wanted = bool if name == "shared_head" else int
+            wanted = type(own[name])
             if type(value) is not wanted:
                 raise ValueError(f"drafter.{name} must be of type {wanted.__name__}, got {value!r}")
         return cls(**options, **sizes)
@@ -109,12 +110,16 @@ class LastHiddenDrafter(nn.Module, ABC):
         self.lm_head = head
         self.draft_tree = draft_tree
 
+    def begin(self, hidden_TH: Tensor, num_steps: int) -> Tensor:
+        """What each position of a draft reads of the one vector of each row, [T, num_steps, H]; made once a draft."""
+        return hidden_TH[:, None].expand(-1, num_steps, -1)
+
     @abstractmethod
     def state(self, step: int, hidden_TH: Tensor, path_TdH: Tensor | None) -> Tensor:
         """What the head of a draft position reads, [T, H].
 
         Args:
-            hidden_TH: the target's last hidden state of each row.
+            hidden_TH: what `begin` gives this position: for most the target's last hidden state itself.
             path_TdH: embeddings of the d = step + 1 tokens from the root on that are drafted before this position;
                 None where `reads_path` is false.
         """

@@ -193,10 +193,11 @@ class SlimProposer(Proposer):
         self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
         k, ids, log_p = self.topk, [], []
+        own_BKH = drafter.begin(hidden_BH, self.draft_steps)
         for step in range(self.draft_steps):
             head = drafter.lm_head.at(step)
             routed = head.route(embed(root_B), hidden_BH, step) if head.routes else None
-            picked = pick(head, drafter.state(step, hidden_BH, None), step, k, routed)
+            picked = pick(head, drafter.state(step, own_BKH[:, step], None), step, k, routed)
             assert picked.log_p_Tk is not None, "a tree has two candidates of a position at least"
             ids.append(picked.token_ids_Tk)
             log_p.append(picked.log_p_Tk)

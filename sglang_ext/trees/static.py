@@ -160,13 +160,14 @@ class StaticProposer(Proposer):
         B = len(root_B)
         tokens_BN = root_B.new_empty((B, self.num_nodes), dtype=torch.int64)
         tokens_BN[:, 0] = root_B
+        own_BKH = drafter.begin(hidden_BH, len(self.levels))
         for step, level in enumerate(self.levels):
             head = drafter.lm_head.at(step)
-            path_TdH, hidden_TH = None, hidden_BH
+            path_TdH, hidden_TH, own_TH = None, hidden_BH, own_BKH[:, step]
             if drafter.reads_path:
                 path_TdH = embed(tokens_BN[:, level.path_Pd].flatten(0, 1))
-                hidden_TH = hidden_BH.repeat_interleave(len(level.path_Pd), dim=0)
-            state_TH = drafter.state(step, hidden_TH, path_TdH)
+                hidden_TH, own_TH = (x.repeat_interleave(len(level.path_Pd), dim=0) for x in (hidden_TH, own_TH))
+            state_TH = drafter.state(step, own_TH, path_TdH)
             routed = None
             if head.routes:
                 last_TH = embed(tokens_BN[:, 0]) if path_TdH is None else path_TdH[:, -1]

@@ -93,7 +93,7 @@ class Sweep:
 def new_medusa(folder: Path) -> Path:
     """Untrained, so that it is hardly ever accepted."""
     target = FrozenTarget.load(target_path("demo"), torch.float32)
-    config = MedusaDrafter.Config.from_options({"positions": 2}, target.last_hidden_sizes())
+    config = target.options_config(MedusaDrafter.Config, {"positions": 2})
     slim = {"kind": "slimspec", "rank": 16}
     drafter = MedusaDrafter(config, config.heads(lambda: head_from_target(slim, target.head_VG.float(), None)))
     save_drafter(folder, drafter, target.info(tap_layers=()))

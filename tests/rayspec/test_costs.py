@@ -12,6 +12,7 @@ from rayspec.costs import DecoderCost, StepShape, cost_metrics, drafter_cost, mb
 from rayspec.shipped import ASSETS
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths
@@ -114,6 +115,38 @@ def test_last_hidden_flops_are_those_that_pytorch_counts(kind: str, shared_head:
             lambda p=proposer: p.propose(drafter, hidden, torch.tensor([3]), lambda i: embedding[i])
         )
         assert drafted == cost.drafting(shape, keys=100), shape
+
+
+@pytest.mark.parametrize("options", [{}, {"position_projection": False}, {"shared_head": False}])
+def test_specformer_flops_are_those_that_pytorch_counts(options: dict[str, bool], tmp_path: Path) -> None:
+    V, H, rows = 80, 16, 5
+    config = SpecFormerConfig(
+        hidden_size=H,
+        vocab_size=V,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        tap_layers=specformer_taps(6),
+        **options,
+    )
+    head = config.heads(lambda: head_from_target({"kind": "slimspec", "rank": 4}, torch.randn(V, H)))
+    target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=config.tap_layers)
+    drafter = SpecFormerDrafter(config, head)
+    save_drafter(tmp_path / "d", drafter, target)
+    cost = drafter_cost(str(tmp_path / "d"))
+    assert cost.params == sum(p.numel() for p in drafter.parameters())
+    proposer = StaticProposer(chain_paths(3), torch.device("cpu"))
+
+    def step() -> None:
+        context = drafter.context(torch.randn(1, rows, 4 * H))[:, -1]
+        proposer.propose(drafter, context, torch.tensor([3]), lambda i: torch.zeros(len(i), H))
+
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel of a CPU is not in the counter's list
+        counted = counted_flops(step)
+    assert counted == cost.drafting(StepShape(draft_steps=3, num_draft_tokens=rows), keys=rows)
 
 
 def test_a_step_is_the_sum_of_its_passes() -> None:

@@ -100,6 +100,21 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
         assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
 
 
+def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:
+    more = []
+    for n in range(50):
+        for r in (r for r in results if r.trial.head == "slimspec-r64"):
+            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
+            metrics = {**r.metrics, "output_tokens_per_s": 1000.0 + n}
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+    write_figures([*results, *more], tmp_path)
+    text = svg_text(tmp_path / "speedup.svg")
+    assert "head-49" in text
+    assert "head-10" in text
+    assert "head-9<" not in text
+    assert "the 40 fastest of 54 heads; the table has all" in text
+
+
 def test_frontier_by_hand(results: list[TrialResult]) -> None:
     points = {"a": (1.0, 10.0), "slower than a": (2.0, 9.0), "b": (3.0, 20.0), "as slow as b": (3.0, 15.0)}
     trials = [

@@ -1,4 +1,4 @@
-"""Training of Medusa and Hydra: what a row reads, what learns, the tree that is found, and what is stored."""
+"""Training of Medusa, Hydra and SpecFormer: what a row reads, what learns, the tree found, and what is stored."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,9 @@ RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, bfloat16=False, chunk
 TREE = {"kind": "static", "nodes": 6, "topk": 3, "sequences": 4}
 MEDUSA = NamedHead(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3}, tree=TREE)
 HYDRA = replace(MEDUSA, name="hydra", drafter={"kind": "hydra", "positions": 3})
+SPECFORMER = replace(MEDUSA, name="specformer", drafter={"kind": "specformer", "positions": 3}, tree=None)
 HEADS = {"medusa": MEDUSA, "hydra": HYDRA}
+KINDS = {**HEADS, "specformer": SPECFORMER}
 PATHS = greedy_paths([[0.5, 0.3, 0.2, 0.1, 0.1, 0.1]] * 3, 24)
 
 
@@ -55,13 +57,13 @@ def random_drafter(target: FrozenTarget, head: NamedHead, answers: AnswerSet) ->
     return drafter
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_row_reads_the_hidden_state_and_the_tokens_before_it(
     kind: str, tiny_target: FrozenTarget, answers: AnswerSet
 ) -> None:
     """Position i at row p, which predicts x_{p+1}, drafts from x_{p-1-i}; the root of that draft is x_{p-i}."""
-    drafter = random_drafter(tiny_target, HEADS[kind], answers)
+    drafter = random_drafter(tiny_target, KINDS[kind], answers)
     batch = Batch.of(answers, torch.tensor([5, 0]))
     rows = roll_out(drafter, tiny_target, batch, 3)
     for n in (0, 7, len(batch.position_N) - 1):
@@ -69,18 +71,23 @@ def test_a_row_reads_the_hidden_state_and_the_tokens_before_it(
         for i in range(3):
             # literally: the prompt as a server would have it, up to the token before the root
             known = batch.ids_BT[b : b + 1, : p - i]
-            hidden_1H = tiny_target.model.get_decoder()(input_ids=known).last_hidden_state[:, -1]
+            out = tiny_target.model.get_decoder()(input_ids=known, output_hidden_states=True)
+            hidden_1H = out.last_hidden_state[:, -1]
+            if kind == "specformer":
+                layers = [out.hidden_states[j] for j in (0, 4, 7)]
+                hidden_1H = drafter.context(torch.cat([*layers, out.last_hidden_state], dim=-1))[:, -1]
             path_1dH = tiny_target.embed(batch.ids_BT[b : b + 1, p - i : p + 1])
-            torch.testing.assert_close(rows.hidden_KNH[i, n], drafter.state(i, hidden_1H, path_1dH)[0])
+            own_1H = drafter.begin(hidden_1H, 3)[:, i]
+            torch.testing.assert_close(rows.hidden_KNH[i, n], drafter.state(i, own_1H, path_1dH)[0])
         assert int(batch.next_ids_N[n]) == int(batch.ids_BT[b, p + 1])
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_the_weighted_cross_entropies(
     kind: str, tiny_target: FrozenTarget, answers: AnswerSet
 ) -> None:
     batch = Batch.of(answers, torch.tensor([1, 2, 6]))
-    chunked, whole = (random_drafter(tiny_target, HEADS[kind], answers) for _ in range(2))
+    chunked, whole = (random_drafter(tiny_target, KINDS[kind], answers) for _ in range(2))
     loss = backward_batch(chunked, tiny_target, batch, num_steps=3, decay=0.5, chunk_rows=7)
     rows = roll_out(whole, tiny_target, batch, 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
@@ -132,7 +139,7 @@ def run_config(folder: Path, *heads: NamedHead, **changes: Any) -> DrafterTrainC
 @pytest.fixture(scope="module")
 def trained(tiny_target: FrozenTarget, answers: AnswerSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    for head in HEADS.values():
+    for head in KINDS.values():
         train_drafter(run_config(folder, head), head, tiny_target, answers, answers)
     return folder
 
@@ -152,6 +159,34 @@ def test_training_learns_and_exports(kind: str, trained: Path, tiny_target: Froz
     assert again.u == pytest.approx(report["held_out"]["u"], abs=0.03)  # stored in bfloat16
     accuracy = rank_accuracy(drafter, tiny_target, answers, topk=3, sequences=4, recipe=RECIPE)
     assert len(info.tree["paths"]) == len(greedy_paths(accuracy, 5)) == 5
+
+
+def test_specformer_learns_and_exports(trained: Path, tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    drafter, info = load_drafter(trained / "out" / "specformer")
+    report = json.loads((trained / "out" / "specformer" / "training.json").read_text())
+    assert report["history"][-1]["loss"] < report["history"][0]["loss"]
+    assert info.target == tiny_target.info("tiny", (0, 4, 7, 8))
+    assert info.provenance["drafter"] == {
+        "kind": "specformer",
+        **{"positions": 3, "shared_head": True, "causal": False, "position_projection": True},
+    }
+    again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
+    assert again.u == pytest.approx(report["held_out"]["u"], abs=0.03)  # stored in bfloat16
+    assert is_exported(run_config(trained, SPECFORMER), SPECFORMER, tiny_target.sha256)
+
+
+@torch.no_grad()
+def test_an_untrained_specformer_proposes_what_the_target_says_next(
+    tiny_target: FrozenTarget, answers: AnswerSet
+) -> None:
+    drafter = new_drafter(tiny_target, SPECFORMER, RECIPE, answers)
+    batch = Batch.of(answers, torch.arange(4))
+    rows = roll_out(drafter, tiny_target, batch, 3)
+    for i in range(3):
+        says_NH = tiny_target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N - 1 - i]
+        said_N = (says_NH @ tiny_target.head_VG.T).argmax(dim=-1)
+        drafted_N = drafter.lm_head.best(rows.hidden_KNH[i], i).squeeze(1)
+        assert (said_N == drafted_N).float().mean() > 0.8
 
 
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
@@ -238,7 +273,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "unseen must be one of zero, one, smoothed",
     ),
     "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
-    "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra, got 'meduza'"),
+    "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
     "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]\.drafter has no option 'heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, "drafter.positions must be at least 1"),
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),

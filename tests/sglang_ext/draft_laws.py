@@ -20,7 +20,7 @@ from laws import pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
-from rayspec.training.ttt import unroll
+from rayspec.training.ttt import carried, unroll
 from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
@@ -103,11 +103,12 @@ def _given(
     """What the head of each draft position is given where the root is token `last`: its hidden state, and the feature
     and the embedding that a router sees."""
     if isinstance(drafter, LastHiddenDrafter):
-        before_RH = toy.target.last_hidden(ids_RT)[:, last - 1]
+        before_RH = carried(drafter, toy.target, ids_RT)[0][:, last - 1]
+        own_RKH = drafter.begin(before_RH, steps)
         path_RdH = toy.target.embed(ids_RT[:, last : last + steps])
         return [
             (
-                drafter.state(step, before_RH, path_RdH[:, : step + 1]),
+                drafter.state(step, own_RKH[:, step], path_RdH[:, : step + 1]),
                 before_RH,
                 path_RdH[:, step if drafter.reads_path else 0],
             )

@@ -12,10 +12,12 @@ import torch
 from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import init_specformer
 from rayspec.training.ttt import Batch, backward_batch
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads import head_from_target
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimOptions, SlimTree
@@ -38,8 +40,11 @@ def new_drafter(
 ) -> LastHiddenDrafter:
     """Untrained: every position proposes what the target would say next."""
     cls = drafter_class(kind)
-    config = cls.Config.from_options(options, target.last_hidden_sizes())
-    return cls(config, config.heads(lambda: head_from_target(head, target.head_VG.float(), artifacts)))
+    config = target.options_config(cls.Config, options)
+    drafter = cls(config, config.heads(lambda: head_from_target(head, target.head_VG.float(), artifacts)))
+    if isinstance(drafter, SpecFormerDrafter):
+        init_specformer(drafter, target.last_hidden(torch.arange(64)[None] % 16).square().mean().sqrt().item(), seed=0)
+    return drafter
 
 
 def train(
@@ -110,5 +115,5 @@ def slim_on(folder: Path, base: Path, answers: AnswerSet, **options: Any) -> Pat
 
 def save(folder: Path, drafter: LastHiddenDrafter, target: FrozenTarget, tree: CandidateTree | None) -> Path:
     drafter.draft_tree = tree
-    save_drafter(folder, drafter, target.info(tap_layers=()), {"recipe": "some seconds"})
+    save_drafter(folder, drafter, target.info(tap_layers=drafter.config.tap_layers), {"recipe": "some seconds"})
     return folder

@@ -1,0 +1,70 @@
+"""SpecFormer's worker: SGLang's EAGLE worker, whose extend after a verification is the drafter's context layer.
+
+The layer runs over what the target has just processed and keeps a cache of its own, as EAGLE's does. Its output at the
+last accepted token is what a request carries to the next step, which makes all draft tokens of it at once
+(`CarriedDrafting`): there is no draft loop.
+"""
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from torch import Tensor, nn
+
+from sglang_ext.adapter.last_hidden_worker import CarriedDrafting
+from sglang_ext.adapter.models.specformer import RaySpecSpecFormer
+from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
+
+
+class SpecFormerDraftWorker(CarriedDrafting, EagleDraftWorker):
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        append_output_to_taps(target_worker.model_runner.model)
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self._take_over()
+
+    @property
+    def model(self) -> RaySpecSpecFormer:
+        return self.draft_runner.model
+
+    def _take_over(self) -> None:
+        with naming(self.model.info):
+            self.proposer = self._proposer(self.model.drafter)
+        self.drafter = self.model.drafter
+
+    def check_swappable(self) -> None:
+        """Drafting is never captured in graphs."""
+
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+        """Host another SpecFormer drafter of the same shape. Raises ValueError; the running one is then unchanged."""
+        self.model.swap(info, tensors)
+        self._take_over()
+
+    def _capture_cuda_graphs(self) -> None:
+        """None: SGLang would capture a draft loop that does not exist."""
+        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
+
+    def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
+        self._carry(draft_input, draft_input.hidden_states)
+        return draft_input
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **kwargs: Any) -> None:
+        super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+        self._carry(batch_result.next_draft_input, batch_result.next_draft_input.hidden_states)
+
+
+def append_output_to_taps(target: nn.Module) -> None:
+    """SGLang taps the inputs of layers; SpecFormer also wants what comes out of the last one, after the norm. That is
+    what the target hands to its logits processor."""
+
+    def with_output(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        input_ids, hidden_TH, lm_head, batch, *rest = arguments
+        taps = named.pop("aux_hidden_states", None) if "aux_hidden_states" in named else rest.pop(0) if rest else None
+        if taps is None:
+            raise RuntimeError(
+                f"{type(target).__name__} gave no taps to its logits processor; it cannot serve SpecFormer"
+            )
+        taps = torch.cat([taps, hidden_TH], dim=-1) if isinstance(taps, Tensor) else [*taps, hidden_TH]
+        return (input_ids, hidden_TH, lm_head, batch, taps, *rest), named
+
+    target.logits_processor.register_forward_pre_hook(with_output, with_kwargs=True)

@@ -1,0 +1,151 @@
+"""SpecFormer in a real engine: token-identical to plain decoding, its cache against recomputing everything, and live
+swap."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import DRAFTERS, TARGET, Ids, Oracle, generate, output_ids, running_engine
+from last_hidden_cases import as_answers, new_drafter, save, train
+from lossless import (
+    check_counts,
+    check_grammar,
+    check_greedy_identity_of,
+    check_long_and_one_token_prompts,
+    check_sampling_path,
+    check_step_clock,
+    check_stop_inside_of_a_block,
+    check_streaming,
+)
+
+from rayspec.calibration.artifacts import load_artifacts
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import carried
+from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters.checkpoint import load_drafter
+
+STEPS, POSITIONS = 3, 4  # fewer are drafted than it was made for
+SLIM = {"kind": "slimspec", "rank": 32}
+SPECS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "specformer": ({}, SLIM),
+    "truncated": ({}, {"kind": "truncated", "size": 1024}),
+    "routed": (
+        {},
+        {"kind": "dynaspec", "clusters": 128, "first": 32, "later": 16, "rule": "fixed", "router_width": 64},
+    ),
+}
+OTHER_BODY = ({"causal": True}, SLIM)
+
+
+@pytest.fixture(scope="module")
+def target() -> FrozenTarget:
+    return FrozenTarget.load(TARGET, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def drafters(
+    target: FrozenTarget, prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Trained for seconds, on the very answers that they are to draft."""
+    folder, answers = tmp_path_factory.mktemp("drafters"), as_answers(prompts, oracle.answers)
+    artifacts = {
+        "ids": load_artifacts("vocabtrim-4096")[0]["ids"],
+        "cluster_of": load_artifacts("clusters-128")[0]["cluster_of"],
+    }
+    made = {}
+    for name, (options, head) in (SPECS | {"causal": OTHER_BODY}).items():
+        torch.manual_seed(0)
+        drafter = new_drafter("specformer", {"positions": POSITIONS, **options}, head, target, artifacts)
+        train(drafter, target, answers, steps=8 if name in ("specformer", "truncated") else 1, batch_size=16, lr=1e-3)
+        made[name] = save(folder / name, drafter, target, None)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(drafters: dict[str, Path]) -> Iterator[Any]:
+    with running_engine(drafters["specformer"], draft_steps=STEPS) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_identity(engine: Any, name: str, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
+    alone = len(prompts) if name == "specformer" else 8
+    answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
+    if name != "routed":  # its own loss trains the router alone
+        check_counts(answers, STEPS)
+
+
+def test_the_cache_holds_what_recomputing_gives(
+    engine: Any, drafters: dict[str, Path], target: FrozenTarget, prompts: list[Ids], oracle: Oracle
+) -> None:
+    """Every draft is that of the whole context without a cache, after any number of rejected tokens and with a prefix
+    of another request's: as many verify steps, as many accepted drafts."""
+    swap_drafter(engine, str(drafters["specformer"]))
+    drafter, _ = load_drafter(drafters["specformer"])
+    for prompt, answer in zip(prompts[:12], oracle.answers, strict=False):
+        ids = torch.tensor([prompt + answer])
+        with torch.no_grad():
+            slots_TKH = drafter.begin(carried(drafter, target, ids)[0][0], STEPS)
+            drafts_TK = torch.stack([drafter.lm_head.best(slots_TKH[:, i], i)[:, 0] for i in range(STEPS)], dim=1)
+        place, steps, accepted = len(prompt), 0, 0  # the root, which the prompt's own pass has named
+        while place < ids.shape[1] - 1:
+            right = 0
+            while (
+                right < STEPS
+                and place + right + 1 < ids.shape[1]
+                and (int(drafts_TK[place - 1, right]) == int(ids[0, place + right + 1]))
+            ):
+                right += 1
+            place, steps, accepted = place + 1 + right, steps + 1, accepted + right
+        info = generate(engine, [prompt])[0]["meta_info"]
+        assert info["spec_verify_ct"] == steps
+        assert 0 <= info["spec_num_correct_drafts"] - accepted <= STEPS  # the last block may go past the known answer
+
+
+def test_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_stop_inside_of_a_block(engine, prompts, oracle)
+
+
+def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_streaming(engine, prompts, oracle)
+
+
+def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
+    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
+
+
+def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    check_sampling_path(engine, prompts, oracle)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
+def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
+    check_grammar(engine, prompts, sampling)
+
+
+def test_swap_and_its_refusals(
+    engine: Any, drafters: dict[str, Path], tmp_path: Path, prompts: list[Ids], oracle: Oracle
+) -> None:
+    accepted = {}
+    for name in ("truncated", "specformer"):
+        swap_drafter(engine, str(drafters[name]))
+        accepted[name] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
+    assert accepted["truncated"] != accepted["specformer"]
+    shutil.copytree(drafters["specformer"], tmp_path / "faulty")
+    (tmp_path / "faulty" / "model.safetensors").write_bytes((drafters["truncated"] / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"missing lm_head\.down"):
+        swap_drafter(engine, str(tmp_path / "faulty"))
+    with pytest.raises(ValueError, match=r"its body .* differs"):
+        swap_drafter(engine, str(drafters["causal"]))
+    with pytest.raises(ValueError, match="a drafter of kind eagle3 needs another worker"):
+        swap_drafter(engine, str(DRAFTERS["full"]))
+    after = generate(engine, prompts[:16])
+    assert output_ids(after) == oracle.answers[:16]
+    assert [a["meta_info"]["spec_num_correct_drafts"] for a in after] == accepted["specformer"]
+
+
+def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
+    check_step_clock(engine, prompts)
