@@ -26,7 +26,7 @@ DRAFTERS = {
         "int4": "slimspec-r64-int4",
     }.items()
 }
-NUM_PROMPTS, NEW_TOKENS = 56, 32
+NUM_PROMPTS, NEW_TOKENS = 56, 24
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
 ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
 
