@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
+from rayspec.report.cost_figures import budget_figure, work_figure
 from rayspec.report.head_figures import acceptance_figure, category_figure, prediction_figure, tradeoff_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 from rayspec.report.style import Heads, house_style, save_figures
@@ -31,7 +32,9 @@ def sweep_figures(results: "Sequence[TrialResult]") -> dict[str, Figure]:
         figures = {
             "speedup": speedup_figure(measured),
             "speedup_by_load": load_figure(measured),
+            "speedup_by_budget": budget_figure(measured),
             "pareto": pareto_figure(measured),
+            "work": work_figure(measured),
             "head_tradeoff": tradeoff_figure(measured),
             "prediction": prediction_figure(measured),
             "acceptance": acceptance_figure(measured),

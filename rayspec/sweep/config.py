@@ -7,6 +7,7 @@ from rayspec.farm.load import Traffic
 from rayspec.metrics import Slo
 from rayspec.shipped import DEMO_TARGET, drafter_label
 from rayspec.statistics import looks, sequential_confidence
+from rayspec.sweep.shape import DraftShape, split_shape
 
 
 def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
@@ -138,7 +139,8 @@ class SweepConfig:
     name: str = "sweep"  # name of the parent run
     experiment: str = "rayspec-sweep"  # MLflow experiment
     target: str = DEMO_TARGET  # `demo`, a folder, or a Hugging Face name
-    drafters: list[str] = field(default_factory=lambda: ["full"])  # shipped names or checkpoint folders
+    # shipped names or checkpoint folders; NAME@chain and NAME@8x32 (topk x num_draft_tokens) have a shape of their own
+    drafters: list[str] = field(default_factory=lambda: ["full"])
     baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
     draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain
@@ -182,7 +184,15 @@ class SweepConfig:
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
         _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
-        self._check_draft_tokens()
+        for entry in self.drafters:
+            problem = self.shape_of(entry)[1].problem(self.draft_steps)
+            setting = "num_draft_tokens" if split_shape(entry)[1] is None else f"drafters: the nodes of {entry!r}"
+            _require(problem is None, setting, *(problem or ("", "")))
+
+    def shape_of(self, drafter: str) -> tuple[str, DraftShape]:
+        """Name or folder of an entry of `drafters`, and how much of its drafts is verified."""
+        name, own = split_shape(drafter)
+        return name, own or DraftShape(topk=self.topk, num_draft_tokens=self.num_draft_tokens)
 
     def traffic(self) -> list[Traffic]:
         """How requests come, in the order of measurement."""
@@ -208,19 +218,3 @@ class SweepConfig:
     def confidence(self) -> float:
         """The level of each interval, so that the reported one covers in 95% whenever the passes ended."""
         return sequential_confidence(0.95, len(self.looks()))
-
-    def _check_draft_tokens(self) -> None:
-        if self.topk == 1:
-            chain = {steps + 1 for steps in self.draft_steps}
-            allowed = "unset for a chain (topk=1), which verifies draft_steps + 1 tokens"
-            _require(self.num_draft_tokens is None or {self.num_draft_tokens} == chain, *self._draft_tokens(allowed))
-            return
-        _require(self.num_draft_tokens is not None, *self._draft_tokens("given for a tree (topk > 1)"))
-        assert self.num_draft_tokens is not None
-        # what `draft_steps` forwards with `topk` branches can propose, and the root
-        most = 1 + self.topk + (min(self.draft_steps) - 1) * self.topk**2
-        allowed = f"in 2..{most} for topk={self.topk} and draft_steps={min(self.draft_steps)}"
-        _require(2 <= self.num_draft_tokens <= most, *self._draft_tokens(allowed))
-
-    def _draft_tokens(self, allowed: str) -> tuple[str, object, str]:
-        return "num_draft_tokens", self.num_draft_tokens, allowed

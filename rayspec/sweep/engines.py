@@ -9,6 +9,7 @@ from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineDied, EngineSpec
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Cohort, Drafter
+from rayspec.sweep.shape import CHAIN
 from rayspec.workloads import Conversation
 
 
@@ -110,13 +111,13 @@ class Engines:
         )
 
     def _handle(self, drafter: Drafter | None, draft_steps: int, name: str) -> RuntimeHandle:
-        c = self.config
+        c, shape = self.config, drafter.shape if drafter else CHAIN
         spec = EngineSpec(
             target=self.target,
             drafter=drafter.path if drafter else None,
             draft_steps=draft_steps,
-            topk=c.topk,
-            num_draft_tokens=c.num_draft_tokens,
+            topk=shape.topk,
+            num_draft_tokens=shape.num_draft_tokens,
             nodes=c.engine.nodes,
             num_threads=c.engine.num_threads,
             overrides={"random_seed": c.seed, **c.engine.overrides()},

@@ -1,12 +1,12 @@
 """From a config to trials and their interleaved schedule. Pure: no Ray, no engine.
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
-engines: one without speculation, and one for a value of draft_steps and a family of drafters, which are swapped while
-it runs. A cohort of another family than the baseline's stands against plain decoding alone. Its
-schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many streams, or so many
-arrivals a second), answered by every trial in turn, in an order that rotates from round to round, so that no trial
-always comes first and a change of the machine's speed meets them all. `stopping` decides how many passes over the
-workload are made.
+engines: one without speculation, and one for a value of draft_steps and a family of drafters (one kind of worker, one
+shape of draft), which are swapped while it runs. A cohort of another family than the baseline's stands against plain
+decoding alone. Its schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many
+streams, or so many arrivals a second), answered by every trial in turn, in an order that rotates from round to round,
+so that no trial always comes first and a change of the machine's speed meets them all. `stopping` decides how many
+passes over the workload are made.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from rayspec.farm.load import Traffic
 from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.shape import CHAIN, DraftShape
 from sglang_ext.adapter.algorithms import algorithm_of, family_of
 from sglang_ext.drafters.checkpoint import check_files, read_info
 
@@ -33,11 +34,14 @@ class Drafter:
     path: str
     head: Mapping[str, object] = field(hash=False)  # kind and options
     algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
+    shape: DraftShape = CHAIN
     problem: str | None = None
 
     @property
     def family(self) -> str:
-        return family_of(self.algorithm)
+        """Those of one family can be swapped for each other in a running engine."""
+        family = family_of(self.algorithm)
+        return family if self.shape.topk == 1 else f"{family}-{self.shape.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +133,20 @@ class Plan:
         return found
 
 
-def inspect_drafter(name: str, topk: int) -> Drafter:
+def inspect_drafter(entry: str, config: SweepConfig) -> Drafter:
     """Read a checkpoint's config and the names and shapes of its tensors, not its weights.
 
     Raises ValueError for a drafter that does not exist (a typing error); anything wrong inside is its `problem`.
     """
-    path, label = drafter_path(name), drafter_label(name)
+    name, shape = config.shape_of(entry)
+    path, label = drafter_path(name), drafter_label(entry)
     try:
         info = read_info(path)
         check_files(info)
-        algorithm = algorithm_of(path, topk)
+        algorithm = algorithm_of(path, shape.topk)
     except (ValueError, SafetensorError) as error:
-        return Drafter(label=label, path=path, head={}, problem=f"{type(error).__name__}: {error}")
-    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm)
+        return Drafter(label=label, path=path, head={}, shape=shape, problem=f"{type(error).__name__}: {error}")
+    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, shape=shape)
 
 
 def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
@@ -210,12 +215,13 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
             t.algorithm,
             ", ".join(f"{k}={v}" for k, v in t.drafter.head.items()) if t.drafter else "no speculation",
             str(t.draft_steps or "-"),
+            t.drafter.shape.label if t.drafter else "-",
             str(t.traffic),
             (t.drafter.problem or "ok").split("\n")[0][:60] if t.drafter else "ok",
         ]
         for t in plan.trials
     ]
-    table = render_table(["trial", "head", "algorithm", "draft_head", "steps", "traffic", "checkpoint"], rows)
+    table = render_table(["trial", "head", "algorithm", "draft_head", "steps", "shape", "traffic", "checkpoint"], rows)
     passes = plan.max_passes
     per_trial = len(plan.spans) * passes
     tokens = num_turns * passes * config.max_new_tokens

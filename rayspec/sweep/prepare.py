@@ -28,7 +28,7 @@ def prepare(config: SweepConfig) -> Prepared:
     """Resolve names and make the plan. Raises ValueError."""
     prompts = tuple(load_workload(config.workload, config.seed))
     target = target_path(config.target)
-    drafters = tuple(inspect_drafter(d, config.topk) for d in config.drafters)
+    drafters = tuple(inspect_drafter(d, config) for d in config.drafters)
     num_blocks = -(-len(prompts) // config.block_prompts)
     if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
         raise ValueError(

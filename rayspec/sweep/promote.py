@@ -143,12 +143,13 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
 
 def _description(sweep: StoredSweep, best: TrialResult) -> str:
     trial, p = best.trial, sweep.params
-    tokens = p["num_draft_tokens"] if p["topk"] != "1" else str(trial.draft_steps + 1)
+    assert trial.drafter is not None, "chosen among drafters"
+    shape = trial.drafter.shape
     gain = f"{ratio(best.speedup('plain'))} over plain decoding at {title(trial.traffic)} on {p['workload']}"
     serve = (
-        f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm EAGLE3 "
+        f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm {trial.algorithm} "
         f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} "
-        f"--speculative-eagle-topk {p['topk']} --speculative-num-draft-tokens {tokens}"
+        f"--speculative-eagle-topk {shape.topk} --speculative-num-draft-tokens {shape.verified(trial.draft_steps)}"
     )
     parts = [
         f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",

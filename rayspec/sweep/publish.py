@@ -177,6 +177,8 @@ def trial_params(trial: Trial) -> dict[str, object]:
     }
     if trial.drafter is not None:
         params["head.checkpoint"] = trial.drafter.path
+        params["speculative_eagle_topk"] = trial.drafter.shape.topk
+        params["speculative_num_draft_tokens"] = trial.drafter.shape.verified(trial.draft_steps)
         params |= {f"head.{k}": v for k, v in trial.drafter.head.items()}
     return params
 

@@ -57,7 +57,7 @@ def score(
             continue
         own = dict(metrics[trial])
         if costs is not None:
-            own |= _costs(config, trial, own, blocks[trial], costs)
+            own |= _costs(trial, own, blocks[trial], costs)
         if trial.drafter is not None:
             requests = [r for b in blocks[trial] for r in b.requests]
             own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
@@ -121,7 +121,6 @@ def _seconds(block: BlockRecord, is_open: bool) -> float:
 
 
 def _costs(
-    config: SweepConfig,
     trial: Trial,
     metrics: Mapping[str, float],
     blocks: Sequence[BlockRecord],
@@ -130,8 +129,8 @@ def _costs(
     requests = [r for b in blocks for r in b.requests]
     if trial.drafter is None:
         return cost_metrics(metrics, requests, StepShape(), costs.target, None)
-    verified = config.num_draft_tokens or trial.draft_steps + 1
-    shape = StepShape(draft_steps=trial.draft_steps, topk=config.topk, num_draft_tokens=verified)
+    steps, own = trial.draft_steps, trial.drafter.shape
+    shape = StepShape(draft_steps=steps, topk=own.topk, num_draft_tokens=own.verified(steps))
     return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
 
 

@@ -16,6 +16,7 @@ from rayspec.farm.load import Traffic
 from rayspec.sweep.plan import PLAIN, Drafter, Trial
 from rayspec.sweep.publish import metric_name
 from rayspec.sweep.results import TrialResult
+from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tracking import TrackingError, redacted
 
 PAGE = 1000  # runs a call
@@ -139,6 +140,13 @@ def _trial(child: Run) -> Trial:
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         path = own.pop("checkpoint")
         algorithm = params.get("speculative_algorithm", "EAGLE3")  # sweeps had no others before they named it
-        drafter = Drafter(label=params["head"], path=path, head=own, algorithm=algorithm)
+        drafter = Drafter(label=params["head"], path=path, head=own, algorithm=algorithm, shape=_shape(params))
     traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
     return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)
+
+
+def _shape(params: Mapping[str, str]) -> DraftShape:
+    """Sweeps had one shape for all drafters before each trial named its own."""
+    topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))
+    nodes = params.get("speculative_num_draft_tokens", params.get("sweep.num_draft_tokens"))
+    return CHAIN if topk == 1 else DraftShape(topk=topk, num_draft_tokens=int(str(nodes)))

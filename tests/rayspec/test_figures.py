@@ -11,6 +11,7 @@ from rayspec.report.figures import write_figures
 from rayspec.report.speed_figures import frontier
 from rayspec.report.table import summary
 from rayspec.sweep.results import TrialResult
+from rayspec.sweep.shape import DraftShape
 
 NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category"}
 
@@ -98,6 +99,22 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
     write_figures([*results, *more], tmp_path)
     for name in ("head_tradeoff", "pareto", "prediction"):
         assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
+
+
+def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
+    more = []
+    for nodes in (8, 16, 32):
+        for r in (r for r in results if r.trial.head == "slimspec-r64" and r.trial.drafter):
+            shape = DraftShape(topk=8, num_draft_tokens=nodes)
+            drafter = dataclasses.replace(r.trial.drafter, label=f"slimspec-r64@8x{nodes}", shape=shape)
+            metrics = {**r.metrics, "gflops_per_token": 0.1 * nodes}
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+    files = write_figures([*results, *more], tmp_path)
+    assert {"speedup_by_budget", "work"} <= {f.stem for f in files}
+    text = svg_text(tmp_path / "speedup_by_budget.svg")
+    assert "slimspec-r64, 2 draft steps" in text
+    assert "full, " not in text
+    assert "slimspec-r64@8x32" in svg_text(tmp_path / "work.svg")
 
 
 def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:

@@ -86,6 +86,30 @@ def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None
     assert len(set(indices)) == len(indices)
 
 
+def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine() -> None:
+    entries = ["full", "full@8x20", "slimspec-r32@8x20", "full@4x9"]
+    own = config(drafters=entries, draft_steps=[3], concurrency=[1])
+    drafters = [inspect_drafter(entry, own) for entry in entries]
+    assert {d.label: (d.shape.topk, d.shape.verified(3)) for d in drafters} == {
+        "full": (1, 4),
+        "full@8x20": (8, 20),
+        "slimspec-r32@8x20": (8, 20),
+        "full@4x9": (4, 9),
+    }
+    assert len({d.path for d in drafters}) == 2
+    plan = make_plan(own, 4, drafters)
+    assert {c.name: [d.label for d in c.drafters] for c in plan.cohorts} == {
+        "s3-eagle3": ["full"],
+        "s3-eagle3-8x20": ["full@8x20", "slimspec-r32@8x20"],
+        "s3-eagle3-4x9": ["full@4x9"],
+    }
+
+
+def test_a_chain_beside_a_sweep_of_trees() -> None:
+    own = config(drafters=["full", "full@chain"], draft_steps=[3], topk=4, num_draft_tokens=9)
+    assert [inspect_drafter(entry, own).family for entry in own.drafters] == ["eagle3-4x9", "eagle3"]
+
+
 def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
     plan = make_plan(config(search=SearchConfig(algorithm="random", samples=3)), 8, DRAFTERS)
     assert (len(plan.cohorts), plan.num_cohorts) == (4, 3)
@@ -169,9 +193,9 @@ def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[
 
 def test_a_broken_checkpoint_is_a_problem_and_a_missing_one_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Nonsense"]}')
-    assert "architectures must be" in str(inspect_drafter(str(tmp_path), 1).problem)
+    assert "architectures must be" in str(inspect_drafter(str(tmp_path), SweepConfig()).problem)
     with pytest.raises(ValueError, match=r"no drafter 'slimspec-r63'.*full"):
-        inspect_drafter("slimspec-r63", 1)
+        inspect_drafter("slimspec-r63", SweepConfig())
 
 
 def test_shipped_drafters_are_healthy() -> None:
