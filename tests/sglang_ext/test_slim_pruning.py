@@ -6,6 +6,7 @@ B = requests, D = draft steps, W = nodes in the loop's beam and children of each
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,31 @@ def test_a_request_has_the_same_tree_in_a_batch_as_alone() -> None:
         alone = pruner.prune(loop.root_B[b : b + 1], Expansion(*(x[b : b + 1] for x in loop.expansion)))
         assert torch.equal(alone.tokens_BN[0], together.tokens_BN[b])
         assert all(torch.equal(x[0], y[b]) for x, y in zip(alone.links, together.links, strict=True))
+
+
+@pytest.mark.parametrize("unseen", ["one", "zero"])
+def test_a_step_verifies_no_more_nodes_than_its_largest_tree_has(unseen: str) -> None:
+    from sglang.srt.layers.attention.verify_mask import VerifyMask
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+    from sglang_ext.adapter.activation import has_accelerator
+    from sglang_ext.adapter.tree_verify import tree_verify_input
+
+    loop, hypotheses = Loop(6, 3, 4, 4), 6 if unseen == "one" else 1
+    draft = make_tree(hypotheses=hypotheses, unseen=unseen).pruner(3, 4, 20, CPU).prune(loop.root_B, loop.expansion)
+    assert draft.num_nodes_B is not None
+    used, seq_lens_B = draft.num_nodes_B.tolist(), torch.arange(6) + 10
+    mask = VerifyMask(buffer=torch.empty(0, dtype=torch.bool), mode=TreeMaskMode.QLEN_ONLY, max_bs=0, is_read=True)
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(verify_mask=mask))
+    given = tree_verify_input(SimpleNamespace(seq_lens=seq_lens_B), draft, runner, draft_steps=3, topk=4)
+    width = 20 if has_accelerator() else max(used)
+    assert len(set(used)) > 1
+    assert given.draft_token_num == given.num_tokens_per_req == width
+    assert given.max_tree_depth == min(4, width)
+    assert given.retrieve_next_token.shape == given.retrieve_next_sibling.shape == (6, width)
+    assert torch.equal(given.draft_token.view(6, width), draft.tokens_BN[:, :width])
+    assert torch.equal(given.custom_mask.view(6, width, width), draft.links.mask_BNN[:, :width, :width])
+    assert torch.equal(given.positions.view(6, width) - seq_lens_B[:, None], draft.links.depth_BN[:, :width])
 
 
 def eagle3(tree: Any = None) -> Eagle3Drafter:
