@@ -151,6 +151,11 @@ CPU_WRAPPED: tuple[Internal, ...] = (
         ("self", "keep_indices", "keep_indices_device"),
         "sglang_ext.adapter.seeds.filter_and_see_greedy",
     ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils._seeded_verify_coins",
+        ("sampling_seed", "seq_lens", "draft_token_num", "device"),
+        "sglang_ext.adapter.seeds.coins_of_any_width",
+    ),
 )
 
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take

@@ -62,9 +62,10 @@ def test_the_best_and_their_ancestors_stay(M: int, depth: int, count: int, num_n
         assert tree.parent_BN[b].tolist() == [-1, *(kept.index(parents[n]) for n in kept[1:]), *padding]
 
 
-def test_more_that_is_asked_for_contains_less() -> None:
+@pytest.mark.parametrize("num_nodes", [9, 40], ids=["cut", "room_for_all"])
+def test_more_that_is_asked_for_contains_less(num_nodes: int) -> None:
     parent_BM, score_BM = random_tree(4, 40, 4, seed=1)
-    kept = [prune_tree_reference(parent_BM, score_BM, 4, count, 40).node_BN for count in (1, 3, 10, 39)]
+    kept = [prune_tree_reference(parent_BM, score_BM, 4, count, num_nodes).node_BN for count in (1, 3, 10, 39)]
     for b in range(4):
         nodes = [set(node_BN[b].tolist()) - {-1} for node_BN in kept]
         assert all(fewer <= more for fewer, more in itertools.pairwise(nodes))
