@@ -2,7 +2,8 @@
 
 FLOPs are those of matrix products and of attention, two per multiplication and addition; norms, activations and the
 choice of tokens are left out. They count what SGLang computes in a verify step, not what a perfect implementation
-would: the drafter's extend runs over every verified token, the accepted ones and the others.
+would: the drafter's extend runs over every verified token, the accepted ones and the others. A tree that SLiM chooses
+is counted at the width that was asked for, though a step on a CPU verifies no more than its largest tree.
 """
 
 from __future__ import annotations

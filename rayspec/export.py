@@ -72,6 +72,11 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
         raise ValueError(
             f"cannot export {info.path}: SGLang has no stock form of a {info.kind} drafter; serve it with rayspec"
         )
+    if info.tree is not None:
+        raise ValueError(
+            f"cannot export {info.path}: SGLang has no stock form of a draft_tree; export the drafter that it was made "
+            "from, or serve it with rayspec"
+        )
     check_files(info)
     with torch.device("meta"):  # shapes alone
         _, ids_S = stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")

@@ -169,9 +169,12 @@ def train_drafter(
             on_step(progress.step)
         bar.close()
         drafter.lm_head.quantize()
-        if isinstance(drafter, LastHiddenDrafter) and head.tree is not None:
-            with autocast(recipe):
-                drafter.draft_tree = tree or find_tree(head.tree, drafter, target, answers, recipe)
+        if head.tree is not None:
+            drafter.draft_tree = tree
+            if tree is None:
+                assert isinstance(drafter, LastHiddenDrafter), "NamedHead refuses trees that have to be found"
+                with autocast(recipe):
+                    drafter.draft_tree = find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
         log.evaluated(acceptance)
         found = _tree_figures(drafter, target, held_out, draft_steps)
@@ -183,7 +186,8 @@ def train_drafter(
 def _tree_figures(
     drafter: Drafter, target: FrozenTarget, held_out: AnswerSet, draft_steps: int
 ) -> dict[str, Any] | None:
-    """What the drafter's own tree accepts, as large as it can be; None for a drafter without one."""
+    """What the drafter's own tree accepts, as large as it can be; None for a drafter without one, and for one that
+    expands its tree pass by pass, which only an engine does."""
     if not isinstance(drafter, LastHiddenDrafter) or drafter.draft_tree is None:
         return None
     tree, topk = drafter.draft_tree, min(TREE_TOPK, drafter.lm_head.fewest_candidates(draft_steps))

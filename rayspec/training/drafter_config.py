@@ -27,7 +27,8 @@ class NamedHead:
     shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
-    drafter that is only ever served as a chain.
+    drafter that is only ever served as a chain. Of an eagle3 drafter, how its tree is pruned (kind slim); None for
+    EAGLE-2's choice.
     """
 
     name: str
@@ -43,11 +44,12 @@ class NamedHead:
         found = self.drafter.get("kind")
         if found not in DRAFTERS:
             raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(DRAFTERS)}, got {found!r}")
-        if found == "eagle3" and (self.drafter_options or self.tree is not None):
-            surplus = [*self.drafter_options, *(["tree"] if self.tree is not None else [])]
+        is_made_before = self.tree is not None and self.tree.get("kind") != "slim"
+        if found == "eagle3" and (self.drafter_options or is_made_before):
+            surplus = [*self.drafter_options, *(["tree"] if is_made_before else [])]
             raise ValueError(
-                f"heads[{self.name}]: an EAGLE-3 drafter has no options and builds its tree as it drafts; leave "
-                f"{', '.join(surplus)} out"
+                f"heads[{self.name}]: an EAGLE-3 drafter has no options and builds its tree as it drafts, from which "
+                f"tree.kind slim alone can choose; leave {', '.join(surplus)} out"
             )
         try:
             self.asked()
@@ -63,13 +65,13 @@ class NamedHead:
         return {name: value for name, value in self.drafter.items() if name != "kind"}
 
     def asked(self) -> dict[str, Any]:
-        """What provenance names besides the head, every default written out; nothing for EAGLE-3, whose checkpoints
-        never did. Raises ValueError for options that do not exist or do not fit."""
+        """What provenance names besides the head, every default written out; nothing for EAGLE-3 but its tree, if it
+        has one. Raises ValueError for options that do not exist or do not fit."""
+        tree = None if self.tree is None else parse_tree(self.tree, "tree")
         if self.drafter_kind == "eagle3":
-            return {}
+            return {} if tree is None else {"tree": entry_of(tree.kind, tree)}
         kind = drafter_class(self.drafter_kind).Config
         options = kind.from_options(self.drafter_options, dict.fromkeys(kind.of_target, 1)).options()
-        tree = None if self.tree is None else parse_tree(self.tree, "tree")
         if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
             raise ValueError(
                 "tree.kind slim needs all candidates before there is a path, but a hydra drafter reads the path; use "

@@ -108,6 +108,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
         "recipe": (ours.get("recipe"), config.recipe.to_dict()),
+        "tree": (ours.get("tree"), head.asked().get("tree")),  # also where none is asked for
         **{key: (ours.get(key), wanted) for key, wanted in head.asked().items()},
         "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
     }

@@ -104,7 +104,7 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
                 f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "
                 f"{asked.options()}; leave those options as they are there"
             )
-        drafter.draft_tree = None
+    drafter.draft_tree = None
     drafter.requires_grad_(False)
 
     def on_base(found: DraftHead) -> DraftHead:

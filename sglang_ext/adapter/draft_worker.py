@@ -2,29 +2,40 @@
 
 Stock EAGLE computes logits of the whole vocabulary and searches them at every step. Here the head is asked for its k
 best tokens at a given draft position, so that what a head saves is really saved. The extends that produce position 0
-are SGLang's; only their top-k is replaced by the head's. Drafters that are not ours run SGLang's loop.
+are SGLang's; only their top-k is replaced by the head's. Drafters that are not ours run SGLang's loop. A drafter with a
+draft_tree hands on all candidates of the loop, and its pruner instead of EAGLE-2 chooses what is verified.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from torch import Tensor
 
 from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
 from sglang_ext.adapter.sampling import draw_drafts
+from sglang_ext.adapter.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint import CheckpointInfo
+from sglang_ext.trees import Expansion, Pruner
 
 
 class HeadDraftWorker(EagleDraftWorker):
+    speculative_num_draft_tokens: int
+
     @property
     def _is_ours(self) -> bool:
         return isinstance(self.draft_runner.model, RaySpecEagle3)
+
+    @property
+    def _pruner(self) -> Pruner | None:
+        return self.draft_runner.model.pruner if self._is_ours else None
 
     def check_swappable(self) -> None:
         """Raise ValueError where this drafter cannot be replaced in the running scheduler."""
@@ -59,9 +70,18 @@ class HeadDraftWorker(EagleDraftWorker):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
         question = self._question(0, batch.sampling_info)
-        with self._asking(question):
+        with self._asking(question), self._extending_by(batch_result.speculative_num_draft_tokens):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
         self._take_answer(batch_result.next_draft_input, question, batch.sampling_info, batch_result.new_seq_lens)
+
+    @contextmanager
+    def _extending_by(self, num_nodes: int) -> Iterator[None]:
+        """SGLang's extend takes the worker's number of nodes for that of the step, which may have verified fewer."""
+        full, self.speculative_num_draft_tokens = self.speculative_num_draft_tokens, num_nodes
+        try:
+            yield
+        finally:
+            self.speculative_num_draft_tokens = full
 
     def _take_answer(self, draft_input: Any, question: Question, sampling_info: Any, positions_B: Tensor) -> None:
         """Give SGLang's input of the next draft the head's own first drafts; a replayed graph asks no head."""
@@ -76,8 +96,39 @@ class HeadDraftWorker(EagleDraftWorker):
                 certain_BV = torch.zeros(len(ids_B1), vocab_size, device=ids_B1.device)
                 draft_input.draft_probs = certain_BV.scatter_(1, ids_B1, 1.0)
 
+    def draft(self, batch: Any, *, with_topology: bool = False) -> Any:
+        """SGLang's, or its loop with the pruner's choice of the candidates."""
+        pruner = self._pruner
+        if pruner is None or batch.forward_mode.is_idle():
+            return super().draft(batch, with_topology=with_topology)
+        assert not with_topology, "a pipeline was refused with the pruner"
+        forward_batch, is_captured, _ = prepare_for_draft(
+            batch.spec_info,
+            self.req_to_token_pool,
+            batch,
+            self.cuda_graph_runner,
+            self.draft_runner,
+            self.topk,
+            self.speculative_num_steps,
+        )
+        if is_captured:
+            *expansion, _ = self.cuda_graph_runner.execute(forward_batch)
+        else:
+            if self.speculative_num_steps > 1:
+                self.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            *expansion, _ = self.draft_forward(forward_batch)
+        return tree_verify_input(
+            batch,
+            pruner.prune(batch.spec_info.bonus_tokens.long(), Expansion(*expansion)),
+            self.target_worker.model_runner,
+            draft_steps=self.speculative_num_steps,
+            topk=self.topk,
+        )
+
     def draft_forward(self, forward_batch: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """(parents, numbers of the chosen candidates, their tokens, q [B, steps, V] or None), as SGLang's.
+        """(parents, numbers of the chosen candidates, their tokens, q [B, steps, V] or None), as SGLang's; with a
+        pruner the expansion, and None.
 
         q is made for sampled requests under rejection sampling alone.
         """
@@ -123,7 +174,17 @@ class HeadDraftWorker(EagleDraftWorker):
             B = len(tokens[0])
             rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
             return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), law)
+        if self._pruner is not None:
+            return (*_expansion(scores, tokens, parents), None)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
+
+
+def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:
+    """Of what SGLang records of each draft step; the last one's beam has no children."""
+    no_parents = parents[0][:, :0]
+    return Expansion(
+        torch.cat([no_parents, *parents[:-1]], dim=1), torch.cat(scores, dim=1).flatten(1), torch.cat(tokens, dim=1)
+    )
 
 
 def _draws(sampling_info: Any) -> bool:

@@ -151,6 +151,11 @@ CPU_WRAPPED: tuple[Internal, ...] = (
         ("self", "keep_indices", "keep_indices_device"),
         "sglang_ext.adapter.seeds.filter_and_see_greedy",
     ),
+    Internal(
+        "sglang.srt.speculative.eagle_utils._seeded_verify_coins",
+        ("sampling_seed", "seq_lens", "draft_token_num", "device"),
+        "sglang_ext.adapter.seeds.coins_of_any_width",
+    ),
 )
 
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take
@@ -311,12 +316,33 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
         ("self", "batch", "pp_proxy_tensors", "grammar_barrier"),
-        "sglang_ext.adapter.last_hidden_worker.LastHiddenWorker.verify",
+        "sglang_ext.adapter.step_clock.TimedEagleWorker.verify",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
         ("self", "batch", "with_topology"),
-        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft",
+        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft, and "
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft for a drafter with a draft_tree",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_common.prepare_for_draft",
+        (
+            "draft_input",
+            "req_to_token_pool",
+            "batch",
+            "cuda_graph_runner",
+            "draft_model_runner",
+            "topk",
+            "num_steps",
+            "target_translator",
+            "num_draft_tokens",
+        ),
+        "called by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
+        ("self", "forward_batch"),
+        "called by sglang_ext.adapter.draft_worker",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",

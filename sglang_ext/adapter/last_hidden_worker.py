@@ -14,16 +14,15 @@ from sglang.srt.runtime_context import get_device, get_spec
 from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
-from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
 from torch import Tensor
 
-from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info, family_of
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK, TimedEagleWorker
+from sglang_ext.adapter.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint import (
     CheckpointInfo,
     check_loaded,
@@ -34,22 +33,9 @@ from sglang_ext.drafters.checkpoint import (
 )
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
-from sglang_ext.trees import Draft, Proposer
+from sglang_ext.trees import Proposer
 from sglang_ext.trees.base import Picked, most_likely
 from sglang_ext.trees.static import StaticProposer, chain_paths
-
-
-class TreeVerifyInput(EagleVerifyInput):
-    """A tree without a fixed number of children a node."""
-
-    @property
-    def tree_topk(self) -> int:
-        return 1 if self.topk == 1 else -1
-
-    @property
-    def max_tree_depth(self) -> int:
-        """Nodes of the longest path."""
-        return min(self.spec_steps + 1, self.draft_token_num)
 
 
 class CarriedDrafting:
@@ -107,52 +93,14 @@ class CarriedDrafting:
         draft = self.proposer.propose(
             self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
         )
-        if draft.num_nodes_B is not None and not has_accelerator():
-            draft = _without_padding(draft)
-        return self._verify_input(batch, draft, torch.stack(laws, dim=1) if laws else None)
-
-    def _verify_input(self, batch: Any, draft: Draft, law_BKV: Tensor | None) -> EagleVerifyInput:
-        B, N = draft.tokens_BN.shape
-        tree = draft.links
-        return TreeVerifyInput(
-            draft_token=draft.tokens_BN.flatten(),
-            custom_mask=self._mask(batch, tree),
-            positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
-            retrieve_index=torch.arange(B * N, device=self.device).view(B, N),
-            retrieve_next_token=tree.first_child_BN,
-            retrieve_next_sibling=tree.next_sibling_BN,
-            retrieve_cum_len=None,
-            spec_steps=self.speculative_num_steps,
+        return tree_verify_input(
+            batch,
+            draft,
+            self.target_worker.model_runner,
+            draft_steps=self.speculative_num_steps,
             topk=self.topk,
-            draft_token_num=N,
-            capture_hidden_mode=None,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-            draft_probs=law_BKV,
+            law_BKV=torch.stack(laws, dim=1) if laws else None,
         )
-
-    def _mask(self, batch: Any, tree: DraftTree) -> Tensor:
-        """In the layout of the target's attention: [N, N] of each request, or [N, length + N] with all True before."""
-        B, N, _ = tree.mask_BNN.shape
-        backend = self.target_worker.model_runner.attn_backend
-        verify_mask = backend.verify_mask
-        mode = TreeMaskMode.FULL_MASK if verify_mask is None else verify_mask.mode
-        buffer = verify_mask.buffer if verify_mask is not None and verify_mask.fits(B) else None
-        if mode == TreeMaskMode.QLEN_ONLY:
-            if buffer is None:
-                return tree.mask_BNN.flatten()
-            buffer[: B * N * N] = tree.mask_BNN.flatten()
-            return buffer
-        if mode != TreeMaskMode.FULL_MASK:
-            raise ValueError(
-                f"the attention backend {type(backend).__name__} takes tree masks as {mode.name}, which rayspec's "
-                "algorithms do not write; choose another --attention-backend"
-            )
-        if buffer is None:
-            longest = batch.seq_lens_sum if batch.seq_lens_sum is not None else B * backend.max_context_len
-            buffer = torch.empty(N * (longest + B * N), dtype=torch.bool, device=self.device)
-        full_mask_reference(tree.mask_BNN, batch.seq_lens.long(), buffer)
-        return buffer
 
     def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
         """What goes to the next step. SGLang relays and merges the other two fields of every request."""
@@ -204,7 +152,8 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
-        if not any(info.kind in serves.drafters for serves in ALGORITHMS.values()):
+        kinds = {k for name, serves in ALGORITHMS.items() if family_of(name) == "last_hidden" for k in serves.drafters}
+        if info.kind not in kinds:
             raise ValueError(
                 f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
                 f"{self.info.kind} has; restart"
@@ -238,24 +187,8 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         self._carry(batch_result.next_draft_input, batch_result.logits_output.hidden_states[last_B])
 
 
-def _without_padding(draft: Draft) -> Draft:
-    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
-    one width, and this looks at values."""
-    assert draft.num_nodes_B is not None, "the caller looked"
-    most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
-    mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
-    links = DraftTree(
-        mask_BNN[:, :most, :most], depth_BN[:, :most], first_child_BN[:, :most], next_sibling_BN[:, :most]
-    )
-    return Draft(draft.tokens_BN[:, :most], links, draft.num_nodes_B)
-
-
 class LastHiddenWorker(TimedEagleWorker):
     """EAGLE's step with the draft worker of this module."""
-
-    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
-        return super().verify(batch, *args, **kwargs)
 
     @property
     def last_shared_read_runner(self) -> Any:

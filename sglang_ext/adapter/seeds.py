@@ -2,7 +2,8 @@
 
 SGLang honours a request's `sampling_seed` only under --enable-deterministic-inference, which needs CUDA kernels, and
 gives every request without one the same seed then. Here a request with a seed has it honoured, whatever batch it runs
-in; requests without one stay random, and batches without any keep SGLang's unseeded path.
+in and however many nodes that verifies; requests without one stay random, and batches without any keep SGLang's
+unseeded path.
 """
 
 from collections.abc import Callable
@@ -41,3 +42,19 @@ def filter_and_see_greedy(original: Callable[..., Any], self: Any, *args: Any, *
     a sampled one that has left."""
     original(self, *args, **kwargs)
     self.is_all_greedy = bool((self.top_ks <= 1).all())
+
+
+def coins_of_any_width(
+    original: Callable[..., Any], *, sampling_seed: Tensor, seq_lens: Tensor, draft_token_num: int, device: Any
+) -> tuple[Tensor, Tensor]:
+    """AROUND eagle_utils._seeded_verify_coins, whose final draw has the number of nodes for its key: a request must not
+    see how many nodes the largest tree of its batch has (tree_verify.py)."""
+    from sglang.srt.runtime_context import get_spec
+
+    coins_BN, final_coins_B = original(
+        sampling_seed=sampling_seed,
+        seq_lens=seq_lens,
+        draft_token_num=get_spec().speculative_num_draft_tokens,
+        device=device,
+    )
+    return coins_BN[:, :draft_token_num].contiguous(), final_coins_B

@@ -37,7 +37,8 @@ CLOCK = StepClock()
 
 
 class TimedEagleWorker(EAGLEWorkerV2):
-    """SGLang's EAGLE worker with a clock around it; what it computes is unchanged."""
+    """SGLang's EAGLE worker with a clock around it. What it computes is unchanged, but that a step may verify fewer
+    nodes than the one before."""
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         CLOCK.is_decoding = not batch.forward_mode.is_extend()
@@ -49,9 +50,10 @@ class TimedEagleWorker(EAGLEWorkerV2):
         CLOCK.draft_s += time.perf_counter() - start - (CLOCK.verify_s - verified_before)
         return result
 
-    def verify(self, *args: Any, **kwargs: Any) -> Any:
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
-        result = super().verify(*args, **kwargs)
+        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
+        result = super().verify(batch, *args, **kwargs)
         CLOCK.verify_s += time.perf_counter() - start
         return result
 

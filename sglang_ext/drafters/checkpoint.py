@@ -45,6 +45,7 @@ Drafter = Eagle3Drafter | LastHiddenDrafter
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 HEAD_PREFIX = "lm_head."
+TREE_PREFIX = "draft_tree."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +124,6 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "python jobs/train.py"
         )
-    if kind == "eagle3" and "draft_tree" in config:
-        raise ValueError(f"{path}: an EAGLE-3 drafter builds its tree as it drafts; take draft_tree out of config.json")
     return CheckpointInfo(
         path=path,
         body=body,
@@ -167,7 +166,7 @@ def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, A
         **drafter.config.to_json(),
         "draft_head": drafter.lm_head.spec(),
     }
-    if isinstance(drafter, LastHiddenDrafter) and drafter.draft_tree is not None:
+    if drafter.draft_tree is not None:
         config["draft_tree"] = drafter.draft_tree.spec()
     return config | {"rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance}}
 
@@ -318,7 +317,7 @@ def load_drafter(
 def check_loaded(drafter: Drafter, stop_ids: Iterable[int] = ()) -> None:
     """Raise ValueError where loaded tensors contradict each other, or a stop token is out of reach."""
     drafter.lm_head.check(stop_ids)
-    if isinstance(drafter, LastHiddenDrafter) and drafter.draft_tree is not None:
+    if drafter.draft_tree is not None:
         drafter.draft_tree.check()
 
 
@@ -354,6 +353,11 @@ def save_drafter(
         config = config_json(drafter, target, provenance or {})
         if stock:
             assert isinstance(drafter, Eagle3Drafter), "stock.py knows EAGLE-3 alone"
+            if drafter.draft_tree is not None:
+                raise ValueError(
+                    f"not saving {path}: a stock EAGLE-3 checkpoint has no draft_tree; export the drafter that it was "
+                    "made from, or serve it with rayspec"
+                )
             weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
             body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
             tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)

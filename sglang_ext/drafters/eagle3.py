@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sglang_ext.heads import DraftHead
+from sglang_ext.trees import CandidateTree, PruningTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,18 +211,26 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Drafter(nn.Module):
-    """The drafter's body (`fc`, `midlayer`, `norm`) and its head (`lm_head`)."""
+    """The drafter's body (`fc`, `midlayer`, `norm`) and its head (`lm_head`). `draft_tree` chooses what is verified of
+    the tree that it expands; None for EAGLE-2's own choice, the likeliest nodes."""
 
     kind: ClassVar[str] = "eagle3"
     Config: ClassVar[type[Eagle3Config]] = Eagle3Config
 
-    def __init__(self, config: Eagle3Config, head: DraftHead) -> None:
+    def __init__(self, config: Eagle3Config, head: DraftHead, draft_tree: CandidateTree | None = None) -> None:
         super().__init__()
+        if draft_tree is not None and not isinstance(draft_tree, PruningTree):
+            raise ValueError(
+                f"draft_tree of kind '{draft_tree.kind}' needs a tree before anything is drafted, but an EAGLE-3 "
+                "drafter expands its tree as it drafts; use draft_tree.kind 'slim', which chooses from it, or take "
+                "draft_tree out for EAGLE-2's choice"
+            )
         self.config = config
         self.fc = nn.Linear(len(config.tap_layers) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = head
+        self.draft_tree = draft_tree
 
     def fuse(self, taps_BTG: Tensor) -> Tensor:
         """First feature [B, T, H] from the concatenated taps [B, T, taps * G]."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sglang_ext.trees.base import CandidateTree, Draft, Proposer
+from sglang_ext.trees.base import CandidateTree, Draft, Expansion, Proposer, Pruner, PruningTree
 
-__all__ = ["TREES", "CandidateTree", "Draft", "Proposer", "build_tree"]
+__all__ = ["TREES", "CandidateTree", "Draft", "Expansion", "Proposer", "Pruner", "PruningTree", "build_tree"]
 
 TREES: dict[str, str] = {
     "static": "sglang_ext.trees.static:StaticTree",

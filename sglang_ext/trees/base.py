@@ -1,6 +1,7 @@
 """What a tree builder is: from a drafter's candidates to the nodes that one pass of the target verifies.
 
-B = requests, N = nodes of a request, the root included, T = rows, k = candidates, H = hidden size.
+B = requests, N = nodes of a request, the root included, T = rows, k = candidates, H = hidden size, C = all candidates
+of a draft loop, P = its beam entries.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ class Draft(NamedTuple):
     tokens_BN: Tensor  # int64
     links: DraftTree
     num_nodes_B: Tensor | None = None  # int64, used of the N; None for all
+
+
+class Expansion(NamedTuple):
+    """Every candidate that a draft loop of EAGLE-2 scored, as `rayspec_kernels.tree_build` counts them."""
+
+    parents_BP: Tensor  # int64
+    p_BC: Tensor  # float32: the product of the draft probabilities on a candidate's path
+    tokens_BC: Tensor  # int64
 
 
 class Picked(NamedTuple):
@@ -69,6 +78,16 @@ class Proposer(ABC):
         """
 
 
+class Pruner(ABC):
+    """Chooses from the candidates of a drafter that expands its tree itself."""
+
+    num_nodes: int
+
+    @abstractmethod
+    def prune(self, root_B: Tensor, expansion: Expansion) -> Draft:
+        """What is verified of the expansions of B requests, whose last verified tokens are `root_B` (int64)."""
+
+
 class CandidateTree(nn.Module, ABC):
     """A kind of tree with its options and tensors, as a checkpoint's `draft_tree` has them."""
 
@@ -98,3 +117,12 @@ class CandidateTree(nn.Module, ABC):
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> Proposer:
         """The tree cut to at most so many steps, candidates of a position and nodes. Raises ValueError where it cannot
         fill them."""
+
+
+class PruningTree(CandidateTree):
+    """A kind that can also choose from the candidates that a drafter's own loop has scored."""
+
+    @abstractmethod
+    def pruner(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> Pruner:
+        """For a loop of so many steps with `topk` nodes in its beam and as many children of each. Raises ValueError
+        where `num_nodes` has no room."""

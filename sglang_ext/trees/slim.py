@@ -1,4 +1,5 @@
 """SLiM: the tree of the likeliest hypotheses, made anew at every step from Medusa's candidates and bigram correlations.
+EAGLE-3's candidates are chosen by the same score (slim_pruner.py).
 
 score(x_1 .. x_j) = prod p(x_i | h) * prod r(x_{i-1}, x_i), x_0 the root; r(x, y) = p(x, y) / (p(x) p(y)) from counts of
 neighbouring tokens in the target's answers. The K best hypotheses of all lengths are kept, and all of their beginnings:
@@ -10,6 +11,7 @@ vocabulary, P = counted pairs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -19,7 +21,8 @@ from torch import Tensor
 
 from rayspec_kernels.hypotheses.reference import best_hypotheses_reference, hypothesis_tree_reference
 from rayspec_kernels.tree_build.reference import link_tree_reference
-from sglang_ext.trees.base import CandidateTree, Draft, Embed, Pick, Proposer, most_likely
+from sglang_ext.trees.base import Draft, Embed, Pick, Proposer, PruningTree, most_likely
+from sglang_ext.trees.slim_pruner import SlimPruner
 
 if TYPE_CHECKING:
     from sglang_ext.drafters.last_hidden import LastHiddenDrafter
@@ -56,7 +59,7 @@ class SlimOptions:
             )
 
 
-class SlimTree(CandidateTree):
+class SlimTree(PruningTree):
     """The counts are a CSR matrix [V, V]: row x holds how often each y followed x."""
 
     kind: ClassVar[str] = "slim"
@@ -130,7 +133,7 @@ class SlimTree(CandidateTree):
         log_n = x_V.sum().log()
         log_r = (counts + added).log() + log_n - x_V.log()[key // V] - y_V.log()[key % V]
         if s.unseen == "smoothed":
-            first_V, second_V = -x_V.log(), torch.tensor(added).log() + log_n - y_V.log()
+            first_V, second_V = -x_V.log(), math.log(added) + log_n - y_V.log()
         else:
             unseen = float("-inf") if s.unseen == "zero" else 0.0
             first_V, second_V = zeros_V, zeros_V + unseen
@@ -141,12 +144,20 @@ class SlimTree(CandidateTree):
         return min(everything, draft_steps * self.settings.hypotheses) + 1
 
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
-        if num_nodes <= draft_steps:
-            raise ValueError(
-                f"a hypothesis of {draft_steps} draft steps and the root are {draft_steps + 1} nodes, but {num_nodes} "
-                "are to be verified; raise num_draft_tokens, or lower draft_steps"
-            )
+        _check_room(draft_steps, num_nodes)
         return SlimProposer(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)
+
+    def pruner(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimPruner:
+        _check_room(draft_steps, num_nodes)
+        return SlimPruner(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)
+
+
+def _check_room(draft_steps: int, num_nodes: int) -> None:
+    if num_nodes <= draft_steps:
+        raise ValueError(
+            f"a hypothesis of {draft_steps} draft steps and the root are {draft_steps + 1} nodes, but {num_nodes} are "
+            "to be verified; raise num_draft_tokens, or lower draft_steps"
+        )
 
 
 class Correlations(NamedTuple):

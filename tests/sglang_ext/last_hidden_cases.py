@@ -98,9 +98,8 @@ def demo_drafters(
 
 
 def slim_on(folder: Path, base: Path, answers: AnswerSet, **options: Any) -> Path:
-    """A trained Medusa drafter with SLiM's tree, by the pairs of these very answers."""
+    """A trained Medusa or EAGLE-3 drafter with SLiM's tree, by the pairs of these very answers."""
     drafter, info = load_drafter(base)
-    assert isinstance(drafter, LastHiddenDrafter)
     assert info.target is not None
     rows = [ids[mask] for ids, mask in zip(answers.token_ids_NL, answers.loss_mask_NL, strict=True)]
     pairs = torch.cat([torch.stack([row[:-1], row[1:]]) for row in rows], dim=1).long()

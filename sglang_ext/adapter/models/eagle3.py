@@ -16,7 +16,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -27,6 +27,7 @@ from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import (
     HEAD_PREFIX,
+    TREE_PREFIX,
     CheckpointInfo,
     check_tensors,
     empty_head,
@@ -35,6 +36,7 @@ from sglang_ext.drafters.checkpoint import (
     shared_tensors,
 )
 from sglang_ext.heads import DraftHead
+from sglang_ext.trees import Pruner, PruningTree, build_tree
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +186,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         super().__init__(body_config, quant_config, prefix)
         self.config = config
         self.lm_head = _head_of(self.info)
+        self.pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
         self.logits_processor = HeadLogits(config)
         self.model.layers[0].register_forward_pre_hook(self._before_layer)
 
@@ -204,18 +207,20 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
+        self.pruner = _pruner_of(self.info, tensors, self.model.fc.weight.device)
         _load_head(self.lm_head, tensors, self.info)
         self._load_body(tensors)
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(HEAD_PREFIX))
+        ours = (HEAD_PREFIX, TREE_PREFIX)
+        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(ours))
         if not has_accelerator():
             self.lm_head.pack()
             pack_model(self)
 
     @torch.no_grad()
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over the weights of another drafter with the same body shapes and any head.
+        """Take over the weights of another drafter with the same body shapes, any head and any tree.
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
@@ -231,6 +236,7 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
         reference = self.model.fc.weight
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
+        self.pruner = _pruner_of(info, tensors, reference.device)
         self.lm_head, self.info = head, info
         self._load_body(tensors)
 
@@ -258,6 +264,28 @@ def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointI
                 f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
                 f"--speculative-eagle-topk {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
             )
+
+
+def _pruner_of(info: CheckpointInfo, tensors: Mapping[str, Tensor], device: torch.device) -> Pruner | None:
+    """The drafter's tree at this engine's size; a chain takes no notice of it. Raises ValueError where it does not
+    fit."""
+    if info.tree is None:
+        return None
+    spec = get_spec()
+    with naming(info):
+        tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
+        assert isinstance(tree, PruningTree), "check_tensors has made the drafter"
+        tree.load_state_dict({n.removeprefix(TREE_PREFIX): t for n, t in tensors.items() if n.startswith(TREE_PREFIX)})
+        tree.check()
+        if spec.speculative_eagle_topk == 1:
+            return None
+        if get_parallel().pp_size > 1:
+            raise ValueError(
+                "it has a draft_tree, which SGLang cannot hand to the other stages of a pipeline; leave --pp-size out"
+            )
+        return tree.pruner(
+            spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens, device
+        )
 
 
 EntryClass = [RaySpecEagle3]

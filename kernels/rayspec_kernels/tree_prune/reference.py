@@ -1,0 +1,74 @@
+"""The best nodes of a scored tree and all of their ancestors (METHODS 9: SLiM), in plain torch without any look at
+values.
+
+B = requests, M = nodes of the whole tree, the root included, N = nodes that may stay, the root included, K = best nodes
+that are asked for, P = beam entries, W = top-k of the draft loop.
+
+Node 0 is the root and its own parent; parents precede their children. Candidate c of a draft loop (tree_build says how
+it counts) is node c + 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def expansion_parents_reference(parents_BP: Tensor, topk: int) -> Tensor:
+    """The parent [B, M] of each node of an expansion, from the parents that the draft loop recorded (those of
+    `build_tree_reference`; none for one draft step)."""
+    if not parents_BP.shape[1]:
+        parents_BP = parents_BP.new_full((len(parents_BP), 1), -1)
+    return torch.nn.functional.pad((parents_BP + 1).repeat_interleave(topk, dim=1), (1, 0))
+
+
+def path_sums_reference(parent_BM: Tensor, value_BM: Tensor, depth: int) -> Tensor:
+    """The sum [B, M] of the values on the way from the root to each node, itself included; the root's must be 0.
+    `depth`: of the deepest node."""
+    sum_BM = value_BM
+    for _ in range(depth - 1):
+        sum_BM = value_BM + sum_BM.gather(1, parent_BM)
+    return sum_BM
+
+
+class PrunedTree(NamedTuple):
+    """Node 0 is the root; the others are in the whole tree's order, and what is left of the N is padding."""
+
+    node_BN: Tensor  # int64: which node of the whole tree; -1 for padding
+    parent_BN: Tensor  # int64: as `link_tree_reference` takes it; -1 for the root and for padding
+    num_nodes_B: Tensor  # int64, the root included
+
+
+def prune_tree_reference(parent_BM: Tensor, score_BM: Tensor, depth: int, count: int, num_nodes: int) -> PrunedTree:
+    """Keep the `count` best nodes and all of their ancestors, whatever the ancestors' scores are.
+
+    As many of the best as fit into `num_nodes` with their ancestors are taken, and no other. Of equal scores the node
+    with the lower number is the better one.
+
+    Args:
+        score_BM: -inf for a node that must not be asked for; the root's is not read.
+        depth: of the deepest node.
+    """
+    B, M = score_BM.shape
+    K, device = min(count, M - 1), score_BM.device
+    best = score_BM[:, 1:].sort(dim=1, descending=True, stable=True)
+    is_possible_BK = best.values[:, :K] > float("-inf")
+    rank_BK = torch.where(is_possible_BK, torch.arange(K, device=device), K)  # K: of no node that is asked for
+    rank_BM = torch.full((B, M), K, device=device).scatter_(1, best.indices[:, :K] + 1, rank_BK)
+    for _ in range(depth - 1):  # the best rank of a node and of all below it
+        rank_BM = rank_BM.scatter_reduce(1, parent_BM, rank_BM, "amin")
+
+    ones_BM = torch.ones_like(rank_BM)[:, 1:]
+    added_BK = torch.zeros(B, K + 1, dtype=torch.int64, device=device).scatter_add_(1, rank_BM[:, 1:], ones_BM)
+    fits_BK = added_BK.cumsum(dim=1) < num_nodes
+    fits_BK[:, K] = False
+    kept_BM = fits_BK.gather(1, rank_BM)
+    kept_BM[:, 0] = True
+
+    # the kept ones, in order; column num_nodes takes what is dropped
+    place_BM = torch.where(kept_BM, kept_BM.long().cumsum(dim=1) - 1, num_nodes)
+    nowhere_BN = torch.full((B, num_nodes + 1), -1, device=device)
+    node_BN = nowhere_BN.scatter(1, place_BM, torch.arange(M, device=device).expand(B, M))
+    parent_BN = nowhere_BN.scatter(1, place_BM, place_BM.gather(1, parent_BM))
+    parent_BN[:, 0] = -1
+    return PrunedTree(node_BN[:, :num_nodes], parent_BN[:, :num_nodes], kept_BM.sum(dim=1))

@@ -1,0 +1,89 @@
+"""What SGLang verifies, from a draft of ours. B = requests, N = verified nodes of a request, V = vocabulary."""
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from torch import Tensor
+
+from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
+from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.trees import Draft
+
+
+class TreeVerifyInput(EagleVerifyInput):
+    """A tree without a fixed number of children a node."""
+
+    @property
+    def tree_topk(self) -> int:
+        return 1 if self.topk == 1 else -1
+
+    @property
+    def max_tree_depth(self) -> int:
+        """Nodes of the longest path."""
+        return min(self.spec_steps + 1, self.draft_token_num)
+
+
+def tree_verify_input(
+    batch: Any, draft: Draft, target_runner: Any, *, draft_steps: int, topk: int, law_BKV: Tensor | None = None
+) -> TreeVerifyInput:
+    """SGLang's form of a draft, for the target's model runner; `law_BKV` is what the drafts of a chain were drawn from.
+
+    Its width is the step's: less than was asked for where no request needs all of its nodes and no graph one width.
+    """
+    if draft.num_nodes_B is not None and not has_accelerator():
+        draft = _without_padding(draft)
+    B, N = draft.tokens_BN.shape
+    tree = draft.links
+    return TreeVerifyInput(
+        draft_token=draft.tokens_BN.flatten(),
+        custom_mask=_mask(batch, tree, target_runner.attn_backend),
+        positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
+        retrieve_index=torch.arange(B * N, device=draft.tokens_BN.device).view(B, N),
+        retrieve_next_token=tree.first_child_BN,
+        retrieve_next_sibling=tree.next_sibling_BN,
+        retrieve_cum_len=None,
+        spec_steps=draft_steps,
+        topk=topk,
+        draft_token_num=N,
+        capture_hidden_mode=None,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+        draft_probs=law_BKV,
+    )
+
+
+def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
+    """In the layout of the target's attention: [N, N] of each request, or [N, length + N] with all True before."""
+    B, N, _ = tree.mask_BNN.shape
+    verify_mask = backend.verify_mask
+    mode = TreeMaskMode.FULL_MASK if verify_mask is None else verify_mask.mode
+    buffer = verify_mask.buffer if verify_mask is not None and verify_mask.fits(B) else None
+    if mode == TreeMaskMode.QLEN_ONLY:
+        if buffer is None:
+            return tree.mask_BNN.flatten()
+        buffer[: B * N * N] = tree.mask_BNN.flatten()
+        return buffer
+    if mode != TreeMaskMode.FULL_MASK:
+        raise ValueError(
+            f"the attention backend {type(backend).__name__} takes tree masks as {mode.name}, which rayspec's trees do "
+            "not write; choose another --attention-backend"
+        )
+    if buffer is None:
+        longest = batch.seq_lens_sum if batch.seq_lens_sum is not None else B * backend.max_context_len
+        buffer = torch.empty(N * (longest + B * N), dtype=torch.bool, device=tree.mask_BNN.device)
+    full_mask_reference(tree.mask_BNN, batch.seq_lens.long(), buffer)
+    return buffer
+
+
+def _without_padding(draft: Draft) -> Draft:
+    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
+    one width, and this looks at values."""
+    assert draft.num_nodes_B is not None, "the caller looked"
+    most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
+    mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
+    links = DraftTree(
+        mask_BNN[:, :most, :most], depth_BN[:, :most], first_child_BN[:, :most], next_sibling_BN[:, :most]
+    )
+    return Draft(draft.tokens_BN[:, :most], links, draft.num_nodes_B)

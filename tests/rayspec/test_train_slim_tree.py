@@ -1,0 +1,154 @@
+"""jobs/train.py gives a trained EAGLE-3 SLiM's tree: nothing is trained, and all but the pairs is its base's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rayspec.calibration.artifacts import BIGRAM, write_artifacts
+from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
+from rayspec.config import load_config
+from rayspec.costs import Eagle3Cost, StepShape, drafter_cost
+from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.drafter import train_drafter
+from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_runs import is_exported, plan
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import Recipe
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
+from sglang_ext.trees.slim import SlimTree
+
+FULL = NamedHead(name="full", draft_head={"kind": "full"})
+UNCORRELATED = NamedHead(
+    name="x", base="full", draft_head={"kind": "full"}, tree={"kind": "slim", "correlation": False, "hypotheses": 5}
+)
+Family = tuple[DrafterTrainConfig, AnswerSet]
+
+
+def make(family: Family, target: FrozenTarget, head: NamedHead) -> Path:
+    config, answers = family
+    train_drafter(config, head, target, answers, answers)
+    return Path(config.output_dir) / head.name
+
+
+@pytest.fixture(scope="module")
+def pairs(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, info = tmp_path_factory.mktemp("calibration") / "pairs", tiny_target.info("tiny")
+    counted = add_up_pairs([partial_counts(pair_ids(np.arange(9), np.arange(9) + 1))], info.vocab_size, "toy")
+    target = {"name": "tiny", "vocab_size": info.vocab_size, "tokenizer_sha256": info.tokenizer_sha256}
+    tensors = dict(zip((*BIGRAM, "counts"), (*counted, counted.second_V), strict=True))
+    write_artifacts(folder, tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "bigram"}}, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slim(pairs: Path) -> NamedHead:
+    tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed"}
+    return NamedHead(name="slim", base="full", draft_head={"kind": "full"}, tree=tree)
+
+
+@pytest.fixture(scope="module")
+def family(
+    tiny_target: FrozenTarget, tiny_target_folder: Path, slim: NamedHead, tmp_path_factory: pytest.TempPathFactory
+) -> Family:
+    """A trained `full`, and `slim` with its body, its head and a tree."""
+    folder = tmp_path_factory.mktemp("family")
+    sizes = AnswersConfig(count=4, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=4)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(4)]
+    make_answers(folder / "answers", tiny_target, sizes, prompts)
+    config = DrafterTrainConfig(
+        target=str(tiny_target_folder),
+        output_dir=str(folder / "out"),
+        work_dir=str(folder / "work"),
+        heads=[FULL, slim],
+        recipe=Recipe(num_steps=2, batch_size=2, warmup_steps=1, ttt_steps=2, bfloat16=False),
+        evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
+        log_every=1,
+        mlflow=False,
+    )
+    made = config, read_answers(folder / "answers")
+    for head in (FULL, slim):
+        make(made, tiny_target, head)
+    return made
+
+
+def test_all_but_the_pairs_is_the_bases(family: Family) -> None:
+    out = Path(family[0].output_dir)
+    (full, _), (made, info) = load_drafter(out / "full"), load_drafter(out / "slim")
+    assert set(load_file(out / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
+    assert [shares.drafter for shares in info.shares] == ["../full"]
+    assert all(torch.equal(t, made.state_dict()[name]) for name, t in full.state_dict().items())
+    assert isinstance(made.draft_tree, SlimTree)
+    assert (made.draft_tree.settings.hypotheses, made.draft_tree.settings.pairs) == (20, 9)
+    assert info.provenance["tree"]["unseen"] == "smoothed"
+    assert info.provenance["base"]["drafter"] == "full"
+    report = json.loads((out / "slim" / "training.json").read_text())
+    assert report["history"] == []
+    assert report["held_out"]["tau"] == json.loads((out / "full" / "training.json").read_text())["held_out"]["tau"]
+    assert "tree" not in report["held_out"], "only an engine expands it"
+
+
+def test_another_tree_on_it_without_pairs(family: Family, tiny_target: FrozenTarget) -> None:
+    folder = make(family, tiny_target, replace(UNCORRELATED, name="r1", base="slim"))
+    assert set(load_file(folder / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
+    tree = load_drafter(folder)[1].tree
+    assert tree is not None
+    assert (tree["pairs"], tree["hypotheses"], tree["correlation"]) == (0, 5, False)
+    plain = make(family, tiny_target, replace(FULL, name="plain", base="slim"))
+    assert load_drafter(plain)[1].tree is None
+
+
+def test_it_is_known_again_and_another_one_refused(family: Family, tiny_target: FrozenTarget, slim: NamedHead) -> None:
+    config, _ = family
+    assert is_exported(config, slim, tiny_target.sha256)
+    assert is_exported(config, FULL, tiny_target.sha256)
+    assert slim.tree is not None
+    for other in (replace(slim, tree={**slim.tree, "hypotheses": 1}), replace(slim, tree=None)):
+        with pytest.raises(ValueError, match="holds a drafter with tree"):
+            is_exported(config, other, tiny_target.sha256)
+
+
+def test_what_is_counted_is_the_bases(family: Family) -> None:
+    """Pairs are no parameters, and the drafter runs the same passes."""
+    out = Path(family[0].output_dir)
+    full, slim = (drafter_cost(str(out / name)) for name in ("full", "slim"))
+    assert isinstance(slim, Eagle3Cost)
+    assert full == slim
+    shape = StepShape(draft_steps=3, topk=4, num_draft_tokens=12)
+    assert full.drafting(shape, keys=50) == slim.drafting(shape, keys=50)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "static": ({"tree": {"kind": "static"}}, "from which tree.kind slim alone can choose; leave tree out"),
+    "option": ({"drafter": {"kind": "eagle3", "positions": 3}}, "has no options .*; leave positions out"),
+    "bigram": ({"tree": {"kind": "slim"}}, r"heads\[x\]\.tree.*name the calibration of the pairs"),
+    "hypotheses": ({"tree": {"kind": "slim", "correlation": False, "hypotheses": 0}}, "hypotheses must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_is_refused(fault: str) -> None:
+    changes, message = FAULTS[fault]
+    with pytest.raises(ValueError, match=message):
+        NamedHead(name="x", draft_head={"kind": "full"}, **changes)
+
+
+def test_a_calibration_without_pairs_is_refused_before_anything_is_made(family: Family) -> None:
+    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    with pytest.raises(ValueError, match=r"heads\[x\]: .*but no pairs"):
+        plan(replace(family[0], heads=[wrong]))
+
+
+def test_from_yaml() -> None:
+    config = load_config(DrafterTrainConfig, str(Path(__file__).parents[2] / "configs/train/slim_trees.yaml"), [])
+    assert [head.drafter_kind for head in config.heads] == ["eagle3"] * 3
+    found = [head.asked()["tree"] for head in config.heads]
+    assert [(tree["kind"], tree["bigram"], tree["hypotheses"]) for tree in found] == [
+        ("slim", "bigram", count) for count in (1, 20, 40)
+    ]
