@@ -103,6 +103,10 @@ class FrozenTarget:
             tap_layers=self.taps if tap_layers is None else tap_layers,
         )
 
+    def independent_sizes(self) -> dict[str, int]:
+        """The target's sizes that a drafter with a width of its own has."""
+        return {name: size for name, size in self.last_hidden_sizes().items() if name != "hidden_size"}
+
     def last_hidden_sizes(self) -> dict[str, int]:
         """The target's sizes that a drafter of its last hidden state has."""
         c = self.model.config

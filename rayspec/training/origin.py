@@ -14,6 +14,7 @@ from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.independent import new_independent
 from rayspec.training.recipe import Recipe, init_body
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
@@ -57,6 +58,8 @@ def new_drafter(
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
         return _drafter_on_base(target, head, origin)
+    if head.drafter_kind == "independent":
+        return new_independent(target, head, recipe.seed, origin.artifacts)
     if head.drafter_kind != "eagle3":
         return _new_last_hidden(target, head, origin)
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
@@ -89,13 +92,15 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
             f"heads[{head.name}].base is {origin.base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
             "both must be the same"
         )
-    if isinstance(drafter, LastHiddenDrafter):
-        asked = type(drafter.config).from_options(head.drafter_options, target.last_hidden_sizes())
+    if not isinstance(drafter, Eagle3Drafter):
+        sizes = target.last_hidden_sizes() if isinstance(drafter, LastHiddenDrafter) else target.independent_sizes()
+        asked = type(drafter.config).from_options(head.drafter_options, sizes)
         if asked.options() != drafter.config.options():
             raise ValueError(
                 f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "
                 f"{asked.options()}; leave those options as they are there"
             )
+    if isinstance(drafter, LastHiddenDrafter):
         drafter.draft_tree = None
     drafter.requires_grad_(False)
 

@@ -13,11 +13,12 @@ from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 
 OPTIMIZERS = ("adamw", "muon")
+NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """`optimizer`: muon takes the body's matrices and leaves the head and the norms to AdamW.
+    """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     """
@@ -85,7 +86,7 @@ class Recipe:
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         if not trained:
             return []
-        body = [p for name, p in trained.items() if p.ndim == 2 and not name.startswith("lm_head.")]
+        body = [p for name, p in trained.items() if p.ndim == 2 and not name.startswith(NO_MATRIX)]
         use_muon = self.optimizer == "muon" and bool(body)
         muon_ids = {id(p) for p in body} if use_muon else set()
         rest = [p for p in trained.values() if id(p) not in muon_ids]

@@ -14,17 +14,20 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
+from sglang_ext.adapter.hosted_head import HostsHead, Question
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.drafters.checkpoint import CheckpointInfo
 
 
 class HeadDraftWorker(EagleDraftWorker):
+    """Of EAGLE-3 drafters."""
+
     @property
     def _is_ours(self) -> bool:
-        return isinstance(self.draft_runner.model, RaySpecEagle3)
+        return isinstance(self.draft_runner.model, HostsHead)
 
     def check_swappable(self) -> None:
         """Raise ValueError where this drafter cannot be replaced in the running scheduler."""
@@ -35,7 +38,7 @@ class HeadDraftWorker(EagleDraftWorker):
             )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another EAGLE-3 drafter. Raises ValueError; the running one is then unchanged."""
+        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged."""
         self.draft_runner.model.swap(info, tensors)
         self.init_cuda_graphs()  # graphs of the draft passes hold the old head's addresses; none without an accelerator
 
@@ -124,6 +127,10 @@ class HeadDraftWorker(EagleDraftWorker):
             rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
             return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), law)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
+
+
+class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
+    """Of independent drafters: SGLang gives them nothing of the target, and no hidden state from step to step."""
 
 
 def _draws(sampling_info: Any) -> bool:

@@ -56,11 +56,12 @@ def _is_cpu_platform(platform: Any) -> bool:
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
-    from sglang.srt.speculative import eagle_worker_v2
+    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
 
-    from sglang_ext.adapter.draft_worker import HeadDraftWorker
+    from sglang_ext.adapter.draft_worker import HeadDraftWorker, StandaloneHeadDraftWorker
 
     eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+    standalone_worker_v2.StandaloneDraftWorker = StandaloneHeadDraftWorker  # and StandaloneWorkerV2.__init__ this one
     prepare_scheduler()
     return original(algorithm, server_args)
 

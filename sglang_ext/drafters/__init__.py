@@ -7,6 +7,7 @@ DRAFTERS: dict[str, str] = {
     "eagle3": "sglang_ext.drafters.eagle3:Eagle3Drafter",
     "medusa": "sglang_ext.drafters.medusa:MedusaDrafter",
     "hydra": "sglang_ext.drafters.hydra:HydraDrafter",
+    "independent": "sglang_ext.drafters.independent:IndependentDrafter",
 }
 
 
