@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_cases import SPECS, V, make_head, seeded
+from head_cases import SPECS, V, make_head
 from independent_cases import as_hugging_face
 from safetensors.torch import load_file, save_file
 
@@ -160,9 +160,9 @@ def test_options() -> None:
     assert IndependentConfig.from_options(CONFIG.options(), sizes) == CONFIG
     with pytest.raises(ValueError, match="drafter has no option 'layers'; its options: hidden_size, num_layers"):
         IndependentConfig.from_options({"layers": 2}, sizes)
-    with pytest.raises(ValueError, match="drafter.num_layers must be of type int, got '2'"):
+    with pytest.raises(ValueError, match=r"drafter.num_layers must be of type int, got '2'"):
         IndependentConfig.from_options({"num_layers": "2"}, sizes)
-    with pytest.raises(ValueError, match="drafter.hidden_size must be above 0, got -1"):
+    with pytest.raises(ValueError, match=r"drafter.hidden_size must be above 0, got -1"):
         replace(CONFIG, hidden_size=-1)
 
 
@@ -178,5 +178,5 @@ def test_standalone_serves_it_and_ordinary_language_models(tmp_path: Path) -> No
     arguments = engine_arguments("target", str(tmp_path / "ours"), draft_steps=3)
     assert arguments["speculative_algorithm"] == "STANDALONE"
     assert arguments["speculative_num_draft_tokens"] == 4
-    with pytest.raises(ValueError, match="architectures must be one of .*RaySpecIndependent"):
+    with pytest.raises(ValueError, match=r"architectures must be one of .*RaySpecIndependent"):
         read_info(tmp_path / "llama")

@@ -1,5 +1,5 @@
-"""Independent drafters under SGLang's STANDALONE: token-identical to plain decoding for chains and trees, live swap, and
-an ordinary language model as the drafter."""
+"""Independent drafters under SGLang's STANDALONE: token-identical to plain decoding for chains and trees, live swap,
+and an ordinary language model as the drafter."""
 
 import shutil
 from collections.abc import Iterator
