@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rayspec import export
-from rayspec.shipped import DEMO_TARGET
+from rayspec.sweep.plan import inspect_drafter
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
 from rayspec.training.drafter import train_drafter
@@ -266,9 +266,10 @@ def test_a_drafter_wider_than_the_target_is_refused(tiny_target: FrozenTarget) -
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:
-    with pytest.raises(ValueError, match="no stock form of a independent drafter"):
+    with pytest.raises(ValueError, match=r"no stock form of a.* independent drafter"):
         export.prepare(export.ExportConfig(drafters=[str(trained / "out" / "full")]))
 
 
-def test_the_demo_is_the_default_target() -> None:
-    assert DrafterTrainConfig(heads=[FULL]).target == DEMO_TARGET
+def test_a_sweep_plans_it_as_a_family_of_its_own(trained: Path) -> None:
+    drafter = inspect_drafter(str(trained / "out" / "full"), 4)
+    assert (drafter.problem, drafter.algorithm, drafter.family) == (None, "STANDALONE", "standalone")
