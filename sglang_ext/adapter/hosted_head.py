@@ -4,6 +4,7 @@ A model class of ours (sglang_ext.adapter.models) is `HostsHead` before a stock 
 T = rows, H = drafter hidden size, V = vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
     return batch.extend_seq_lens.long().cumsum(0) - 1  # a prefill: the last of each request
 
 
-class HostsHead(nn.Module):
+class HostsHead(nn.Module, ABC):
     """Before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can be
     swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
@@ -181,9 +182,9 @@ class HostsHead(nn.Module):
         self.lm_head = _head_of(info)
         self.logits_processor = HeadLogits(config)
 
+    @abstractmethod
     def draft_step(self, batch: Any, question: Question) -> Tensor | None:
         """One pass of the body in the draft loop, which answers the question; what the next step gets of it [T, H]."""
-        raise NotImplementedError
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
@@ -228,7 +229,7 @@ def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:
     # config.json itself: SGLang pads sizes in `config` on some devices
     raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
     info = parse_info(raw, config._name_or_path)
-    asked = get_spec().speculative_algorithm
+    asked = get_spec().speculative_algorithm.upper()
     if asked != algorithm:
         raise ValueError(
             f"--speculative-algorithm {asked} cannot serve drafter {info.path} of kind {info.kind}; use {algorithm}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sglang_ext.drafters.eagle3 import GatedMLP, RMSNorm, rotate
-from sglang_ext.drafters.options import DrafterOptions
+from sglang_ext.drafters.options import DrafterOptions, check_type
 from sglang_ext.heads import DraftHead
 
 
@@ -67,8 +67,11 @@ class IndependentConfig(DrafterOptions):
             raise ValueError(f"rayspec.target.tap_layers must be empty for this drafter, got {list(taps)}")
         for name, value in cls.json_fixed.items():
             if config.get(name, value) != value:
-                raise ValueError(f"{name} must be {value!r} for an independent drafter, got {config[name]!r}")
-        rope = config.get("rope_parameters") or {}
+                raise ValueError(
+                    f"{name} must be {value!r} for an independent drafter, got {config[name]!r}; correct config.json, "
+                    "or export the drafter again with python jobs/train.py"
+                )
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
             raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
         values = {**config, **rope}
@@ -77,8 +80,7 @@ class IndependentConfig(DrafterOptions):
             stored = cls.json_names.get(f.name, f.name)
             if stored not in values:
                 raise ValueError(f"config.json has no '{stored}'")
-            if type(values[stored]) is not f.type:
-                raise ValueError(f"{stored} must be of type {f.type.__name__}, got {values[stored]!r}")  # type: ignore[union-attr]
+            check_type(stored, values[stored], f.type)
             found[f.name] = values[stored]
         return cls(**found)
 

@@ -5,6 +5,12 @@ from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 
+def check_type(name: str, value: Any, wanted: Any) -> None:
+    """Raise ValueError for a value out of YAML or JSON that is not of a field's type; a whole number may be a float."""
+    if type(value) not in ((int, float) if wanted is float else (wanted,)):
+        raise ValueError(f"{name} must be of type {getattr(wanted, '__name__', wanted)}, got {value!r}")
+
+
 class DrafterOptions:
     """Base of the configs (frozen dataclasses) of kinds with options of their own: all fields but those `of_target`."""
 
@@ -17,9 +23,7 @@ class DrafterOptions:
         for name, value in options.items():
             if name not in own:
                 raise ValueError(f"drafter has no option {name!r}; its options: {', '.join(own)}")
-            if type(value) is not own[name]:
-                wanted = getattr(own[name], "__name__", own[name])
-                raise ValueError(f"drafter.{name} must be of type {wanted}, got {value!r}")
+            check_type(f"drafter.{name}", value, own[name])
         return cls(**options, **sizes)
 
     def options(self) -> dict[str, Any]:
