@@ -201,6 +201,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.plugin.create_worker",
     ),
     Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
+        ("self", "server_args"),
+        "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
+    ),
+    Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
         ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"),
         "sglang_ext.adapter.hosted_head.HeadLogits._get_logits",
