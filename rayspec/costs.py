@@ -17,6 +17,7 @@ from torch import nn
 
 from rayspec.records import RequestRecord
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads.quantized import QuantizedMatrix
@@ -70,9 +71,26 @@ class Eagle3Cost:
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step: the drafter extends by every verified token, scores the last of them, and makes
         draft_steps - 1 further forwards of `topk` rows with their scores."""
-        later = (shape.draft_steps - 1) * shape.topk
         fused = shape.num_draft_tokens * self.fuse_flops
-        return self.layer.flops(shape.num_draft_tokens + later, keys) + fused + (1 + later) * self.head_flops
+        return _step_by_step(shape, keys, self.layer, self.head_flops) + fused
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentCost:
+    """`params`: body, head and the token embedding, which is the drafter's own. `head_flops`: of one row."""
+
+    params: int
+    layers: DecoderCost
+    head_flops: int
+
+    def drafting(self, shape: StepShape, keys: float) -> float:
+        """FLOPs of one step: the passes of an EAGLE-3 drafter, with nothing to fuse."""
+        return _step_by_step(shape, keys, self.layers, self.head_flops)
+
+
+def _step_by_step(shape: StepShape, keys: float, layers: DecoderCost, head_flops: int) -> float:
+    later = (shape.draft_steps - 1) * shape.topk
+    return layers.flops(shape.num_draft_tokens + later, keys) + (1 + later) * head_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +131,7 @@ class SpecFormerCost:
         return self.layer.flops(shape.num_draft_tokens, keys) + self.slots_flops + positions
 
 
-DrafterCost = Eagle3Cost | LastHiddenCost | SpecFormerCost
+DrafterCost = Eagle3Cost | LastHiddenCost | SpecFormerCost | IndependentCost
 
 
 def mbsu(tau: float, draft_params: int, target_params: int, gamma: int) -> float:
@@ -160,6 +178,17 @@ def drafter_cost(path: str) -> DrafterCost:
             position_flops=tuple(drafter.state_flops(i) + drafter.lm_head.at(i).cost(1).flops for i in positions),
             reads_path=drafter.reads_path,
             tree=drafter.draft_tree,
+        )
+    if isinstance(drafter, IndependentDrafter):
+        own = drafter.config
+        linear = [m for m in drafter.model.modules() if isinstance(m, nn.Linear)]
+        return IndependentCost(
+            params=params,
+            layers=DecoderCost(
+                flops_per_row=2 * sum(m.weight.numel() for m in linear),
+                flops_per_row_and_key=4 * own.num_layers * own.num_attention_heads * own.head_dim,
+            ),
+            head_flops=drafter.lm_head.cost(1).flops,
         )
     body = drafter.config
     return Eagle3Cost(
@@ -232,6 +261,8 @@ def cost_metrics(
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
     if isinstance(drafter, LastHiddenCost | SpecFormerCost):  # without an embedding of its own, and read once a step
         out["mbsu"] = mbsu(tau, drafter.params, target.params, gamma=1)
+    elif isinstance(drafter, IndependentCost):
+        out["mbsu"] = mbsu(tau, drafter.params, target.params, shape.draft_steps)
     elif drafter is not None:
         out["mbsu"] = mbsu(tau, drafter.params + target.embedding_params, target.params, shape.draft_steps)
     return out

@@ -32,6 +32,7 @@ from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
 from sglang_ext.drafters.checkpoint import Drafter, save_drafter
+from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
 TREE_TOPK = 10  # candidates of a position that a tree may take on held-out answers
@@ -56,7 +57,10 @@ def autocast(recipe: Recipe) -> AbstractContextManager[Any]:
 
 
 def training_steps(drafter: Drafter, recipe: Recipe) -> int:
-    """Draft positions that are trained: of a drafter with a head each all of them."""
+    """Draft positions that are trained: of a drafter with a head each all of them, of one that reads tokens alone the
+    first, which any other is the same as."""
+    if isinstance(drafter, IndependentDrafter):
+        return 1
     return drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
 
 

@@ -19,7 +19,8 @@ from sglang_ext.drafters import DRAFTERS, drafter_class
 @dataclass(frozen=True, kw_only=True)
 class NamedHead:
     """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
-    drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...}.
+    drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...},
+    {kind: independent, hidden_size: 64, num_layers: 2, ...}.
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
@@ -51,6 +52,8 @@ class NamedHead:
                 f"heads[{self.name}]: an EAGLE-3 drafter has no options and builds its tree as it drafts, from which "
                 f"tree.kind slim alone can choose; leave {', '.join(surplus)} out"
             )
+        if found == "independent" and self.tree is not None:
+            raise ValueError(f"heads[{self.name}]: an independent drafter builds its tree as it drafts; leave tree out")
         try:
             self.asked()
         except ValueError as error:
@@ -63,6 +66,12 @@ class NamedHead:
     @property
     def drafter_options(self) -> dict[str, Any]:
         return {name: value for name, value in self.drafter.items() if name != "kind"}
+
+    def hidden_size(self, target_hidden: int) -> int:
+        """What the head reads: of the target's size, or of the drafter's own."""
+        if self.drafter_kind != "independent":
+            return target_hidden
+        return self.asked()["drafter"]["hidden_size"]
 
     def asked(self) -> dict[str, Any]:
         """What provenance names besides the head, every default written out; nothing for EAGLE-3 but its tree, if it

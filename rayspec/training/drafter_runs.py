@@ -59,7 +59,8 @@ def _check_heads(config: DrafterTrainConfig) -> None:
     sizes = AutoConfig.from_pretrained(config.target_folder, local_files_only=True).get_text_config()
     for i, head in enumerate(config.heads):
         try:
-            head_config(head.draft_head, hidden_size=sizes.hidden_size, vocab_size=sizes.vocab_size)
+            hidden_size = head.hidden_size(sizes.hidden_size)
+            head_config(head.draft_head, hidden_size=hidden_size, vocab_size=sizes.vocab_size)
             if head.tree is not None:
                 parse_tree(head.tree, "tree").check_files()
         except ValueError as error:

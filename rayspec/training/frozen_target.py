@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, default_taps
-from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.drafters.options import DrafterOptions
 from sglang_ext.drafters.specformer import specformer_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+
+OptionsT = TypeVar("OptionsT", bound=DrafterOptions)
 
 
 def target_sha256(folder: str | Path) -> str:
@@ -127,7 +129,7 @@ class FrozenTarget:
         c = self.model.config
         return Eagle3Config(**sizes, target_hidden_size=c.hidden_size, tap_layers=self.taps, rope_theta=_rope_theta(c))
 
-    def options_config(self, cls: type[LastHiddenConfig], options: Mapping[str, Any]) -> LastHiddenConfig:
+    def options_config(self, cls: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
         """The config of a drafter kind with options, made for this target. Raises ValueError."""
         sizes = self.sizes()
         if "tap_layers" in cls.of_target:

@@ -14,6 +14,7 @@ from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.independent import new_independent
 from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
@@ -58,6 +59,8 @@ def new_drafter(
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
         return _drafter_on_base(target, head, origin)
+    if head.drafter_kind == "independent":
+        return new_independent(target, head, recipe.seed, origin.artifacts)
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     if head.drafter_kind != "eagle3":
         drafter = _new_last_hidden(target, head, origin)
@@ -97,7 +100,7 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
             f"heads[{head.name}].base is {origin.base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
             "both must be the same"
         )
-    if isinstance(drafter, LastHiddenDrafter):
+    if not isinstance(drafter, Eagle3Drafter):
         asked = target.options_config(type(drafter.config), head.drafter_options)
         if asked.options() != drafter.config.options():
             raise ValueError(

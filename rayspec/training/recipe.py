@@ -14,11 +14,12 @@ from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 
 OPTIMIZERS = ("adamw", "muon")
+NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """`optimizer`: muon takes the body's matrices and leaves the head and the norms to AdamW.
+    """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     """
@@ -109,7 +110,7 @@ class Recipe:
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether a parameter is a matrix of the body; codes of positions are rows, not a map."""
-    return parameter.ndim == 2 and name.endswith(".weight") and not name.startswith("lm_head.")
+    return parameter.ndim == 2 and name.endswith(".weight") and not name.startswith(NO_MATRIX)
 
 
 def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, tap_rms: float, seed: int) -> None:

@@ -23,6 +23,7 @@ from rayspec.training.csra import csra_gradient
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads import DraftHead
@@ -108,6 +109,8 @@ def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: in
     """The rows of a batch over a draft of `num_steps` steps, every step given the tokens that are really before it."""
     if isinstance(drafter, LastHiddenDrafter):
         return _read_carried(drafter, target, batch, num_steps)
+    if isinstance(drafter, IndependentDrafter):
+        return _read_tokens(drafter, target, batch, num_steps)
     taps, last_hidden = target.features(batch.ids_BT)
     unrolled = unroll(drafter, target, batch.ids_BT, taps, num_steps)
 
@@ -152,6 +155,19 @@ def _read_carried(drafter: LastHiddenDrafter, target: FrozenTarget, batch: Batch
         torch.stack(features) if drafter.lm_head.routes else None,
         torch.stack(embeds),
         last_hidden[batch.sequence_N, batch.position_N],
+    )
+
+
+def _read_tokens(drafter: IndependentDrafter, target: FrozenTarget, batch: Batch, num_steps: int) -> Rows:
+    """x_{p+1} is predicted from x_1 .. x_p at every step: a drafted token is read as any other."""
+    hidden_BTH = drafter(batch.ids_BT[:, 1:-1])
+    embed_NH = drafter.embed(batch.ids_BT[batch.sequence_N, batch.position_N]).detach()
+    embed_KNH = embed_NH.expand(num_steps, -1, -1)
+    return Rows(
+        hidden_BTH[batch.sequence_N, batch.position_N - 1].expand(num_steps, -1, -1),
+        embed_KNH if drafter.lm_head.routes else None,
+        embed_KNH,
+        target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N],
     )
 
 

@@ -4,7 +4,7 @@ of SGLang."""
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_ext.drafters.checkpoint import CheckpointInfo, read_info
+from sglang_ext.drafters.checkpoint import CheckpointInfo, is_language_model, read_config, read_info
 
 
 class Serves(NamedTuple):
@@ -23,14 +23,20 @@ ALGORITHMS: dict[str, Serves] = {
 }
 
 
+SGLANG_S: dict[str, str] = {"eagle3": "EAGLE3", "independent": "STANDALONE"}  # chains and trees
+
+
 def algorithm_of(drafter: str | Path, topk: int) -> str:
-    """The speculative algorithm that serves a drafter: a folder, or a Hugging Face name, which is a stock EAGLE-3
-    drafter. Raises ValueError for a folder that cannot be read."""
+    """The speculative algorithm that serves a drafter: a folder of ours, of a stock EAGLE-3 drafter or of an ordinary
+    language model, or a Hugging Face name, which is a stock EAGLE-3 drafter. Raises ValueError for a folder that cannot
+    be read."""
     if not Path(drafter).is_dir():
         return "EAGLE3"
+    if is_language_model(read_config(drafter)):
+        return "STANDALONE"
     info = read_info(drafter)
-    if info.kind == "eagle3":
-        return "EAGLE3"
+    if info.kind in SGLANG_S:
+        return SGLANG_S[info.kind]
     tree = "static" if info.tree is None else info.tree.get("kind")
     fitting = [name for name, serves in ALGORITHMS.items() if info.kind in serves.drafters]
     if topk == 1:  # of the medusa kind: BPD comes first

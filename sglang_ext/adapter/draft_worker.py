@@ -17,9 +17,10 @@ from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import select_top_k_tokens
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter.models.eagle3 import Question, RaySpecEagle3
+from sglang_ext.adapter.hosted_head import HostsHead, Question
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint import CheckpointInfo
@@ -27,11 +28,13 @@ from sglang_ext.trees import Expansion, Pruner
 
 
 class HeadDraftWorker(EagleDraftWorker):
+    """Of EAGLE-3 drafters."""
+
     speculative_num_draft_tokens: int
 
     @property
     def _is_ours(self) -> bool:
-        return isinstance(self.draft_runner.model, RaySpecEagle3)
+        return isinstance(self.draft_runner.model, HostsHead)
 
     @property
     def _pruner(self) -> Pruner | None:
@@ -46,7 +49,7 @@ class HeadDraftWorker(EagleDraftWorker):
             )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another EAGLE-3 drafter. Raises ValueError; the running one is then unchanged."""
+        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged."""
         self.draft_runner.model.swap(info, tensors)
         self.init_cuda_graphs()  # graphs of the draft passes hold the old head's addresses; none without an accelerator
 
@@ -177,6 +180,10 @@ class HeadDraftWorker(EagleDraftWorker):
         if self._pruner is not None:
             return (*_expansion(scores, tokens, parents), None)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
+
+
+class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
+    """Of independent drafters: SGLang gives them nothing of the target, and no hidden state from step to step."""
 
 
 def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:

@@ -206,9 +206,14 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.plugin.create_worker",
     ),
     Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
+        ("self", "server_args"),
+        "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
+    ),
+    Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
         ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"),
-        "sglang_ext.adapter.models.eagle3.HeadLogits._get_logits",
+        "sglang_ext.adapter.hosted_head.HeadLogits._get_logits",
     ),
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor.forward",
@@ -221,12 +226,37 @@ WRAPPED: tuple[Internal, ...] = (
             "aux_hidden_states",
             "hidden_states_before_norm",
         ),
-        "sglang_ext.adapter.models.eagle3.HeadLogits.forward",
+        "sglang_ext.adapter.hosted_head.HeadLogits.forward",
     ),
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",
         ("self", "weights"),
-        "sglang_ext.adapter.models.eagle3.RaySpecEagle3.load_weights",
+        "sglang_ext.adapter.hosted_head.HostsHead.load_weights",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaForCausalLM.load_weights",
+        ("self", "weights"),
+        "sglang_ext.adapter.hosted_head.HostsHead.load_weights",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaModel.forward",
+        ("self", "input_ids", "positions", "forward_batch", "input_embeds", "pp_proxy_tensors"),
+        "called by sglang_ext.adapter.models.independent.RaySpecIndependent.draft_step",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaDecoderLayer.forward",
+        ("self", "positions", "hidden_states", "forward_batch", "capture_output"),
+        "read by sglang_ext.adapter.models.independent.RaySpecIndependent._before_layers",
+    ),
+    Internal(
+        "sglang.srt.speculative.standalone_worker_v2.StandaloneDraftWorker",
+        ("server_args", "gpu_id", "nccl_port", "target_worker"),
+        "sglang_ext.adapter.draft_worker.StandaloneHeadDraftWorker",
+    ),
+    Internal(
+        "sglang.srt.speculative.standalone_worker_v2.StandaloneWorkerV2",
+        ("server_args", "gpu_id", "nccl_port", "target_worker"),
+        "sglang_ext.adapter.step_clock.TimedStandaloneWorker",
     ),
     Internal(
         "sglang.srt.managers.scheduler.Scheduler.flush_cache",

@@ -61,11 +61,9 @@ class CpuPlatform(SRTPlatform):
 
     def get_speculative_worker_cls(self, algorithm: str) -> type | None:
         """Asked for SGLang's own algorithms only; ours name their worker themselves."""
-        if algorithm == "STANDALONE":
-            return None
-        from sglang_ext.adapter.step_clock import TimedEagleWorker
+        from sglang_ext.adapter.step_clock import TimedEagleWorker, TimedStandaloneWorker
 
-        return TimedEagleWorker
+        return TimedStandaloneWorker if algorithm == "STANDALONE" else TimedEagleWorker
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         from sglang_ext.adapter.spec_ops import extend_slots

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sglang_ext.adapter import SGLANG_VERSION
+from sglang_ext.adapter.drawn_standalone import offer_drawn_drafts
 from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, SAMPLING_WRAPPED, WRAPPED, Internal
 
 MODEL_PACKAGE = "sglang_ext.adapter.models"
@@ -41,6 +42,7 @@ def register() -> None:
 
     register_algorithms()
     HookRegistry.register(WRAPPED[0].target, create_worker, HookType.AROUND)
+    HookRegistry.register(WRAPPED[1].target, offer_drawn_drafts, HookType.AROUND)
     for internal in SAMPLING_WRAPPED:
         HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.AROUND)
     if _is_cpu_platform(current_platform):
@@ -56,11 +58,12 @@ def _is_cpu_platform(platform: Any) -> bool:
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
-    from sglang.srt.speculative import eagle_worker_v2
+    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
 
-    from sglang_ext.adapter.draft_worker import HeadDraftWorker
+    from sglang_ext.adapter.draft_worker import HeadDraftWorker, StandaloneHeadDraftWorker
 
     eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+    standalone_worker_v2.StandaloneDraftWorker = StandaloneHeadDraftWorker  # and StandaloneWorkerV2.__init__ this one
     prepare_scheduler()
     return original(algorithm, server_args)
 

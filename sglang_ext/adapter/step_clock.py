@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 
 @dataclass
@@ -56,6 +57,10 @@ class TimedEagleWorker(EAGLEWorkerV2):
         result = super().verify(batch, *args, **kwargs)
         CLOCK.verify_s += time.perf_counter() - start
         return result
+
+
+class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
+    """The same around the worker of independent drafters."""
 
 
 def write_step_clock(scheduler: Any, path: str) -> None:

@@ -8,6 +8,7 @@ DRAFTERS: dict[str, str] = {
     "medusa": "sglang_ext.drafters.medusa:MedusaDrafter",
     "hydra": "sglang_ext.drafters.hydra:HydraDrafter",
     "specformer": "sglang_ext.drafters.specformer:SpecFormerDrafter",
+    "independent": "sglang_ext.drafters.independent:IndependentDrafter",
 }
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 from sglang_ext.drafters.stock import (
     STOCK_ARCHITECTURE,
@@ -40,7 +41,7 @@ from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import build_tree
 
-Drafter = Eagle3Drafter | LastHiddenDrafter
+Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -71,7 +72,7 @@ class CheckpointInfo:
     None where the drafter has none of its own."""
 
     path: str
-    body: Eagle3Config | LastHiddenConfig
+    body: Eagle3Config | LastHiddenConfig | IndependentConfig
     head: Mapping[str, Any]
     target: TargetInfo | None
     kind: str = "eagle3"
@@ -86,6 +87,11 @@ class CheckpointInfo:
 
 def read_info(path: str | Path) -> CheckpointInfo:
     """Read config.json of a drafter folder. Raises ValueError (what is wrong, and the way out)."""
+    return parse_info(read_config(path), str(path))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """config.json of a folder as it is. Raises ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
@@ -95,7 +101,12 @@ def read_info(path: str | Path) -> CheckpointInfo:
         raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
-    return parse_info(config, str(path))
+    return config
+
+
+def is_language_model(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is an ordinary causal language model's, which SGLang drafts with by itself."""
+    return str((config.get("architectures") or [None])[0]).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
@@ -123,6 +134,10 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "python jobs/train.py"
+        )
+    if kind == "independent" and "draft_tree" in config:
+        raise ValueError(
+            f"{path}: a drafter of kind {kind} builds its tree as it drafts; take draft_tree out of config.json"
         )
     return CheckpointInfo(
         path=path,
@@ -201,6 +216,11 @@ def naming(info: CheckpointInfo) -> Iterator[None]:
         raise ValueError(f"drafter {info.path}: {error}") from error
 
 
+def own_name(info: CheckpointInfo, name: str) -> str:
+    """Our name of a stored tensor: EAGLE-3's one layer has two in use."""
+    return name.replace("layers.0.", "midlayer.") if info.kind == "eagle3" else name
+
+
 def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
     """Raise ValueError unless names and shapes are exactly those that the drafter and its head need."""
     with torch.device("meta"):
@@ -225,7 +245,7 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
     Raises ValueError for anything missing, unknown or misshapen, and for a shared drafter that has changed.
     """
     with _open(_weights_file(info)) as handle:
-        tensors = {name.replace("layers.0.", "midlayer."): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        tensors = {own_name(info, name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors)
@@ -236,7 +256,7 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
 def check_files(info: CheckpointInfo) -> None:
     """Raise ValueError unless names and shapes of the stored tensors are the right ones; weights are not read."""
     with _open(_weights_file(info)) as handle:
-        shapes = {name.replace("layers.0.", "midlayer."): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
+        shapes = {own_name(info, name): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         shapes = stock_shapes(shapes, info.body.vocab_size)
     for shares in info.shares:

@@ -10,18 +10,19 @@ cache and no layer that SGLang would run, and all positions can be drafted from 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from sglang_ext.drafters.options import DrafterOptions
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import CandidateTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastHiddenConfig:
+class LastHiddenConfig(DrafterOptions):
     """`positions`: how many tokens ahead it can draft. `shared_head`: one vocabulary projection for all positions
     instead of one each. The other sizes are the target's."""
 
@@ -37,22 +38,6 @@ class LastHiddenConfig:
     def __post_init__(self) -> None:
         if self.positions < 1:
             raise ValueError(f"drafter.positions must be at least 1, got {self.positions}")
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
-        """From a `drafter` entry without its kind, and the target's sizes. Raises ValueError for unknown options."""
-        own = {f.name: f.default for f in fields(cls) if f.name not in cls.of_target}
-        for name, value in options.items():
-            if name not in own:
-                raise ValueError(f"drafter has no option {name!r}; its options: {', '.join(own)}")
-            wanted = type(own[name])
-            if type(value) is not wanted:
-                raise ValueError(f"drafter.{name} must be of type {wanted.__name__}, got {value!r}")
-        return cls(**options, **sizes)
-
-    def options(self) -> dict[str, Any]:
-        """The `drafter` entry without its kind; inverse of `from_options`."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.of_target}
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:

@@ -22,6 +22,7 @@ from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
 from rayspec.training.ttt import carried, unroll
 from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
 PROMPT = PROMPTS[1]
@@ -114,6 +115,9 @@ def _given(
             )
             for step in range(steps)
         ]
+    if isinstance(drafter, IndependentDrafter):
+        hidden_RTH, embed_RTH = drafter(ids_RT[:, 1:]), drafter.embed(ids_RT)
+        return [(hidden_RTH[:, n - 1], embed_RTH[:, n], embed_RTH[:, n]) for n in range(last, last + steps)]
     unrolled = unroll(drafter, toy.target, ids_RT, taps, steps)
     return [
         (unrolled.hiddens[s][:, last - 1], unrolled.features[s][:, last - 1], toy.target.embed(ids_RT[:, last + s]))

@@ -5,189 +5,25 @@ reduced draft vocabulary exist from SGLang's point of view.
 """
 
 import copy
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
-import torch
-from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
-from sglang.srt.runtime_context import get_parallel, get_spec
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
-from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.packing import pack_model
-from sglang_ext.adapter.served_target import served_stop_ids, served_target
-from sglang_ext.adapter.side_stream import start_beside
-from sglang_ext.adapter.step_clock import CLOCK
-from sglang_ext.drafters.checkpoint import (
-    HEAD_PREFIX,
-    TREE_PREFIX,
-    CheckpointInfo,
-    check_tensors,
-    empty_head,
-    naming,
-    parse_info,
-    shared_tensors,
-)
-from sglang_ext.heads import DraftHead
-from sglang_ext.trees import Pruner, PruningTree, build_tree
-
-logger = logging.getLogger(__name__)
+from sglang_ext.adapter.hosted_head import HostsHead, Question, hosted_info
 
 
-class Answer(NamedTuple):
-    """The head's k best tokens of each row. A chain has no use for the probability of its one token: it is 1."""
+class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):
+    """LlamaForCausalLMEagle3 with a draft head of ours."""
 
-    p_Tk: Tensor  # float32
-    token_ids_Tk: Tensor  # int64
-
-
-@dataclass
-class Question:
-    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
-
-    step: int
-    k: int
-    temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
-    best: Answer | None = None
-    law_TV: Tensor | None = None  # float32
-
-    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
-        if self.temperature_T1 is not None:
-            self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
-        elif self.k == 1:
-            ids_T1 = head.best(hidden_TH, self.step, routed)
-            self.best = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
-        else:
-            proposal = head.propose(hidden_TH, self.step, self.k, routed)
-            self.best = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
-
-
-class HeadLogits(LogitsProcessor):
-    """Puts the question of the draft loop to the head, and only for the rows that the loop reads.
-
-    Without a question (SGLang captures its extends in graphs) the head gives logits of the whole vocabulary at draft
-    position 0, which is the position that an extend produces.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
-        self.question: Question | None = None
-        self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
-        self._batch: Any = None
-
-    @contextmanager
-    def asking(self, question: Question) -> Iterator[None]:
-        """The passes inside are of this question."""
-        self.question = question
-        try:
-            yield
-        finally:
-            self.question = None
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        hidden_states: Tensor,
-        lm_head: Any,
-        logits_metadata: Any,
-        aux_hidden_states: Any = None,
-        hidden_states_before_norm: Tensor | None = None,
-    ) -> LogitsProcessorOutput:
-        self._batch = logits_metadata
-        return super().forward(
-            input_ids, hidden_states, lm_head, logits_metadata, aux_hidden_states, hidden_states_before_norm
-        )
-
-    def _get_logits(
-        self,
-        hidden_states: Tensor,
-        lm_head: DraftHead,
-        logits_metadata: Any,
-        embedding_bias: Tensor | None = None,
-        use_logits_buffer: bool = True,
-    ) -> Tensor:
-        rows = _rows_read_after_verify(self._batch)
-        hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        if self.question is not None:
-            self.put(self.question, lm_head, hidden_TH)
-            return hidden_states.new_zeros((len(hidden_states), self.question.k))  # SGLang's choice is thrown away
-        routed = self.routed()
-        with CLOCK.head():
-            logits = lm_head.target_logits(hidden_TH, 0, routed)
-        if rows is None:
-            return logits
-        # the worker indexes by the row numbers of the whole block; the rows between are never read
-        block = logits.new_empty((len(hidden_states), logits.shape[1]))
-        block[rows] = logits
-        return block
-
-    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor) -> None:
-        routed = self.routed()
-        with CLOCK.head():
-            question.put_to(head, hidden_TH, routed)
-
-    def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: Any) -> None:
-        """Let the head choose its candidates while the layer, which is given these inputs, runs."""
-        step = self.question.step if self.question else 0
-        rows = _layer_rows_of_the_head(batch)
-        with CLOCK.head():
-            if rows is not None:
-                embed_TH, feature_TH = embed_TH[rows], feature_TH[rows]
-            self.routing = start_beside(partial(head.route, step=step), embed_TH, feature_TH)
-
-    def routed(self) -> Tensor | None:
-        """What the head chose in this pass; None for a head that does not route."""
-        routing, self.routing = self.routing, None
-        return None if routing is None else routing()
-
-
-def _rows_read_after_verify(batch: Any) -> Tensor | None:
-    """The one row a request that is read of an eager draft-extend after verification, or None for all rows.
-
-    SGLang's graph path selects these rows before the head (`select_index`); its eager path computes the head on all
-    num_draft_tokens rows and selects afterwards, which would overstate the head's cost several times over.
-    """
-    if not isinstance(batch, ForwardBatch) or not batch.forward_mode.is_draft_extend_v2():
-        return None
-    spec = batch.spec_info
-    if spec.select_index is not None or spec.num_accept_tokens is None:
-        return None
-    accepted_B = spec.num_accept_tokens.long()
-    return torch.arange(len(accepted_B), device=accepted_B.device) * spec.num_tokens_per_req + accepted_B - 1
-
-
-def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
-    """Which rows of the layer's input belong to the rows of the head, or None where they are the same."""
-    rows = _rows_read_after_verify(batch)
-    if rows is not None or not batch.forward_mode.is_extend():
-        return rows
-    if batch.forward_mode.is_draft_extend_v2():
-        return batch.spec_info.select_index
-    return batch.extend_seq_lens.long().cumsum(0) - 1  # a prefill: the last of each request
-
-
-class RaySpecEagle3(LlamaForCausalLMEagle3):
-    """LlamaForCausalLMEagle3 whose `lm_head` is a draft head of ours; loads strictly and can be swapped live."""
+    algorithm: ClassVar[str] = "EAGLE3"
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        # config.json itself: SGLang pads sizes in `config` on some devices
-        raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
-        self.info = parse_info(raw, config._name_or_path)
-        check_target(self.info)
+        info = hosted_info(config, self.algorithm)
         body_config = copy.deepcopy(config)
         body_config.draft_vocab_size = 1  # SGLang's own head is replaced below: do not allocate it
-        super().__init__(body_config, quant_config, prefix)
-        self.config = config
-        self.lm_head = _head_of(self.info)
-        self.pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
-        self.logits_processor = HeadLogits(config)
+        LlamaForCausalLMEagle3.__init__(self, body_config, quant_config, prefix)
+        self.host(info, config)
         self.model.layers[0].register_forward_pre_hook(self._before_layer)
 
     def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -196,96 +32,11 @@ class RaySpecEagle3(LlamaForCausalLMEagle3):
             self.logits_processor.start_routing(self.lm_head, embed_TH, feature_TH, batch)
 
     def draft_step(self, batch: Any, question: Question) -> Tensor:
-        """One pass of the layer in the draft loop, which answers the question; the feature of the next step [T, H]."""
+        """The feature of the next step."""
         with self.logits_processor.asking(question):
             hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
         self.logits_processor.put(question, self.lm_head, hidden_TH)
         return feature_TH
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
-        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights}
-        tensors |= shared_tensors(self.info, own=tensors)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
-        self.pruner = _pruner_of(self.info, tensors, self.model.fc.weight.device)
-        _load_head(self.lm_head, tensors, self.info)
-        self._load_body(tensors)
-
-    def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
-        ours = (HEAD_PREFIX, TREE_PREFIX)
-        super().load_weights((name, t) for name, t in tensors.items() if not name.startswith(ours))
-        if not has_accelerator():
-            self.lm_head.pack()
-            pack_model(self)
-
-    @torch.no_grad()
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over the weights of another drafter with the same body shapes, any head and any tree.
-
-        Everything that can be wrong is checked before the first weight changes. Raises ValueError.
-        """
-        if info.kind != self.info.kind:
-            raise ValueError(
-                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
-                f"{self.info.kind} has; restart"
-            )
-        check_target(info)
-        if info.body != self.info.body:
-            raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
-        reference = self.model.fc.weight
-        head = _head_of(info).to(reference.device, reference.dtype)
-        _load_head(head, tensors, info)
-        self.pruner = _pruner_of(info, tensors, reference.device)
-        self.lm_head, self.info = head, info
-        self._load_body(tensors)
-
-
-def check_target(info: CheckpointInfo) -> None:
-    """Raise ValueError unless the drafter was trained for the target that this server serves."""
-    assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
-    info.target.check_served_with(served_target(info.body.tap_layers), info.path)
-
-
-def _head_of(info: CheckpointInfo) -> DraftHead:
-    return empty_head(info).to(torch.get_default_dtype())
-
-
-def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
-    """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
-    where a row may have fewer candidates than the tree has branches."""
-    with naming(info):
-        head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
-        head.check(served_stop_ids())
-        spec = get_spec()
-        fewest = head.fewest_candidates(spec.speculative_num_steps)
-        if fewest < spec.speculative_eagle_topk:
-            raise ValueError(
-                f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
-                f"--speculative-eagle-topk {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
-            )
-
-
-def _pruner_of(info: CheckpointInfo, tensors: Mapping[str, Tensor], device: torch.device) -> Pruner | None:
-    """The drafter's tree at this engine's size; a chain takes no notice of it. Raises ValueError where it does not
-    fit."""
-    if info.tree is None:
-        return None
-    spec = get_spec()
-    with naming(info):
-        tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
-        assert isinstance(tree, PruningTree), "check_tensors has made the drafter"
-        tree.load_state_dict({n.removeprefix(TREE_PREFIX): t for n, t in tensors.items() if n.startswith(TREE_PREFIX)})
-        tree.check()
-        if spec.speculative_eagle_topk == 1:
-            return None
-        if get_parallel().pp_size > 1:
-            raise ValueError(
-                "it has a draft_tree, which SGLang cannot hand to the other stages of a pipeline; leave --pp-size out"
-            )
-        return tree.pruner(
-            spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens, device
-        )
 
 
 EntryClass = [RaySpecEagle3]

@@ -1,0 +1,37 @@
+"""An independent drafter with any draft head, as a SGLang model under the stock algorithm `STANDALONE`."""
+
+import copy
+from typing import Any, ClassVar
+
+from sglang.srt.models.llama import LlamaForCausalLM
+from torch import nn
+
+from sglang_ext.adapter.hosted_head import HostsHead, Question, hosted_info
+
+
+class RaySpecIndependent(HostsHead, LlamaForCausalLM):
+    """LlamaForCausalLM with a draft head of ours."""
+
+    algorithm: ClassVar[str] = "STANDALONE"
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        info = hosted_info(config, self.algorithm)
+        body_config = copy.deepcopy(config)
+        body_config.tie_word_embeddings = True  # SGLang's own head is replaced below: do not allocate it
+        LlamaForCausalLM.__init__(self, body_config, quant_config, prefix)
+        self.host(info, config)
+        self.model.layers[0].register_forward_pre_hook(self._before_layers)
+
+    def _before_layers(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self.lm_head.routes:
+            _, embed_TH, batch, *_ = arguments
+            self.logits_processor.start_routing(self.lm_head, embed_TH, embed_TH, batch)
+
+    def draft_step(self, batch: Any, question: Question) -> None:
+        """The next step gets nothing but tokens."""
+        with self.logits_processor.asking(question):
+            hidden_TH = self.model(batch.input_ids, batch.positions, batch)
+        self.logits_processor.put(question, self.lm_head, hidden_TH)
+
+
+EntryClass = [RaySpecIndependent]

@@ -1,0 +1,32 @@
+"""The options that a drafter kind offers, as the `drafter` entry of a training config and of a checkpoint has them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Self
+
+
+def check_type(name: str, value: Any, wanted: Any) -> None:
+    """Raise ValueError for a value out of YAML or JSON that is not of a field's type; a whole number may be a float."""
+    if type(value) not in ((int, float) if wanted is float else (wanted,)):
+        raise ValueError(f"{name} must be of type {getattr(wanted, '__name__', wanted)}, got {value!r}")
+
+
+class DrafterOptions:
+    """Base of the configs (frozen dataclasses) of kinds with options of their own: all fields but those `of_target`."""
+
+    of_target: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
+        """From a `drafter` entry without its kind, and the target's sizes. Raises ValueError for unknown options."""
+        own = {f.name: f.type for f in fields(cls) if f.name not in cls.of_target}  # type: ignore[arg-type]
+        for name, value in options.items():
+            if name not in own:
+                raise ValueError(f"drafter has no option {name!r}; its options: {', '.join(own)}")
+            check_type(f"drafter.{name}", value, own[name])
+        return cls(**options, **sizes)
+
+    def options(self) -> dict[str, Any]:
+        """The `drafter` entry without its kind; inverse of `from_options`."""
+        own = [f.name for f in fields(self) if f.name not in self.of_target]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in own}
