@@ -211,6 +211,16 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
     ),
     Internal(
+        "sglang.srt.arg_groups.overrides.declare_resolution",
+        ("server_args", "source", "fields"),
+        "called by sglang_ext.adapter.drawn_standalone",
+    ),
+    Internal(
+        "sglang.srt.arg_groups.overrides.resolving_view",
+        ("server_args",),
+        "called by sglang_ext.adapter.drawn_standalone",
+    ),
+    Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
         ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"),
         "sglang_ext.adapter.hosted_head.HeadLogits._get_logits",
