@@ -251,7 +251,12 @@ def cost_metrics(
     target: TargetCost,
     drafter: DrafterCost | None,
 ) -> dict[str, float]:
-    """`gflops_per_token` at the mean context of the requests, and `mbsu` of a drafter; by the pooled `tau`."""
+    """`gflops_per_token` at the mean context of the requests, and of a drafter `mbsu` and `budget_kappa`; by the pooled
+    `tau`.
+
+    `budget_kappa` is SpecFormer's kappa = tau l_d / k: how long the draft is, l_d, over the draft tokens that a step
+    verifies, k. It is tau for a chain, and less for a tree, which spends more tokens on the same length.
+    """
     out: dict[str, float] = {}
     tau = metrics.get("tau") if drafter is not None else 1.0
     if tau is None:  # no step was ever verified
@@ -259,6 +264,8 @@ def cost_metrics(
     if target.decoder is not None:
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
+    if drafter is not None:
+        out["budget_kappa"] = tau * shape.draft_steps / (shape.num_draft_tokens - 1)
     if isinstance(drafter, LastHiddenCost | SpecFormerCost):  # without an embedding of its own, and read once a step
         out["mbsu"] = mbsu(tau, drafter.params, target.params, gamma=1)
     elif isinstance(drafter, IndependentCost):

@@ -167,6 +167,9 @@ def test_metrics_of_a_trial(make_request: object) -> None:
     keys = request.prompt_tokens + request.output_tokens / 2
     assert m["gflops_per_token"] == pytest.approx(step_flops(target.decoder, drafter, shape, keys) / 3 / 1e9)
     assert m["mbsu"] == pytest.approx(mbsu(3.0, drafter.params + target.embedding_params, target.params, 2))
+    assert m["budget_kappa"] == 3.0
+    tree = StepShape(draft_steps=2, topk=4, num_draft_tokens=9)
+    assert cost_metrics({"tau": 3.0}, [request], tree, target, drafter)["budget_kappa"] == pytest.approx(3 * 2 / 8)
     assert "mbsu" not in cost_metrics({}, [request], StepShape(), target, None)
     assert cost_metrics({}, [request], shape, target, drafter) == {}  # no tau
 
