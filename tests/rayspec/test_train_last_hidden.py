@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "unseen must be one of zero, one, smoothed",
     ),
     "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
-    "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra, got 'meduza'"),
+    "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
     "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]\.drafter has no option 'heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, "drafter.positions must be at least 1"),
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),
