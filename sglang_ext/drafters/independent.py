@@ -23,7 +23,7 @@ from sglang_ext.trees import CandidateTree
 
 @dataclass(frozen=True, kw_only=True)
 class IndependentConfig(DrafterOptions):
-    """Shapes of the body. The defaults have 0.12 million parameters besides the rows of embedding and head, 64 numbers
+    """Shapes of the body. The defaults have 0.14 million parameters besides the rows of embedding and head, 64 numbers
     each; 64 is also the `head_dim` that every attention backend has."""
 
     vocab_size: int
@@ -31,7 +31,7 @@ class IndependentConfig(DrafterOptions):
     hidden_size: int = 64
     num_layers: int = 2
     num_attention_heads: int = 2
-    num_key_value_heads: int = 1
+    num_key_value_heads: int = 2
     head_dim: int = 64
     intermediate_size: int = 192
     rms_norm_eps: float = 1e-5

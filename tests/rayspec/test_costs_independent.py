@@ -50,7 +50,7 @@ def test_flops_are_those_that_pytorch_counts(head: str, rows: int, tmp_path: Pat
 
 
 def test_params_hold_embedding_and_head(tmp_path: Path) -> None:
-    layer = 2 * (2 * 6 * H) + 2 * (6 * H) + 3 * 20 * H + 2 * H  # 2 query heads, 1 key head of 6
+    layer = 4 * (2 * 6 * H) + 3 * 20 * H + 2 * H  # 2 heads of 6
     body = V * H + LAYERS * layer + H
     found = {head: drafter_cost(make(tmp_path, head)).params for head in HEADS}
     assert found == {"full": body + V * H, "slimspec": body + 4 * (V + H), "truncated": body + 11 * H}

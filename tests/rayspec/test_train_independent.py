@@ -169,7 +169,7 @@ def test_training_learns_and_exports(trained: Path, tiny_target: FrozenTarget, a
     assert (trained / "out" / "full" / "training.png").stat().st_size > 1000
     assert (info.kind, info.target) == ("independent", tiny_target.info("tiny", ()))
     assert info.provenance["drafter"] == {
-        **{"num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0},
         **OPTIONS,
     }
     again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
