@@ -29,7 +29,7 @@ demo: $(STAMP)
 	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

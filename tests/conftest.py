@@ -24,14 +24,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rayspec.training.frozen_target import FrozenTarget
 
 
+ALONE = ("laws", "server")  # files of engine tests that need no oracle
+
+
 class ByResource(LoadScopeScheduling):
-    """What two workers may do side by side (`make test`): one runs engines whose modules share an oracle, the other
-    Ray's clusters, which would find each other; engines of the toy target are for whoever is done first."""
+    """What two workers may do side by side (`make test`): one runs the engines that are held against one oracle, the
+    other Ray's clusters, which would find each other; every other file with engines is for whoever is done first."""
 
     def _split_scope(self, nodeid: str) -> str:
         _, folder, *file = nodeid.split("::")[0].split("/")
         if folder == "sglang_ext":
-            return "laws" if "laws" in file[-1] else "engines"
+            return file[-1] if any(word in file[-1] for word in ALONE) else "engines"
         return "ray" if folder in ("jobs", "rayspec") else "rest"
 
 
