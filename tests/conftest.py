@@ -23,7 +23,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
 
-
 ALONE = ("laws", "server")  # files of engine tests that need no oracle
 
 
