@@ -51,7 +51,8 @@ def marker(index: int) -> str:
 class Heads:
     """How the figures of a sweep tell its heads apart, in the sweep's order.
 
-    By colour; where there are more heads than colours, by the colour of their kind and a number in the point.
+    By colour; where there are more heads than colours, by the colour of their kind and a number in the point. The kind
+    is the head's, or where several were measured the algorithm.
     """
 
     names: tuple[str, ...]
@@ -59,10 +60,9 @@ class Heads:
 
     @classmethod
     def of(cls, results: "Sequence[TrialResult]") -> Self:
-        kinds: dict[str, str] = {}
-        for r in results:
-            if r.trial.drafter is not None:
-                kinds.setdefault(r.trial.head, str(r.trial.drafter.head.get("kind")))
+        drafted = {r.trial.head: r.trial.drafter for r in results if r.trial.drafter is not None}
+        is_mixed = len({d.algorithm for d in drafted.values()}) > 1
+        kinds = {head: d.algorithm if is_mixed else str(d.head.get("kind")) for head, d in drafted.items()}
         return cls(names=tuple(kinds), kinds=tuple(kinds.values()))
 
     @property

@@ -9,6 +9,7 @@ from PIL import Image
 from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
 from rayspec.report.speed_figures import frontier
+from rayspec.report.style import Heads
 from rayspec.report.table import summary
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import DraftShape
@@ -115,6 +116,21 @@ def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialRes
     assert "slimspec-r64, 2 draft steps" in text
     assert "full, " not in text
     assert "slimspec-r64@8x32" in svg_text(tmp_path / "work.svg")
+
+
+def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResult]) -> None:
+    medusa = [
+        dataclasses.replace(
+            r,
+            trial=dataclasses.replace(
+                r.trial, drafter=dataclasses.replace(r.trial.drafter, label="m", algorithm="BPD")
+            ),
+        )
+        for r in results
+        if r.trial.drafter
+    ]
+    assert set(Heads.of(results).kinds) == {"full", "slimspec"}
+    assert set(Heads.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
 
 
 def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:
