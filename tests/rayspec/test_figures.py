@@ -119,16 +119,10 @@ def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialRes
 
 
 def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResult]) -> None:
-    medusa = [
-        dataclasses.replace(
-            r,
-            trial=dataclasses.replace(
-                r.trial, drafter=dataclasses.replace(r.trial.drafter, label="m", algorithm="BPD")
-            ),
-        )
-        for r in results
-        if r.trial.drafter
-    ]
+    medusa = []
+    for r in (r for r in results if r.trial.drafter):
+        drafter = dataclasses.replace(r.trial.drafter, label="m", algorithm="BPD")
+        medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
     assert set(Heads.of(results).kinds) == {"full", "slimspec"}
     assert set(Heads.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
 
