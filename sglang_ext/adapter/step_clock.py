@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
@@ -64,5 +65,7 @@ class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
 
 
 def write_step_clock(scheduler: Any, path: str) -> None:
-    """Installed as `Scheduler.rayspec_write_step_clock`: the clock as JSON (an RPC carries no answer)."""
-    Path(path).write_text(json.dumps(asdict(CLOCK)))
+    """Installed as `Scheduler.rayspec_write_step_clock`: the clock as JSON (an RPC carries no answer). Every rank is
+    called, and ranks of other nodes do not have the path."""
+    if get_parallel().tp_rank == 0:
+        Path(path).write_text(json.dumps(asdict(CLOCK)))
