@@ -22,6 +22,7 @@ FIGURES = "figures"
 CAPTIONS = {
     "speedup": "Speed-up over plain decoding, with 95% intervals. One that meets the dashed line settles nothing.",
     "speedup_by_load": "Speed-up by load: below the dashed line speculation costs more than it brings.",
+    "speedup_by_budget": "Speed-up by what a step verifies: more nodes are accepted more often and cost more.",
     "pareto": "What a user waits for a token against what the machine delivers. On the grey line no trial is beaten in "
     "both.",
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
@@ -29,6 +30,7 @@ CAPTIONS = {
     "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
     "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
+    "work": "What a verify step yields against what a token costs in multiplications.",
     "acceptance": "Acceptance: tau, and the share of verify steps that accept at least i drafts.",
     "tau_by_category": "tau by prompt category; a category of few prompts is noisy.",
 }
@@ -82,7 +84,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         f"# Sweep {sweep.name}",
         _setup(sweep),
         tell,
-        *show("speedup", "speedup_by_load", "pareto"),
+        *show("speedup", "speedup_by_load", "speedup_by_budget", "pareto"),
         "## Where speculation hurts",
         hurts(r, speedups),
         *show("speedup_by_category"),
@@ -90,7 +92,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         _prediction(r),
         *show("head_tradeoff", "prediction"),
         "## Acceptance",
-        *show("acceptance", "tau_by_category"),
+        *show("acceptance", "tau_by_category", "work"),
         "## All trials",
         results_table(r),
         *_failures(r),

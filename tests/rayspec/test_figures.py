@@ -8,6 +8,7 @@ from PIL import Image
 
 from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
+from rayspec.report.page import CAPTIONS
 from rayspec.report.speed_figures import frontier
 from rayspec.report.style import Heads
 from rayspec.report.table import summary
@@ -111,7 +112,7 @@ def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialRes
             metrics = {**r.metrics, "gflops_per_token": 0.1 * nodes}
             more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
     files = write_figures([*results, *more], tmp_path)
-    assert {"speedup_by_budget", "work"} <= {f.stem for f in files}
+    assert {"speedup_by_budget", "work"} <= {f.stem for f in files} <= set(CAPTIONS)
     text = svg_text(tmp_path / "speedup_by_budget.svg")
     assert "slimspec-r64, 2 draft steps" in text
     assert "full, " not in text
