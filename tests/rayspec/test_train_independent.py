@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rayspec import export
+from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import inspect_drafter
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
@@ -271,5 +272,8 @@ def test_there_is_no_stock_form(trained: Path) -> None:
 
 
 def test_a_sweep_plans_it_as_a_family_of_its_own(trained: Path) -> None:
-    drafter = inspect_drafter(str(trained / "out" / "full"), 4)
-    assert (drafter.problem, drafter.algorithm, drafter.family) == (None, "STANDALONE", "standalone")
+    folder = str(trained / "out" / "full")
+    config = SweepConfig(drafters=[folder, f"{folder}@4x9"])
+    chain, tree = (inspect_drafter(entry, config) for entry in config.drafters)
+    assert (chain.problem, chain.algorithm, chain.family) == (None, "STANDALONE", "standalone")
+    assert (tree.problem, tree.algorithm, tree.family) == (None, "STANDALONE", "standalone-4x9")

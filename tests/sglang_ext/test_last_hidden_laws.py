@@ -93,7 +93,7 @@ def test_drafts_follow_the_law_of_the_heads(engine: Any, toy: Toy, drafters: dic
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[name]))
     drafter, _ = load_drafter(drafters[name])
-    runs = run_rounds(engine, settings, requests=1_200)
+    runs = run_rounds(engine, settings, requests=2_000)
     for setting, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[setting]) > LEAST, setting
     # and drafts of another temperature would be seen
