@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from rayspec.report.speed_figures import axes_of, bounds
 from rayspec.report.style import Heads, colour, legend_below, marker, panels, steps_entries, title
@@ -62,7 +63,9 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
             axis.fill_between(budgets, low, high, color=colour(i), alpha=0.12, linewidth=0)
         axis.axhline(1, color="black", linestyle="--", linewidth=1)
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        budgets = sorted({_verified(r) for own in lines.values() for r in own})
+        axis.set_xticks(budgets, [str(b) for b in budgets])
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.set_title(title(traffic))
         axis.set_xlabel("verified tokens of a step, with the root")
     axes[0].set_ylabel("speed-up over plain decoding (95% CI)")
