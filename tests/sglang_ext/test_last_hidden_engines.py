@@ -30,7 +30,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "tree": {"drafter": "hydra", "draft_steps": STEPS, "topk": 4, "num_draft_tokens": 12},
     "slim": {"drafter": "slim", "draft_steps": STEPS, "topk": 8, "num_draft_tokens": 20},
 }
-NAMES = [*DEMO, "slim", "slim_zero"]  # a chain takes no notice of a tree
+NAMES = [*DEMO, "slim", "slim_zero"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,10 @@ def test_greedy_identity(
     prompts: list[Ids],
     oracle: Oracle,
 ) -> None:
-    own = ENGINES[request.node.callspec.params["engine"]]["drafter"]
+    shape = request.node.callspec.params["engine"]
+    if shape == "chain" and name.startswith("slim"):
+        pytest.skip("a chain takes no notice of a tree")
+    own = ENGINES[shape]["drafter"]
     alone = len(prompts) if name == own else 8
     answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
     if name != "medusa_routed":

@@ -138,7 +138,7 @@ def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[head]))
     drafter, _ = load_drafter(drafters[head])
-    runs = run_rounds(engine, settings, requests=2_000)
+    runs = run_rounds(engine, settings, requests=1_200)
     for name, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
     # and drafts of another temperature would be seen

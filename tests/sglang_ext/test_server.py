@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, NEW_TOKENS, TARGET, prompt_texts
+from engines import DRAFTERS, TARGET, prompt_texts
 
 START_TIMEOUT_S = 300
 
@@ -28,6 +28,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+NEW_TOKENS = 12
 SPECULATIVE = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "4"]
 SHAPES = {
     1: ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"],

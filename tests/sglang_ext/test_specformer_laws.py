@@ -44,10 +44,11 @@ def drafters(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, toy: Toy, drafters: dict[str, Path]) -> Iterator[Any]:
-    options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128} | ENGINES[request.param]
-    with running_engine(drafters["full"], skip_tokenizer_init=True, **options) as engine:
+@pytest.fixture(scope="module")
+def engine(toy: Toy, drafters: dict[str, Path]) -> Iterator[Any]:
+    options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128}
+    drawn = {"speculative_use_rejection_sampling": True}
+    with running_engine(drafters["full"], skip_tokenizer_init=True, **options, **drawn) as engine:
         yield engine
 
 
@@ -63,14 +64,12 @@ def test_greedy_requests_stay_greedy(engine: Any, toy: Toy) -> None:
     check_greedy_in_a_mixed_batch(engine, toy)
 
 
-@sampled_chain
 @pytest.mark.parametrize(("head", "pairs"), [("full", 100_000), ("truncated", FEWER)])
 def test_law_with_every_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str, pairs: int) -> None:
     swap_drafter(engine, str(drafters[head]))
     check_pairs(engine, toy, pairs)
 
 
-@sampled_chain
 @pytest.mark.parametrize("head", HEADS)
 def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str) -> None:
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}

@@ -33,8 +33,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 HEADS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
     "truncated": {"kind": "truncated", "size": 1024},
-    "truncated_by_step": {"kind": "truncated", "size": 4096, "step_sizes": [4096, 1024, 256]},
-    "slimspec": {"kind": "slimspec", "rank": 32},
     "routed": {
         "kind": "dynaspec", "clusters": 128, "first": 64, "later": 32, "rule": "fixed", "router_width": 64
     },
