@@ -33,6 +33,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 HEADS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
     "truncated": {"kind": "truncated", "size": 1024},
+    "slimspec": {"kind": "slimspec", "rank": 32},
     "routed": {
         "kind": "dynaspec", "clusters": 128, "first": 64, "later": 32, "rule": "fixed", "router_width": 64
     },
