@@ -181,11 +181,10 @@ def drafter_cost(path: str) -> DrafterCost:
         )
     if isinstance(drafter, IndependentDrafter):
         own = drafter.config
-        linear = [m for m in drafter.model.modules() if isinstance(m, nn.Linear)]
         return IndependentCost(
             params=params,
             layers=DecoderCost(
-                flops_per_row=2 * sum(m.weight.numel() for m in linear),
+                flops_per_row=_row_flops(drafter.model),
                 flops_per_row_and_key=4 * own.num_layers * own.num_attention_heads * own.head_dim,
             ),
             head_flops=drafter.lm_head.cost(1).flops,

@@ -54,6 +54,8 @@ class NamedHead:
             )
         if found == "independent" and self.tree is not None:
             raise ValueError(f"heads[{self.name}]: an independent drafter builds its tree as it drafts; leave tree out")
+        if found == "specformer" and self.tree is not None:
+            raise ValueError(f"heads[{self.name}]: a specformer drafter is served as a chain; leave tree out")
         try:
             self.asked()
         except ValueError as error:

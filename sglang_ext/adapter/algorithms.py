@@ -39,7 +39,10 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
         return SGLANG_S[info.kind]
     tree = "static" if info.tree is None else info.tree.get("kind")
     fitting = [name for name, serves in ALGORITHMS.items() if info.kind in serves.drafters]
-    if topk == 1:  # of the medusa kind: BPD comes first
+    is_chain = all(ALGORITHMS[name].tree is None for name in fitting)
+    if is_chain and topk > 1:
+        raise ValueError(f"drafter {drafter}: a {info.kind} drafter is served as a chain; set topk to 1, got {topk}")
+    if is_chain or topk == 1:  # of the medusa kind: BPD comes first
         return fitting[0]
     found = next((name for name in fitting if ALGORITHMS[name].tree == tree), None)
     if found is None:

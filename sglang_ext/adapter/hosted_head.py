@@ -215,15 +215,7 @@ class HostsHead(nn.Module, ABC):
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
-        if info.kind != self.info.kind:
-            raise ValueError(
-                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
-                f"{self.info.kind} has; restart"
-            )
-        check_target(info)
-        if info.body != self.info.body:
-            raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        check_replaces(self.info, info, tensors)
         reference = next(self.model.parameters())
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
@@ -247,10 +239,24 @@ def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:
     return info
 
 
+def check_replaces(running: CheckpointInfo, info: CheckpointInfo, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless a drafter can take the place of the running one: its kind, target, body and tensors."""
+    if info.kind != running.kind:
+        raise ValueError(
+            f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
+            f"{running.kind} has; restart"
+        )
+    check_target(info)
+    if info.body != running.body:
+        raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {running.body}; restart")
+    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+
+
 def check_target(info: CheckpointInfo) -> None:
     """Raise ValueError unless the drafter was trained for the target that this server serves."""
     assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
-    info.target.check_served_with(served_target(info.body.tap_layers), info.path)
+    served = served_target(info.body.tap_layers, with_output=info.kind == "specformer")
+    info.target.check_served_with(served, info.path)
 
 
 def _head_of(info: CheckpointInfo) -> DraftHead:

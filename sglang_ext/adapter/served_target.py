@@ -33,10 +33,11 @@ def served_target(tap_layers: tuple[int, ...], with_output: bool = False) -> Tar
             f"the drafter taps the output of layer {tap_layers[-1]} as its target's last, but the target "
             f"{args.model_path} has {layers} layers; serve it with its own target"
         )
-    outside = [tap for tap in inputs if not (0 if with_output else 1) <= tap < layers]
+    first = 0 if with_output else 1
+    outside = [tap for tap in inputs if not first <= tap < layers]
     if outside:
         raise ValueError(
-            f"the drafter taps layer {outside[0]}, but the target {args.model_path} has layers 1..{layers - 1}; "
+            f"the drafter taps layer {outside[0]}, but the target {args.model_path} has layers {first}..{layers - 1}; "
             "serve it with its own target"
         )
     return TargetInfo(

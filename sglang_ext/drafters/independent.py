@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU, rotate
+from sglang_ext.drafters.attention import Attention
+from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU
 from sglang_ext.drafters.options import DrafterOptions, check_type
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import CandidateTree
@@ -96,30 +96,6 @@ class IndependentConfig(DrafterOptions):
         return make()
 
 
-class Attention(nn.Module):
-    def __init__(self, config: IndependentConfig) -> None:
-        super().__init__()
-        c = self.config = config
-        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-
-    def forward(self, x_BTH: Tensor) -> Tensor:
-        """Causal; slot t stands at position t."""
-        c = self.config
-        B, T, _ = x_BTH.shape
-        positions_BT = torch.arange(T, device=x_BTH.device).expand(B, -1)
-        groups = c.num_attention_heads // c.num_key_value_heads
-        q_BTAD = rotate(self.q_proj(x_BTH).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
-        k_BTKD = rotate(self.k_proj(x_BTH).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
-        v_BTKD = self.v_proj(x_BTH).view(B, T, -1, c.head_dim)
-        k_BTAD, v_BTAD = (y.repeat_interleave(groups, dim=2) for y in (k_BTKD, v_BTKD))
-        q_BATD, k_BATD, v_BATD = (y.transpose(1, 2) for y in (q_BTAD, k_BTAD, v_BTAD))
-        out_BATD = F.scaled_dot_product_attention(q_BATD, k_BATD, v_BATD, is_causal=True)
-        return self.o_proj(out_BATD.transpose(1, 2).reshape(B, T, -1))
-
-
 class Layer(nn.Module):
     def __init__(self, config: IndependentConfig) -> None:
         super().__init__()
@@ -129,7 +105,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x_BTH: Tensor) -> Tensor:
-        x_BTH = x_BTH + self.self_attn(self.input_layernorm(x_BTH))
+        B, T, _ = x_BTH.shape
+        positions_BT = torch.arange(T, device=x_BTH.device).expand(B, -1)
+        x_BTH = x_BTH + self.self_attn(self.input_layernorm(x_BTH), causal=True, positions_BT=positions_BT)
         return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
 
 

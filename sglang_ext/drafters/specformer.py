@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rayspec_kernels.grouped_rmsnorm import grouped_rmsnorm
-from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU, rotate
+from sglang_ext.drafters.attention import Attention
+from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 
 
@@ -103,29 +103,6 @@ def specformer_taps(num_layers: int) -> tuple[int, ...]:
     if num_layers < 3:
         raise ValueError(f"a target of {num_layers} layers has no four different taps; SpecFormer needs at least 3")
     return (0, num_layers // 2, num_layers - 1, num_layers)
-
-
-class Attention(nn.Module):
-    """Projections of an attention layer as wide as one of the target's."""
-
-    def __init__(self, config: SpecFormerConfig) -> None:
-        super().__init__()
-        c = self.config = config
-        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
-
-    def forward(self, x_BTH: Tensor, *, causal: bool, positions_BT: Tensor | None = None) -> Tensor:
-        """Rotary where positions are given."""
-        B, T, _ = x_BTH.shape
-        c = self.config
-        q, k, v = (p(x_BTH).view(B, T, -1, c.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if positions_BT is not None:
-            q, k = rotate(q, positions_BT, c.rope_theta), rotate(k, positions_BT, c.rope_theta)
-        q, k, v = (x_BTAD.transpose(1, 2) for x_BTAD in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
 
 class SpecFormerDrafter(LastHiddenDrafter):

@@ -280,6 +280,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "has no option 'node'"),
     "tree_nodes": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "nodes": 1}}, "nodes must be at least 2"),
     "eagle_tree": ({"tree": {"kind": "static"}}, "an EAGLE-3 drafter has no options and builds its tree"),
+    "specformer_tree": (
+        {"drafter": {"kind": "specformer"}, "tree": {"kind": "static"}},
+        "served as a chain; leave tree",
+    ),
     "eagle_options": ({"drafter": {"kind": "eagle3", "positions": 2}}, "leave positions out"),
 }
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_ext.adapter.algorithms import algorithm_of, checked_info
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, read_info, save_drafter
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
@@ -178,3 +179,12 @@ def test_config_must_fit(tmp_path: Path, fault: str) -> None:
     (tmp_path / "d" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
         load_drafter(tmp_path / "d")
+
+
+def test_it_is_served_as_a_chain_alone(tmp_path: Path) -> None:
+    save_drafter(tmp_path / "d", make(), TARGET)
+    assert algorithm_of(tmp_path / "d", 1) == "SPECFORMER"
+    with pytest.raises(ValueError, match="a specformer drafter is served as a chain; set topk to 1, got 4"):
+        algorithm_of(tmp_path / "d", 4)
+    with pytest.raises(ValueError, match="is of kind specformer; use SPECFORMER"):
+        checked_info(str(tmp_path / "d"), "MEDUSA")

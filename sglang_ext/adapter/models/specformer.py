@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.hosted_head import check_replaces
 from sglang_ext.adapter.packing import pack_model
-from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import (
     CheckpointInfo,
     check_loaded,
-    check_tensors,
     empty_drafter,
     naming,
     parse_info,
@@ -80,16 +80,7 @@ class RaySpecSpecFormer(nn.Module):
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
-        if info.kind != self.info.kind:
-            raise ValueError(
-                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
-                f"{self.info.kind} has; restart"
-            )
-        assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
-        info.target.check_served_with(served_target(info.body.tap_layers, with_output=True), info.path)
-        if info.body != self.info.body:
-            raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {self.info.body}; restart")
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        check_replaces(self.info, info, tensors)
         drafter = _without_attention(info)
         with naming(info):
             drafter.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(ATTENTION)})
