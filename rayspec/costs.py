@@ -2,8 +2,9 @@
 
 FLOPs are those of matrix products and of attention, two per multiplication and addition; norms, activations and the
 choice of tokens are left out. They count what SGLang computes in a verify step, not what a perfect implementation
-would: the drafter's extend runs over every verified token, the accepted ones and the others. A tree that SLiM chooses
-is counted at the width that was asked for, though a step on a CPU verifies no more than its largest tree.
+would: the drafter's extend runs over every verified token, the accepted ones and the others. How many of these a step
+had is counted by an engine with a clock: a CPU verifies no more than the largest tree of a batch, where a tree on an
+accelerator is padded to what was asked for.
 """
 
 from __future__ import annotations
@@ -49,11 +50,17 @@ class TargetCost:
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Rows of a verify step of one request. `draft_steps` 0 is plain decoding."""
+    """Rows of a verify step of one request. `draft_steps` 0 is plain decoding. `num_draft_tokens` were asked for, with
+    the root, and `counted` is what a step verified in the mean, where an engine counted it."""
 
     draft_steps: int = 0
     topk: int = 1
-    num_draft_tokens: int = 1  # verified, with the root
+    num_draft_tokens: int = 1
+    counted: float | None = None
+
+    @property
+    def verified(self) -> float:
+        return self.num_draft_tokens if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,7 @@ class Eagle3Cost:
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step: the drafter extends by every verified token, scores the last of them, and makes
         draft_steps - 1 further forwards of `topk` rows with their scores."""
-        fused = shape.num_draft_tokens * self.fuse_flops
+        fused = shape.verified * self.fuse_flops
         return _step_by_step(shape, keys, self.layer, self.head_flops) + fused
 
 
@@ -90,7 +97,7 @@ class IndependentCost:
 
 def _step_by_step(shape: StepShape, keys: float, layers: DecoderCost, head_flops: int) -> float:
     later = (shape.draft_steps - 1) * shape.topk
-    return layers.flops(shape.num_draft_tokens + later, keys) + (1 + later) * head_flops
+    return layers.flops(shape.verified + later, keys) + (1 + later) * head_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +135,7 @@ class SpecFormerCost:
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step: the context layer sees every verified token, and one row is drafted from."""
         positions = sum(self.position_flops[: shape.draft_steps])
-        return self.layer.flops(shape.num_draft_tokens, keys) + self.slots_flops + positions
+        return self.layer.flops(shape.verified, keys) + self.slots_flops + positions
 
 
 DrafterCost = Eagle3Cost | LastHiddenCost | SpecFormerCost | IndependentCost
@@ -239,7 +246,7 @@ def read_costs(target: str, drafters: Mapping[str, str]) -> ModelCosts | None:
 
 def step_flops(target: DecoderCost, drafter: DrafterCost | None, shape: StepShape, keys: float) -> float:
     """Of one verify step of one request whose context is `keys` tokens long: the target sees every verified token."""
-    verified = target.flops(shape.num_draft_tokens, keys)
+    verified = target.flops(shape.verified, keys)
     return verified if drafter is None else verified + drafter.drafting(shape, keys)
 
 
@@ -264,7 +271,7 @@ def cost_metrics(
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
     if drafter is not None:
-        out["budget_kappa"] = tau * shape.draft_steps / (shape.num_draft_tokens - 1)
+        out["budget_kappa"] = tau * shape.draft_steps / (shape.verified - 1)
     if isinstance(drafter, LastHiddenCost | SpecFormerCost):  # without an embedding of its own, and read once a step
         out["mbsu"] = mbsu(tau, drafter.params, target.params, gamma=1)
     elif isinstance(drafter, IndependentCost):

@@ -123,7 +123,8 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
-    """Milliseconds of a speculative step in the head, in drafting (head included) and in verification.
+    """Milliseconds of a speculative step in the head, in drafting (head included) and in verification, and the tokens
+    that it verifies of a request, root and padding included.
 
     A step serves all requests that run together. Empty where the engine has no clock.
     """
@@ -135,6 +136,7 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
+        "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
     }
 
 

@@ -50,10 +50,13 @@ class RequestRecord:
 class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 
-    `draft_s` holds `head_s`; a step serves all requests that run together.
+    `draft_s` holds `head_s`; a step serves all requests that run together. `requests`: of all steps, each as often as
+    it took part in one. `verified_tokens`: of all of these, roots and padding included.
     """
 
     steps: int
+    requests: int
+    verified_tokens: int
     head_s: float
     draft_s: float
     verify_s: float

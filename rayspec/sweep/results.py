@@ -130,7 +130,12 @@ def _costs(
     if trial.drafter is None:
         return cost_metrics(metrics, requests, StepShape(), costs.target, None)
     steps, own = trial.draft_steps, trial.drafter.shape
-    shape = StepShape(draft_steps=steps, topk=own.topk, num_draft_tokens=own.verified(steps))
+    shape = StepShape(
+        draft_steps=steps,
+        topk=own.topk,
+        num_draft_tokens=own.verified(steps),
+        counted=metrics.get("step_verified_tokens"),
+    )
     return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
 
 

@@ -81,9 +81,11 @@ def assert_plugin_active() -> None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Totals over decode steps in seconds; see `StepClock`. Differences of two readings are what one wants."""
+    """Totals over decode steps; see `StepClock`. Differences of two readings are what one wants."""
 
     steps: int
+    requests: int
+    verified_tokens: int
     head_s: float
     draft_s: float
     verify_s: float

@@ -19,9 +19,11 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 @dataclass
 class StepClock:
-    """Seconds since the start, over all decode steps (prefill is not counted)."""
+    """Counts and seconds since the start, over all decode steps (prefill is not counted)."""
 
     steps: int = 0
+    requests: int = 0  # of all steps, each as often as it took part in one
+    verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
     draft_s: float = 0.0  # drafting with the head: the draft loop and the extend after verification
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
@@ -53,10 +55,12 @@ class TimedEagleWorker(EAGLEWorkerV2):
         return result
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start, requests = time.perf_counter(), batch.batch_size()
         self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
         result = super().verify(batch, *args, **kwargs)
         CLOCK.verify_s += time.perf_counter() - start
+        CLOCK.requests += requests
+        CLOCK.verified_tokens += requests * self.speculative_num_draft_tokens
         return result
 
 

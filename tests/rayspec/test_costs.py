@@ -170,6 +170,11 @@ def test_metrics_of_a_trial(make_request: object) -> None:
     assert m["budget_kappa"] == 3.0
     tree = StepShape(draft_steps=2, topk=4, num_draft_tokens=9)
     assert cost_metrics({"tau": 3.0}, [request], tree, target, drafter)["budget_kappa"] == pytest.approx(3 * 2 / 8)
+    counted = StepShape(draft_steps=2, topk=4, num_draft_tokens=9, counted=5.0)  # of 9 that were asked for
+    asked = StepShape(draft_steps=2, topk=4, num_draft_tokens=5)
+    assert cost_metrics({"tau": 3.0}, [request], counted, target, drafter) == cost_metrics(
+        {"tau": 3.0}, [request], asked, target, drafter
+    )
     assert "mbsu" not in cost_metrics({}, [request], StepShape(), target, None)
     assert cost_metrics({}, [request], shape, target, drafter) == {}  # no tau
 

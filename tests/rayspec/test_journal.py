@@ -61,7 +61,10 @@ def test_lines_are_read_on_from_where_one_stopped(tmp_path: Path) -> None:
     assert [e["index"] for _, e in lines(tmp_path / "journal.jsonl", offset)] == [4]
 
 
-@pytest.mark.parametrize("steps", [None, StepSeconds(steps=2, head_s=0.1, draft_s=0.2, verify_s=1 / 3)])
+STEPS = StepSeconds(steps=2, requests=3, verified_tokens=15, head_s=0.1, draft_s=0.2, verify_s=1 / 3)
+
+
+@pytest.mark.parametrize("steps", [None, STEPS])
 def test_a_measurement_comes_back_exactly(steps: StepSeconds | None) -> None:
     request = synthetic_request("a", (3, 1, 2), 0.0123456789)
     measured = Measured(wall_s=1 / 3, requests=(request,), step_seconds=steps, peak_memory_bytes=5)

@@ -91,10 +91,14 @@ def test_answers_of_the_prefill_alone_have_no_tau(make_request: MakeRequest) -> 
 def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     request = make_request("a", (1,), 0.1)
     blocks = [
-        block(request, step_seconds=StepSeconds(steps=1, head_s=0.001, draft_s=0.002, verify_s=0.004)),
-        block(request, step_seconds=StepSeconds(steps=3, head_s=0.011, draft_s=0.022, verify_s=0.044)),
+        block(request, step_seconds=steps)
+        for steps in (
+            StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, draft_s=0.002, verify_s=0.004),
+            StepSeconds(steps=3, requests=4, verified_tokens=40, head_s=0.011, draft_s=0.022, verify_s=0.044),
+        )
     ]
     m = trial_metrics(blocks, 4)
+    assert m["step_verified_tokens"] == 9
     assert [m[f"step_{part}_ms"] for part in ("head", "draft", "verify")] == pytest.approx([3, 6, 12])
 
 

@@ -86,8 +86,9 @@ def check_grammar(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> 
         assert re.fullmatch("(ab|c)+a?", answer["text"])
 
 
-def check_step_clock(engine: Any, prompts: list[Ids]) -> None:
-    """The parts that the engine clocks are parts of the wall time, and of each other."""
+def check_step_clock(engine: Any, prompts: list[Ids], *, is_pruned: bool = False) -> None:
+    """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it verifies,
+    which is less than what was asked for where the drafter prunes its tree."""
     before = step_times(engine)
     start = time.perf_counter()
     answers = generate(engine, prompts[:4])
@@ -99,3 +100,6 @@ def check_step_clock(engine: Any, prompts: list[Ids]) -> None:
     assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
     assert 0 < spent.head_s < spent.draft_s
     assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
+    assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
+    most = engine.server_args.speculative_num_draft_tokens * spent.requests
+    assert spent.requests <= spent.verified_tokens < most if is_pruned else spent.verified_tokens == most

@@ -121,5 +121,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert after == before
 
 
-def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
-    check_step_clock(engine, prompts)
+def test_step_clock_splits_the_step(engine: Any, drafters: dict[str, Path], prompts: list[Ids]) -> None:
+    swap_drafter(engine, str(drafters["ss"]))
+    check_step_clock(engine, prompts, is_pruned=True)
