@@ -51,6 +51,7 @@ class SlimTreeConfig:
     correlation: bool = True
     unseen: str = "one"
     smoothing: float = 0.01
+    strength: float = 1.0
     length_bonus: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,6 +74,7 @@ class SlimTreeConfig:
             correlation=self.correlation,
             unseen=self.unseen,
             smoothing=self.smoothing,
+            strength=self.strength,
             length_bonus=self.length_bonus,
             pairs=pairs,
         )

@@ -5,6 +5,9 @@ score(x_1 .. x_j) = prod p(x_i | h) * prod r(x_{i-1}, x_i), x_0 the root; r(x, y
 neighbouring tokens in the target's answers. The K best hypotheses of all lengths are kept, and all of their beginnings:
 r is unbounded, so that a long path can outrank them. Scores are logarithms and unnormalised on purpose.
 
+h has told both heads of a pair what is coming, which r, counted without it, tells once more; an exponent below 1 on r
+(`strength`, not in the paper) takes the excess away.
+
 B = requests, D = draft positions, k = candidates of a position, K = hypotheses, N = nodes with the root, V =
 vocabulary, P = counted pairs.
 """
@@ -33,13 +36,15 @@ UNSEEN = ("zero", "one", "smoothed")
 @dataclass(frozen=True, kw_only=True)
 class SlimOptions:
     """`hypotheses`: K. `correlation`: false takes r = 1. `unseen`: r of a pair that was not counted: zero (the formula;
-    such a path is never verified), one, or smoothed, which adds `smoothing` to the count of every pair.
+    such a path is never verified), one, or smoothed, which adds `smoothing` to the count of every pair. `strength`:
+    exponent of r, 1 in the paper.
     `length_bonus`: lambda of a factor exp(lambda j) on a hypothesis of j tokens. `pairs`: counted pairs."""
 
     hypotheses: int = 20
     correlation: bool = True
     unseen: str = "one"
     smoothing: float = 0.01
+    strength: float = 1.0
     length_bonus: float = 0.0
     pairs: int = 0
 
@@ -50,6 +55,10 @@ class SlimOptions:
             raise ValueError(f"draft_tree.unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}")
         if self.smoothing <= 0.0:
             raise ValueError(f"draft_tree.smoothing must be above 0, got {self.smoothing}")
+        if self.strength <= 0.0:
+            raise ValueError(
+                f"draft_tree.strength must be above 0, got {self.strength}; correlation: false takes r = 1"
+            )
         if self.pairs < 0:
             raise ValueError(f"draft_tree.pairs must be at least 0, got {self.pairs}")
         if self.correlation and not self.pairs:
@@ -121,7 +130,7 @@ class SlimTree(PruningTree):
         return x * self.vocab_size + self.bigram_ids.long()
 
     def correlations(self) -> Correlations:
-        """log r of every pair, computed in float64."""
+        """log r of every pair, with its exponent, computed in float64."""
         s, V, key = self.settings, self.vocab_size, self._keys()
         if not s.correlation:
             return Correlations.none(V, key.device)
@@ -137,7 +146,7 @@ class SlimTree(PruningTree):
         else:
             unseen = float("-inf") if s.unseen == "zero" else 0.0
             first_V, second_V = zeros_V, zeros_V + unseen
-        return Correlations(V, key, log_r.float(), first_V.float(), second_V.float())
+        return Correlations(V, key, *((s.strength * x).float() for x in (log_r, first_V, second_V)))
 
     def most_nodes(self, draft_steps: int, topk: int) -> int:
         everything = sum(topk**depth for depth in range(1, draft_steps + 1))

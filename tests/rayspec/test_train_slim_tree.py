@@ -48,7 +48,7 @@ def pairs(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def slim(pairs: Path) -> NamedHead:
-    tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed"}
+    tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed", "strength": 0.4}
     return NamedHead(name="slim", base="full", draft_head={"kind": "full"}, tree=tree)
 
 
@@ -87,6 +87,7 @@ def test_all_but_the_pairs_is_the_bases(family: Family) -> None:
     assert isinstance(made.draft_tree, SlimTree)
     assert (made.draft_tree.settings.hypotheses, made.draft_tree.settings.pairs) == (20, 9)
     assert info.provenance["tree"]["unseen"] == "smoothed"
+    assert (info.tree or {})["strength"] == 0.4
     assert info.provenance["base"]["drafter"] == "full"
     report = json.loads((out / "slim" / "training.json").read_text())
     assert report["history"] == []

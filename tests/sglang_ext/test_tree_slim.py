@@ -58,6 +58,15 @@ def test_pairs_that_were_not_counted() -> None:
     torch.testing.assert_close(found.double(), expected.log(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("unseen", ["one", "zero", "smoothed"])
+def test_strength_is_an_exponent_of_r(unseen: str) -> None:
+    whole, half = (log_r(make_tree(unseen=unseen, strength=strength)) for strength in (1.0, 0.5))
+    torch.testing.assert_close(half, 0.5 * whole)
+    assert not torch.equal(half, whole)
+    with pytest.raises(ValueError, match=r"draft_tree\.strength must be above 0, got 0\.0; correlation: false"):
+        make_tree(strength=0.0)
+
+
 def test_without_correlation_r_is_one() -> None:
     assert (log_r(make_tree(correlation=False)) == 0).all()
     assert (log_r(SlimTree(SlimOptions(correlation=False), V)) == 0).all()
