@@ -189,12 +189,7 @@ class DraftHead(nn.Module, ABC):
 
     def gather_dot(self, x_TH: Tensor, weight: str, ids_Tn: Tensor) -> Tensor:
         """The dot products of each row of x with its own chosen rows of the matrix named `weight`, [T, n]."""
-        matrix = getattr(self, weight)
-        if isinstance(matrix, QuantizedMatrix):
-            T, n = ids_Tn.shape
-            rows_nH = matrix.rows(ids_Tn.flatten()).to(x_TH.dtype)
-            return gather_dot(x_TH, rows_nH, torch.arange(T * n, device=x_TH.device).view(T, n))
-        return gather_dot(x_TH, matrix, ids_Tn)
+        return gather_dot(x_TH, self.stored(weight), ids_Tn)
 
     def stored(self, weight: str, rows: int | None = None) -> Tensor | Quantized:
         """The first `rows` rows (None: all) of the matrix named `weight`, as kernels take them."""
