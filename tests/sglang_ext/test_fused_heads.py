@@ -10,14 +10,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rayspec_kernels.gather_dot
 import rayspec_kernels.head_topk
 import rayspec_kernels.indexed_head
+import rayspec_kernels.router_topk
 import rayspec_kernels.slim_head
 from sglang_ext.heads import DraftHead, base
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
-              rayspec_kernels.gather_dot)  # fmt: skip
+              rayspec_kernels.gather_dot, rayspec_kernels.router_topk)  # fmt: skip
 FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  # rdk works on the whole law
-FUSED |= {f"{name}_int8": {**SPECS[name], "weight_format": "int8"} for name in ("full", "slimspec", "coral_union")}
-NOT_FUSED = {"specvocab", "dynaspec", "coral"}  # a row with candidates of its own
+FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
+              "coral_union": "fp8"}  # fmt: skip
+FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
+NOT_FUSED = {"specvocab", "specvocab_int8", "dynaspec", "dynaspec_fp8", "coral"}  # a row with candidates of its own
 ROWS = (1, 5)
 
 
@@ -52,6 +55,7 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
             plain.setattr(base, "MOST_FUSED_ROWS", 0)
             expected = head.propose(rows.hidden_TH, step, 4, routed)
         request.getfixturevalue("kernels")
+        torch.testing.assert_close(rows.routed(head, step), routed, atol=1e-4, rtol=1e-4)
         fused = head.fused(rows.hidden_TH, step, 4, routed)
         assert (fused is None) == (name in NOT_FUSED)
         found = head.propose(rows.hidden_TH, step, 4, routed)
@@ -76,8 +80,8 @@ def test_no_shape_and_no_branch_depends_on_values(name: str) -> None:
 def test_training_and_large_batches_are_not_fused(device: torch.device) -> None:
     hidden_TH = Rows.draw(base.MOST_FUSED_ROWS + 1).to(torch.float32).to(device).hidden_TH
     with torch.no_grad():
-        assert base.may_fuse(hidden_TH[:-1], 4)
-        assert not base.may_fuse(hidden_TH, 4)
-        assert not base.may_fuse(hidden_TH[:1], base.MAX_K + 1)
+        assert base.may_fuse(hidden_TH[:-1], k=4)
+        assert not base.may_fuse(hidden_TH, k=4)
+        assert not base.may_fuse(hidden_TH[:1], k=base.MAX_K + 1)
     assert torch.is_grad_enabled()
-    assert not base.may_fuse(hidden_TH[:1].requires_grad_(), 4)
+    assert not base.may_fuse(hidden_TH[:1].requires_grad_())
