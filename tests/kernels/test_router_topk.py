@@ -89,7 +89,9 @@ def test_scores_in_fewer_bits_match_float64(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("formats", [("int8", None), (None, "int4")], ids=["first", "second"])
-def test_one_matrix_in_fewer_bits(formats: tuple[str | None, str | None], dtype: torch.dtype, device: torch.device) -> None:
+def test_one_matrix_in_fewer_bits(
+    formats: tuple[str | None, str | None], dtype: torch.dtype, device: torch.device
+) -> None:
     H, R, M = 33, 32, 5  # rows of int8 and columns of one value a byte need no groups
     router = random_router(H, R, M, dtype, device)
     for name, weight_format in zip(("in_R2H", "out_MR"), formats, strict=True):
@@ -221,6 +223,8 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     torch.library.opcheck(_union_tiles, (x_BH, 2, torch.arange(18, device=device), 16, 8))
     few = quantized_router(32, 32, 5, "int8", torch.float32, device)
     wide_BH = drawn(2, 32, dtype=torch.float32, device=device)
-    torch.library.opcheck(_router_scores, (wide_BH, wide_BH, *few.in_R2H, few.in_bias_R, *few.out_MR, few.out_bias_M, EPS))
+    torch.library.opcheck(
+        _router_scores, (wide_BH, wide_BH, *few.in_R2H, few.in_bias_R, *few.out_MR, few.out_bias_M, EPS)
+    )
     scores_BM, tiles = router_topk(x_BH, x_BH, router, 2, starts, 16, 8, EPS)
     assert torch.equal(tiles.ranges_t2, union_tiles_reference(scores_BM, 2, starts, 16, 8).ranges_t2)

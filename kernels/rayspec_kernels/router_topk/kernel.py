@@ -37,11 +37,11 @@ def _hidden_kernel(embed_ptr, feature_ptr, early_ptr, early_scale_ptr, late_ptr,
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     r_R = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     # norms are scalars of a row, so they scale sums instead of inputs
-    acc_RB = rows_dot(embed_ptr, early_ptr, early_scale_ptr, b_B, b_B < B, r_R, r_R < R, H, stride_e, stride_w, stride_s,
-                      FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
+    acc_RB = rows_dot(embed_ptr, early_ptr, early_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
+                      stride_e, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
     acc_RB *= _inverse_rms(embed_ptr, b_B, b_B < B, H, stride_e, eps, BLOCK_B, BLOCK_H)[None, :]
-    late_RB = rows_dot(feature_ptr, late_ptr, late_scale_ptr, b_B, b_B < B, r_R, r_R < R, H, stride_f, stride_w, stride_s,
-                       FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
+    late_RB = rows_dot(feature_ptr, late_ptr, late_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
+                       stride_f, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
     acc_RB += late_RB * _inverse_rms(feature_ptr, b_B, b_B < B, H, stride_f, eps, BLOCK_B, BLOCK_H)[None, :]
     acc_RB += tl.load(bias_ptr + r_R, mask=r_R < R, other=0.0).to(tl.float32)[:, None]
     acc_RB = tl.where(acc_RB <= 0.0, 0.0, acc_RB)  # NaN stays
@@ -124,8 +124,8 @@ def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, e
 
     tiling = choose_tiling(early, embed_BH[:_TILE], R, exactly=_TILE)
     _hidden_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(R, _TILE))](
-        embed_BH, feature_BH, early.values, early.scales, late.values, late.scales, router.in_bias_R, hidden_BR, B, R, H,
-        embed_BH.stride(0), feature_BH.stride(0), early.values.stride(0), early.scales.stride(0), eps,
+        embed_BH, feature_BH, early.values, early.scales, late.values, late.scales, router.in_bias_R, hidden_BR,
+        B, R, H, embed_BH.stride(0), feature_BH.stride(0), early.values.stride(0), early.scales.stride(0), eps,
         FORMAT=early.format, GROUP=early.group, EVEN_H=H % tiling.width == 0,
         BLOCK_R=_TILE, BLOCK_B=tiling.batch, BLOCK_H=tiling.width, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

@@ -39,7 +39,9 @@ def halves(weight: Tensor | Quantized) -> tuple[Tensor | Quantized, Tensor | Qua
             f"groups of int4 must not span both halves of a router's inputs, got {weight.scales.shape[1]} groups of "
             f"{2 * weight.values.shape[1]} columns; use a smaller group size"
         )
-    early_scales, late_scales = weight.scales.tensor_split(2, dim=1) if weight.scales.dim() == 3 else [weight.scales] * 2
+    early_scales, late_scales = (
+        weight.scales.tensor_split(2, dim=1) if weight.scales.dim() == 3 else [weight.scales] * 2
+    )
     early, late = weight.values.tensor_split(2, dim=1)
     return Quantized(early, early_scales), Quantized(late, late_scales)
 
