@@ -89,15 +89,15 @@ def test_chosen_rows_in_groups_of_int4(group: int, device: torch.device) -> None
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_faults_and_ids_of_no_row_stay_where_they_are(weight_format: str, device: torch.device) -> None:
-    x_TH, weight = drawn(3, 64, dtype=torch.float32, device=device), quantized(9, 64, weight_format, device)
+    x_TH, weight = drawn(3, 96, dtype=torch.float32, device=device), quantized(9, 96, weight_format, device)
     x_TH[1, 5] = float("nan")
     x_TH[2, 63] = float("inf")
     weight.scales[4] = float("nan")
-    ids_Tn = torch.tensor([[0, 4, 9, -1, 8]] * 3, device=device)
+    ids_Tn = torch.tensor([[3, 4, 9, -1, 8]] * 3, device=device)  # a block of columns ends beyond row 3
     out_Tn = gather_dot_kernel(x_TH, weight, ids_Tn)
     assert out_Tn[0].isfinite().tolist() == [True, False, False, False, True]
     assert not out_Tn[1:].isfinite().any()
-    expected = exact_scores(x_TH[:1], weight)[:, [0, 8]]
+    expected = exact_scores(x_TH[:1], weight)[:, [3, 8]]
     assert_close(out_Tn[:1, [0, 4]], expected, ROUNDED[torch.float32])
 
 
