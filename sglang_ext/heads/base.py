@@ -189,12 +189,7 @@ class DraftHead(nn.Module, ABC):
 
     def gather_dot(self, x_TH: Tensor, weight: str, ids_Tn: Tensor) -> Tensor:
         """The dot products of each row of x with its own chosen rows of the matrix named `weight`, [T, n]."""
-        matrix = getattr(self, weight)
-        if isinstance(matrix, QuantizedMatrix):
-            T, n = ids_Tn.shape
-            rows_nH = matrix.rows(ids_Tn.flatten()).to(x_TH.dtype)
-            return gather_dot(x_TH, rows_nH, torch.arange(T * n, device=x_TH.device).view(T, n))
-        return gather_dot(x_TH, matrix, ids_Tn)
+        return gather_dot(x_TH, self.stored(weight), ids_Tn)
 
     def stored(self, weight: str, rows: int | None = None) -> Tensor | Quantized:
         """The first `rows` rows (None: all) of the matrix named `weight`, as kernels take them."""
@@ -269,7 +264,7 @@ class DraftHead(nn.Module, ABC):
     def best(self, hidden_TH: Tensor, step: int, routed: Tensor | None = None) -> Tensor:
         """The best candidate of each row, int64 [T, 1]; of equal logits the first column's. A chain needs no more, and
         normalising over the vocabulary costs half as much as a small head."""
-        fused = self.fused(hidden_TH, step, 1, routed) if may_fuse(hidden_TH, 1) else None
+        fused = self.fused(hidden_TH, step, 1, routed) if may_fuse(hidden_TH) else None
         if fused is not None:
             return fused.ids_Bk
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
@@ -277,7 +272,7 @@ class DraftHead(nn.Module, ABC):
 
     def propose(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None = None) -> Proposal:
         """The k best candidates of each row, normalised over the support. Equal logits: the first column at k = 1."""
-        fused = self.fused(hidden_TH, step, k, routed) if may_fuse(hidden_TH, k) else None
+        fused = self.fused(hidden_TH, step, k, routed) if may_fuse(hidden_TH, k=k) else None
         if fused is not None:
             return Proposal(*fused)
         logits_TS, ids = self.candidates(hidden_TH, step, routed)
@@ -343,9 +338,10 @@ class DraftHead(nn.Module, ABC):
         """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
 
 
-def may_fuse(hidden_TH: Tensor, k: int) -> bool:
-    """Whether a fused head serves this call; decided by device, type and shape alone, so that a graph captures it."""
-    return k <= MAX_K and len(hidden_TH) <= MOST_FUSED_ROWS and uses_kernel(hidden_TH)
+def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:
+    """Whether kernels serve this call; decided by device, type and shape alone, so that a graph captures it.
+    `parameters` that ask for a gradient must not go through a kernel."""
+    return k <= MAX_K and len(x_TH) <= MOST_FUSED_ROWS and uses_kernel(x_TH, *parameters)
 
 
 def row_bytes(matrix: Tensor | QuantizedMatrix) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
-from rayspec_kernels.router_topk.reference import most_tiles, union_tiles_reference
+from rayspec_kernels.router_topk import union_tiles
+from rayspec_kernels.router_topk.reference import most_tiles
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
@@ -161,7 +162,7 @@ class ClusteredHead(DraftHead):
             return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
         num_tiles = self._tiles_of[min(self.config.clusters, len(hidden_TH) * budget)]
-        tiles = union_tiles_reference(scores_TM, budget, self._starts, TILE, num_tiles)
+        tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles)
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:

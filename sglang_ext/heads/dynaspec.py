@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rayspec_kernels.router_topk import router_scores
+from rayspec_kernels.router_topk.reference import Router
+from sglang_ext.heads.base import may_fuse
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
 
 RULES = ("fixed", "rounded", "floor")
+_EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
 LABEL_TOKENS = 10  # the full drafter's best tokens, whose clusters the router is to find (METHODS 7.3, L)
 
 
@@ -73,9 +77,14 @@ class DynaSpecHead(ClusteredHead):
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor:
         """Scores of the clusters [T, M]. Both inputs are brought to unit size: their scales differ a hundredfold."""
-        H = self.config.hidden_size
+        H, dtype = self.config.hidden_size, self.router_in_bias.dtype
+        if may_fuse(token_embed_TH, self.router_in_bias):
+            router = Router(
+                self.stored("router_in"), self.router_in_bias, self.stored("router_out"), self.router_out_bias
+            )
+            return router_scores(token_embed_TH.to(dtype), feature_TH.to(dtype), router, _EPS)
         x_T2H = torch.cat([F.rms_norm(token_embed_TH, (H,)), F.rms_norm(feature_TH, (H,))], dim=-1)
-        hidden_TR = F.relu(self.project(x_T2H.to(self.router_in_bias.dtype), "router_in") + self.router_in_bias)
+        hidden_TR = F.relu(self.project(x_T2H.to(dtype), "router_in") + self.router_in_bias)
         return self.project(hidden_TR, "router_out") + self.router_out_bias
 
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:

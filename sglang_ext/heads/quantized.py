@@ -48,7 +48,7 @@ class QuantizedMatrix(nn.Module):
 
     def rows(self, ids_n: Tensor) -> Tensor:
         """float32 [n, K]."""
-        return dequantize_reference(Quantized(self.values.index_select(0, ids_n), self.scales.index_select(0, ids_n)))
+        return dequantize_reference(self.quantized().rows(ids_n))
 
     @property
     def row_bytes(self) -> int:

@@ -60,9 +60,17 @@ def launch_everything() -> None:
     head_topk_kernel(empty(1, H), int8, 8)
     ids_V, ranges_t2 = empty(V, dtype=torch.int32), empty(400, 2, dtype=torch.int32)
     indexed_head_kernel(empty(4, H), empty(V, H), ids_V, 8, Tiles(ranges_t2, 128))
-    gather_dot_kernel(empty(2, H), empty(V, H), empty(2, 2048, dtype=torch.int64))
-    router = Router(empty(R, 2 * H), empty(R), empty(M, R), empty(M))
-    router_topk_kernel(empty(4, H), empty(4, H), router, 100, empty(M + 2, dtype=torch.int32), 128, 400, 1e-5)
+    fp8 = Quantized(empty(V, H, dtype=torch.float8_e4m3fn), empty(V))
+    for weight in (empty(V, H), int8, fp8, int4):
+        gather_dot_kernel(empty(2, H), weight, empty(2, 2048, dtype=torch.int64))
+    x_BH, starts = empty(4, H), empty(M + 2, dtype=torch.int32)
+    few = (
+        Quantized(empty(R, H, dtype=torch.uint8), empty(R, H // 32, 2)),
+        Quantized(empty(M, R, dtype=torch.int8), empty(M)),
+    )
+    for into, out in ((empty(R, 2 * H), empty(M, R)), few):
+        router = Router(into, empty(R), out, empty(M))
+        router_topk_kernel(x_BH, x_BH, router, 100, starts, 128, 400, 1e-5)
     x_NC, weight_C = empty(8, 4 * H), empty(4 * H)
     grouped_rmsnorm_kernel(x_NC, weight_C, 4, 1e-5)
     grouped_rmsnorm_backward_kernel(x_NC, x_NC, weight_C, empty(8, 4, dtype=torch.float32))

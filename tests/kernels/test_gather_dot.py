@@ -1,4 +1,7 @@
-"""Dot products with chosen rows, against Python loops; shapes with one row, one choice, repeats and nothing at all."""
+"""Dot products with chosen rows, against Python loops; shapes with one row, one choice, repeats and nothing at all.
+
+Weights in fewer bits: test_quantized_heads.py.
+"""
 
 import pytest
 import torch
@@ -113,15 +116,20 @@ def test_kernel_offsets_beyond_32_bits(device: torch.device) -> None:
 def test_kernel_refuses_layouts_and_types(device: torch.device) -> None:
     x_TH, weight_VH = torch.ones(2, 8, device=device), torch.ones(5, 8, device=device)
     ids_Tn = chosen(2, 3, 5, device)
-    with pytest.raises(ValueError, match="weight must have two dimensions and contiguous columns"):
+    with pytest.raises(ValueError, match="weight must have two dimensions, rows and contiguous columns"):
         gather_dot_kernel(x_TH, weight_VH.T.contiguous().T, ids_Tn)
-    with pytest.raises(ValueError, match="dtype and width"):
+    with pytest.raises(ValueError, match="dtype of x"):
         gather_dot_kernel(x_TH, weight_VH.half(), ids_Tn)
+    with pytest.raises(ValueError, match="equally wide"):
+        gather_dot_kernel(x_TH, weight_VH[:, :4], ids_Tn)
+    for ids in (ids_Tn[:1], ids_Tn[0], ids_Tn.T.contiguous().T):
+        with pytest.raises(ValueError, match="ids must have two dimensions, the 2 rows of x and contiguous columns"):
+            gather_dot_kernel(x_TH, weight_VH, ids)
 
 
 def test_operator_and_dispatch(device: torch.device) -> None:
     x_TH, weight_VH = drawn(2, 16, dtype=torch.float32, device=device), drawn(9, 16, dtype=torch.float32, device=device)
     ids_Tn = chosen(2, 5, 9, device)
-    torch.library.opcheck(_gather_dot, (x_TH, weight_VH, ids_Tn))
+    torch.library.opcheck(_gather_dot, (x_TH, weight_VH, None, ids_Tn))
     exact = gather_dot_reference(x_TH.double(), weight_VH.double(), ids_Tn)
     assert_close(gather_dot(x_TH, weight_VH, ids_Tn), exact, ROUNDED[torch.float32])

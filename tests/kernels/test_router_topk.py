@@ -4,12 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn, with_row_stride
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles, indexed_head_reference
-from rayspec_kernels.router_topk import _router_topk, router_topk
+from rayspec_kernels.quantized_linear.reference import FORMATS, Quantized, dequantize_reference, quantize_reference
+from rayspec_kernels.router_topk import _router_scores, _union_tiles, router_scores, router_topk
 from rayspec_kernels.router_topk.kernel import router_scores_kernel, router_topk_kernel, union_tiles_kernel
-from rayspec_kernels.router_topk.reference import Router, most_tiles, router_scores_reference, union_tiles_reference
+from rayspec_kernels.router_topk.reference import (
+    Router,
+    can_halve,
+    most_tiles,
+    router_scores_reference,
+    union_tiles_reference,
+)
 
 EPS = 1e-5
 
@@ -39,18 +46,98 @@ def test_scores_match_float64(B: int, H: int, R: int, M: int, dtype: torch.dtype
     feature_BH = drawn(B, H, dtype=dtype, device=device, seed=1) * 16
     wide = Router(*(t.double() for t in router))
     exact_BM = router_scores_reference(embed_BH.double(), feature_BH.double(), wide, EPS)
-    scores_BM, marks = router_scores_kernel(embed_BH, feature_BH, router, EPS)
+    scores_BM = router_scores_kernel(embed_BH, feature_BH, router, EPS)
     assert scores_BM.dtype == torch.float32
     assert_close(scores_BM, exact_BM, ROUNDED[dtype])  # the hidden layer is rounded to the dtype
-    assert marks.tolist() == [1] + [0] * M
+
+
+def quantized_router(
+    H: int, R: int, M: int, weight_format: str, dtype: torch.dtype, device: torch.device, group: int = 32
+) -> Router:
+    """Rows of very different sizes, groups with offsets: a scale or zero of the wrong place shows."""
+    router = random_router(H, R, M, dtype, device)
+    rounded = []
+    for weight in (router.in_R2H, router.out_MR):
+        assert isinstance(weight, Tensor)
+        N, K = weight.shape
+        wide = weight.float() * torch.logspace(-0.5, 0.5, N, device=device)[:, None]
+        rounded.append(quantize_reference(wide + torch.linspace(-1, 1, K, device=device), weight_format, group))
+    return router._replace(in_R2H=rounded[0], out_MR=rounded[1])
+
+
+def dequantized(router: Router) -> Router:
+    wide = (t if isinstance(t, Tensor) else dequantize_reference(t) for t in router)
+    return Router(*(t.double() for t in wide))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("B", "H", "R", "M"), [(1, 32, 32, 1), (3, 96, 64, 21), (17, 64, 32, 16)])
+def test_scores_in_fewer_bits_match_float64(
+    weight_format: str, B: int, H: int, R: int, M: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    router = quantized_router(H, R, M, weight_format, dtype, device)
+    embed_BH = drawn(B, H, dtype=dtype, device=device) / 8
+    feature_BH = drawn(B, H, dtype=dtype, device=device, seed=1) * 16
+    exact_BM = router_scores_reference(embed_BH.double(), feature_BH.double(), dequantized(router), EPS)
+    assert_close(router_scores_kernel(embed_BH, feature_BH, router, EPS), exact_BM, ROUNDED[dtype])
+    torch.testing.assert_close(
+        router_scores_reference(embed_BH.double(), feature_BH.double(), router, EPS), exact_BM, rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("formats", [("int8", None), (None, "int4")], ids=["first", "second"])
+def test_one_matrix_in_fewer_bits(
+    formats: tuple[str | None, str | None], dtype: torch.dtype, device: torch.device
+) -> None:
+    H, R, M = 33, 32, 5  # rows of int8 and columns of one value a byte need no groups
+    router = random_router(H, R, M, dtype, device)
+    for name, weight_format in zip(("in_R2H", "out_MR"), formats, strict=True):
+        if weight_format is not None:
+            router = router._replace(**{name: quantize_reference(getattr(router, name), weight_format, 32)})
+    x_BH = drawn(2, H, dtype=dtype, device=device)
+    exact_BM = router_scores_reference(x_BH.double(), x_BH.double(), dequantized(router), EPS)
+    assert_close(router_scores_kernel(x_BH, x_BH, router, EPS), exact_BM, ROUNDED[dtype])
+
+
+def test_groups_that_span_both_halves(device: torch.device) -> None:
+    """Columns 64..127 share a scale and belong to both inputs: not the kernel's, and still answered."""
+    router = quantized_router(96, 64, 9, "int4", torch.float32, device, group=64)
+    assert not can_halve(router.in_R2H)
+    x_BH = drawn(2, 96, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match="must not span both halves"):
+        router_scores_kernel(x_BH, x_BH, router, EPS)
+    exact_BM = router_scores_reference(x_BH.double(), x_BH.double(), dequantized(router), EPS)
+    assert_close(router_scores(x_BH, x_BH, router, EPS), exact_BM, ROUNDED[torch.float32])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_a_faulty_row_and_a_faulty_cluster(weight_format: str, device: torch.device) -> None:
+    router = quantized_router(32, 32, 9, weight_format, torch.float32, device)
+    x_BH = drawn(3, 32, dtype=torch.float32, device=device)
+    x_BH[1, 7] = float("nan")
+    assert isinstance(router.out_MR, Quantized)
+    router.out_MR.scales[4] = float("inf")
+    scores_BM = router_scores_kernel(x_BH.flip(0), x_BH, router, EPS)
+    assert scores_BM[1].isnan().all()
+    assert scores_BM[[0, 2]].isfinite().all(dim=0).tolist() == [m != 4 for m in range(9)]
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_offsets_beyond_32_bits(weight_format: str, device: torch.device) -> None:
+    """Row 299 lies 2.7e9 elements from row 0."""
+    router = quantized_router(32, 320, 300, weight_format, torch.bfloat16, device)
+    x_BH = drawn(2, 32, dtype=torch.bfloat16, device=device)
+    far = [Quantized(with_row_stride(w.values, 9_000_000), w.scales) for w in (router.in_R2H, router.out_MR)]
+    out_BM = router_scores_kernel(x_BH, x_BH, router._replace(in_R2H=far[0], out_MR=far[1]), EPS)
+    assert torch.equal(out_BM, router_scores_kernel(x_BH, x_BH, router, EPS))
 
 
 def named_tokens(tiles: Tiles) -> list[int]:
     return [token for first, count in tiles.ranges_t2.tolist() for token in range(first, first + count)]
-
-
-def fresh_marks(M: int, device: torch.device) -> Tensor:
-    return torch.tensor([1] + [0] * M, dtype=torch.int32, device=device)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -64,7 +151,7 @@ def test_union_is_the_union(B: int, M: int, k: int, tile: int, device: torch.dev
     chosen = {0} | {int(m) + 1 for row in scores_BM.topk(k).indices for m in row}
     expected = [t for c in sorted(chosen) for t in range(int(starts[c]), int(starts[c + 1]))]
     reference = union_tiles_reference(scores_BM, k, starts, tile, fits + 2)
-    out = union_tiles_kernel(scores_BM, fresh_marks(M, device), k, starts, tile, fits + 2)
+    out = union_tiles_kernel(scores_BM, k, starts, tile, fits + 2)
     for tiles in (reference, out):
         assert named_tokens(tiles) == expected
         assert int(tiles.ranges_t2[:, 1].max()) <= tile
@@ -74,19 +161,20 @@ def test_union_is_the_union(B: int, M: int, k: int, tile: int, device: torch.dev
 def test_what_does_not_fit_is_left_out(device: torch.device) -> None:
     scores_BM, starts = drawn(1, 40, dtype=torch.float32, device=device), cluster_starts(40, device)
     whole = union_tiles_reference(scores_BM, 9, starts, 16, most_tiles(starts, 16, 9))
-    out = union_tiles_kernel(scores_BM, fresh_marks(40, device), 9, starts, 16, 4)
+    out = union_tiles_kernel(scores_BM, 9, starts, 16, 4)
     assert torch.equal(out.ranges_t2, whole.ranges_t2[:4])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # a linear router gives scores of its own type
 @pytest.mark.parametrize("special", ["ties", "nan"])
-def test_equal_and_faulty_scores(special: str, device: torch.device) -> None:
+def test_equal_and_faulty_scores(special: str, dtype: torch.dtype, device: torch.device) -> None:
     """Of equal clusters the lowest ones are chosen; a NaN counts as the best."""
-    scores_BM = torch.zeros(2, 140, device=device)
+    scores_BM = torch.zeros(2, 140, dtype=dtype, device=device)
     if special == "nan":
         scores_BM[0, 77] = float("nan")
     starts = torch.arange(142, device=device)  # one token each, the pinned one first
     reference = union_tiles_reference(scores_BM, 3, starts, 16, 8)
-    out = union_tiles_kernel(scores_BM, fresh_marks(140, device), 3, starts, 16, 8)
+    out = union_tiles_kernel(scores_BM, 3, starts, 16, 8)
     assert named_tokens(out) == named_tokens(reference) == [0, 1, 2, 3, *([78] if special == "nan" else [])]
 
 
@@ -112,13 +200,31 @@ def test_what_is_refused(device: torch.device) -> None:
         router_topk_kernel(x_BH, x_BH, router, 6, starts, 16, 4, EPS)
     with pytest.raises(ValueError, match="7 entries"):
         router_topk_kernel(x_BH, x_BH, router, 2, starts[:-1], 16, 4, EPS)
-    with pytest.raises(ValueError, match="in_R2H must be"):
-        router_topk_kernel(x_BH[:, :8], x_BH[:, :8], router, 2, starts, 16, 4, EPS)
+    with pytest.raises(ValueError, match="scores must be contiguous"):
+        union_tiles_kernel(torch.ones(2, 10, device=device)[:, :5], 2, starts, 16, 4)
+    for wrong, message in (
+        ({"in_bias_R": router.in_bias_R.half()}, "in_bias_R must be 8 contiguous numbers of torch.float32"),
+        ({"in_bias_R": router.in_bias_R[:7]}, "in_bias_R must be 8"),
+        ({"out_bias_M": router.out_bias_M[:4]}, "out_bias_M must be 5"),
+        ({"in_R2H": torch.ones(8, 30, device=device)}, "equally wide, got 16 and 15"),
+        ({"out_MR": torch.ones(5, 8, device=device).half()}, "dtype of x"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            router_scores_kernel(x_BH, x_BH, router._replace(**wrong), EPS)
+    with pytest.raises(ValueError, match="shape of embed"):
+        router_scores_kernel(x_BH, x_BH[:, :8], router, EPS)
 
 
 def test_operator_and_dispatch(device: torch.device) -> None:
     router, starts = random_router(16, 8, 5, torch.float32, device), cluster_starts(5, device)
     x_BH = drawn(2, 16, dtype=torch.float32, device=device)
-    torch.library.opcheck(_router_topk, (x_BH, x_BH, *router, 2, starts, 16, 8, EPS))
+    in_R2H, in_bias_R, out_MR, out_bias_M = router
+    torch.library.opcheck(_router_scores, (x_BH, x_BH, in_R2H, None, in_bias_R, out_MR, None, out_bias_M, EPS))
+    torch.library.opcheck(_union_tiles, (x_BH, 2, torch.arange(18, device=device), 16, 8))
+    few = quantized_router(32, 32, 5, "int8", torch.float32, device)
+    wide_BH = drawn(2, 32, dtype=torch.float32, device=device)
+    torch.library.opcheck(
+        _router_scores, (wide_BH, wide_BH, *few.in_R2H, few.in_bias_R, *few.out_MR, few.out_bias_M, EPS)
+    )
     scores_BM, tiles = router_topk(x_BH, x_BH, router, 2, starts, 16, 8, EPS)
     assert torch.equal(tiles.ranges_t2, union_tiles_reference(scores_BM, 2, starts, 16, 8).ranges_t2)

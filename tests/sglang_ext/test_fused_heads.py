@@ -10,14 +10,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rayspec_kernels.gather_dot
 import rayspec_kernels.head_topk
 import rayspec_kernels.indexed_head
+import rayspec_kernels.router_topk
 import rayspec_kernels.slim_head
-from sglang_ext.heads import DraftHead, base
+from rayspec_kernels.quantized_linear.reference import Quantized
+from sglang_ext.heads import DraftHead, base, dynaspec
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
-              rayspec_kernels.gather_dot)  # fmt: skip
+              rayspec_kernels.gather_dot, rayspec_kernels.router_topk)  # fmt: skip
 FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  # rdk works on the whole law
-FUSED |= {f"{name}_int8": {**SPECS[name], "weight_format": "int8"} for name in ("full", "slimspec", "coral_union")}
-NOT_FUSED = {"specvocab", "dynaspec", "coral"}  # a row with candidates of its own
+FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
+              "coral_union": "fp8"}  # fmt: skip
+FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
+NOT_FUSED = {"specvocab", "specvocab_int8", "dynaspec", "dynaspec_fp8", "coral"}  # a row with candidates of its own
 ROWS = (1, 5)
 
 
@@ -31,7 +35,11 @@ def kernels(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, the same kernels all the same."""
     if not torch.cuda.is_available():
         for module in (*OPERATIONS, base):
-            monkeypatch.setattr(module, "uses_kernel", lambda *tensors: not torch.is_grad_enabled())
+            monkeypatch.setattr(module, "uses_kernel", without_gradient)
+
+
+def without_gradient(*tensors: torch.Tensor) -> bool:
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
 def served(spec: dict[str, Any], device: torch.device) -> DraftHead:
@@ -52,6 +60,7 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
             plain.setattr(base, "MOST_FUSED_ROWS", 0)
             expected = head.propose(rows.hidden_TH, step, 4, routed)
         request.getfixturevalue("kernels")
+        torch.testing.assert_close(rows.routed(head, step), routed, atol=1e-4, rtol=1e-4)
         fused = head.fused(rows.hidden_TH, step, 4, routed)
         assert (fused is None) == (name in NOT_FUSED)
         found = head.propose(rows.hidden_TH, step, 4, routed)
@@ -72,12 +81,48 @@ def test_no_shape_and_no_branch_depends_on_values(name: str) -> None:
             assert proposal.token_ids_Tk.shape == (5, 4)
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("kernels")
+def test_kernels_read_matrices_as_they_are_stored(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a matrix in fewer bits are not made numbers of first, and a router's neither."""
+    seen = []
+
+    def watched(module: Any, name: str) -> None:
+        operation = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            seen.append(arguments)
+            return operation(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    watched(base, "gather_dot")
+    watched(dynaspec, "router_scores")
+    for name in ("specvocab", "dynaspec"):
+        rows = Rows.draw(3).to(torch.float32).to(device)
+        head = served({**SPECS[name], "weight_format": "int8"}, device)
+        head.propose(rows.hidden_TH, 1, 4, rows.routed(head, 1))
+    (_, weight, _), (_, _, router, _), *_ = seen
+    assert isinstance(weight, Quantized)
+    assert isinstance(router.in_R2H, Quantized)
+    assert isinstance(router.out_MR, Quantized)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_router_in_training_is_rounded_and_not_fused(device: torch.device) -> None:
+    spec, rows = {**SPECS["dynaspec"], "weight_format": "int8"}, Rows.draw(3).to(torch.float32).to(device)
+    routed_TM = rows.routed(make_head(spec).float().to(device), 0)
+    assert routed_TM is not None
+    assert routed_TM.requires_grad
+    torch.testing.assert_close(routed_TM.detach(), rows.routed(served(spec, device), 0), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.usefixtures("kernels")
 def test_training_and_large_batches_are_not_fused(device: torch.device) -> None:
     hidden_TH = Rows.draw(base.MOST_FUSED_ROWS + 1).to(torch.float32).to(device).hidden_TH
     with torch.no_grad():
-        assert base.may_fuse(hidden_TH[:-1], 4)
-        assert not base.may_fuse(hidden_TH, 4)
-        assert not base.may_fuse(hidden_TH[:1], base.MAX_K + 1)
+        assert base.may_fuse(hidden_TH[:-1], k=4)
+        assert not base.may_fuse(hidden_TH, k=4)
+        assert not base.may_fuse(hidden_TH[:1], k=base.MAX_K + 1)
     assert torch.is_grad_enabled()
-    assert not base.may_fuse(hidden_TH[:1].requires_grad_(), 4)
+    assert not base.may_fuse(hidden_TH[:1].requires_grad_())

@@ -20,6 +20,11 @@ def random_ids(generator: torch.Generator, high: int, *shape: int) -> Tensor:
     return torch.randint(high, shape, generator=generator, device=generator.device)
 
 
+def formats(*widths: int) -> tuple[str, ...]:
+    """Those in which matrices so wide are stored."""
+    return ("bf16", "int8", "fp8", "int4") if all(width % GROUP == 0 for width in widths) else ("bf16", "int8", "fp8")
+
+
 def random_weight(generator: torch.Generator, rows: int, width: int, weight_format: str) -> Tensor | Quantized:
     """Logits of unit size. Quantised ones are drawn as stored: rounding a matrix of gigabytes would be slower."""
     if weight_format == "bf16":

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.quantized_linear.reference import GROUP_SIZES, Quantized
 
 # it keeps bfloat16 as integers, converts integers to it wrongly and multiplies its bits
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -32,7 +32,16 @@ def dot(weight_NH, x_HB, acc_NB):
 
 
 @triton.jit
-def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w,
+def scale_and_offset(pair):
+    """Of a group of int4: its values are scale * (0..15) + offset. bfloat16 is the upper half of a float32, and of the
+    two in a pair (little-endian) the scale is the low one, the zero the high one."""
+    scale = (pair << 16).to(tl.float32, bitcast=True)
+    zero = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
+    return scale, zero - 8 * scale
+
+
+@triton.jit
+def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
              FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
              BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
     """weight[row] . x[b] as float32 [N, B]; 0 where the row is not valid. Rows of both are contiguous."""
@@ -42,7 +51,7 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
     h_H = tl.arange(0, BLOCK_H)
     if FORMAT == "int4":
         byte_H = tl.arange(0, BLOCK_H // 2)
-        scale_rows_ptr = scale_ptr + row_N.to(tl.int64) * (H // GROUP)
+        scale_rows_ptr = scale_ptr + row_N.to(tl.int64) * stride_s
         for h in range(0, H, BLOCK_H):  # one group a turn
             x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_row_B[:, None], other=0.0)
             two_NH = tl.load(weight_rows_ptr + h // 2 + byte_H[None, :], mask=is_valid_N[:, None], other=0)
@@ -51,11 +60,9 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
             part_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
             part_NB = dot(two_NH & 15, tl.trans(even_BH), part_NB)
             part_NB = dot(two_NH >> 4, tl.trans(odd_BH), part_NB)
-            # bfloat16 is the upper half of a float32: little-endian, scale low and zero high
-            scale_N = (pair_N << 16).to(tl.float32, bitcast=True)
-            zero_N = ((pair_N >> 16) << 16).to(tl.float32, bitcast=True)
+            scale_N, offset_N = scale_and_offset(pair_N)
             sum_B = tl.sum(x_BH.to(tl.float32), axis=1)
-            acc_NB += scale_N[:, None] * part_NB + (zero_N - 8 * scale_N)[:, None] * sum_B[None, :]
+            acc_NB += scale_N[:, None] * part_NB + offset_N[:, None] * sum_B[None, :]
     else:
         for h in range(0, H, BLOCK_H):
             is_x_BH, is_w_NH = is_row_B[:, None], is_valid_N[:, None]
@@ -65,7 +72,7 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
             weight_NH = tl.load(weight_rows_ptr + h + h_H[None, :], mask=is_w_NH, other=0.0)
             acc_NB = dot(weight_NH, tl.trans(x_BH), acc_NB)
         if FORMAT != "plain":
-            scale_N = tl.load(scale_ptr + row_N, mask=is_valid_N, other=0.0)
+            scale_N = tl.load(scale_ptr + row_N.to(tl.int64) * stride_s, mask=is_valid_N, other=0.0)
             acc_NB *= scale_N.to(tl.float32)[:, None]
     return acc_NB
 
@@ -74,7 +81,7 @@ class Operand(NamedTuple):
     """A matrix [N, H] as the kernels take it."""
 
     values: Tensor
-    scales: Tensor  # `values` itself where there are none
+    scales: Tensor  # [N], [N, H / g] pairs of int4; `values` itself where there are none; rows may lie apart
     format: str  # plain, int8, fp8, int4
     group: int
     width: int
@@ -96,16 +103,32 @@ class Operand(NamedTuple):
                 raise ValueError(f"weight must have the dtype of x, {x_BH.dtype}, or be Quantized; got {values.dtype}")
             operand = cls(values, values, "plain", 0, values.shape[1])
         elif FORMAT_OF.get(values.dtype) == "int4":
-            width = 2 * values.shape[1]
-            pairs = weight.scales.contiguous().view(torch.int32).squeeze(2)
-            operand = cls(values, pairs, "int4", width // pairs.shape[1], width)
+            operand = _int4_operand(weight)
         elif values.dtype in FORMAT_OF:
-            operand = cls(values, weight.scales.contiguous(), FORMAT_OF[values.dtype], 0, values.shape[1])
+            if weight.scales.shape != values.shape[:1]:
+                raise ValueError(f"scales must be one a row, [{len(values)}], got {list(weight.scales.shape)}")
+            operand = cls(values, weight.scales, FORMAT_OF[values.dtype], 0, values.shape[1])
         else:
             raise ValueError(f"quantised values must be of {', '.join(map(str, FORMAT_OF))}, got {values.dtype}")
         if operand.width != x_BH.shape[1]:
             raise ValueError(f"x and weight must be equally wide, got {x_BH.shape[1]} and {operand.width}")
         return operand
+
+
+def _int4_operand(weight: Quantized) -> Operand:
+    (values, scales), width = weight, 2 * weight.values.shape[1]
+    groups = scales.shape[1] if scales.dim() == 3 else 0
+    if (
+        scales.shape != (len(values), groups, 2)
+        or width not in (groups * size for size in GROUP_SIZES)
+        or scales.dtype != torch.bfloat16
+        or scales.stride()[1:] != (2, 1)
+    ):
+        raise ValueError(
+            f"scales of int4 must be bfloat16 [{len(values)}, groups, 2] with contiguous groups of one of "
+            f"{GROUP_SIZES} columns, got {scales.dtype} {list(scales.shape)} with strides {scales.stride()}"
+        )
+    return Operand(values, scales.view(torch.int32).squeeze(2), "int4", width // groups, width)
 
 
 class Tiling(NamedTuple):

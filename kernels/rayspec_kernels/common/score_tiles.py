@@ -15,7 +15,7 @@ from rayspec_kernels.quantized_linear.reference import Quantized
 
 @triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])
 def _score_tiles_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
-                        B, N, L, H, num_tiles, stride_x, stride_w,
+                        B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                         K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                         IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
                         BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
@@ -34,7 +34,7 @@ def _score_tiles_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_pt
     if IS_GATHERED:
         row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
         is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
-    score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w,
+    score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
                         FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
     store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
 
@@ -76,6 +76,7 @@ def score_tiles(
         x_BH, operand.values, operand.scales, operand.values if ids_L is None else ids_L,
         operand.values if tiles_t2 is None else tiles_t2, keys_BKn, norms_B2n,
         B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
+        operand.scales.stride(0),
         K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,

@@ -16,12 +16,12 @@ _TILE = 16
 
 
 @triton.jit(do_not_specialize=["B", "N"])
-def _small_linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, stride_w,
+def _small_linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, stride_w, stride_s,
                          FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                          BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, b_B < B, row_N, row_N < N, H, stride_x, stride_w,
+    acc_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, b_B < B, row_N, row_N < N, H, stride_x, stride_w, stride_s,
                       FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
     y_ptrs = y_ptr + b_B.to(tl.int64)[None, :] * N + row_N[:, None]
     tl.store(y_ptrs, acc_NB.to(y_ptr.dtype.element_ty), mask=(row_N[:, None] < N) & (b_B[None, :] < B))
@@ -35,6 +35,7 @@ def small_linear(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
     y_BN = torch.empty(B, N, dtype=x_BH.dtype, device=x_BH.device)
     _small_linear_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(N, _TILE))](
         x_BH, operand.values, operand.scales, y_BN, B, N, H, x_BH.stride(0), operand.values.stride(0),
+        operand.scales.stride(0),
         FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         BLOCK_N=_TILE, BLOCK_B=tiling.batch, BLOCK_H=tiling.width, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

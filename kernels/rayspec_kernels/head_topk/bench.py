@@ -20,10 +20,10 @@ from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.common.closeness import FLOAT32_SUMS
 from rayspec_kernels.common.inputs import (
-    GROUP,
     best_bytes,
     check_best,
     float64_scores,
+    formats,
     random,
     random_weight,
     stored_bytes,
@@ -32,7 +32,6 @@ from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 
 K = 8
-FORMATS = ("bf16", "int8", "fp8", "int4")
 
 
 def topk_and_norm(logits_BV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,9 +39,7 @@ def topk_and_norm(logits_BV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
-    for weight_format in FORMATS:
-        if weight_format == "int4" and shape.hidden % GROUP:
-            continue
+    for weight_format in formats(shape.hidden):
         yield _case(shape, batch, weight_format, min(K, shape.vocab))
 
 

@@ -45,7 +45,7 @@ def indexed_head_reference(
     place_n = torch.arange(len(ids_L), device=ids_L.device) if tiles is None else chosen_places(tiles)
     id_n = torch.where(place_n < 0, -1, ids_L.long()[place_n.clamp(min=0)])
     row_n = (place_n if is_listed_order else id_n).clamp(min=0)
-    rows = weight[row_n] if isinstance(weight, Tensor) else Quantized(weight.values[row_n], weight.scales[row_n])
+    rows = weight[row_n] if isinstance(weight, Tensor) else weight.rows(row_n)
     scores_Bn = linear_reference(x_BH, rows).masked_fill(id_n < 0, float("-inf"))
     best = best_reference(scores_Bn, k)
     return best._replace(ids_Bk=id_n[best.ids_Bk])

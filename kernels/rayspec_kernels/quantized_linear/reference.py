@@ -19,6 +19,9 @@ class Quantized(NamedTuple):
     values: Tensor  # int8 or float8_e4m3fn [N, K]; uint8 [N, K / 2] for int4
     scales: Tensor  # bfloat16 [N]; [N, K / g, 2] for int4: scale and zero
 
+    def rows(self, ids_n: Tensor) -> "Quantized":
+        return Quantized(self.values.index_select(0, ids_n), self.scales.index_select(0, ids_n))
+
 
 def quantize_reference(weight_NK: Tensor, weight_format: str, group_size: int = 64) -> Quantized:
     """Round to nearest. Raises ValueError for an unknown format and for a width that the groups do not divide."""

@@ -1,41 +1,74 @@
 """DynaSpec's router: scores of the clusters, and the union of the chosen ones as ranges of a list (METHODS 7.3)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.common.dispatch import joined, parts, uses_kernel
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.router_topk.reference import Router, router_topk_reference
+from rayspec_kernels.router_topk.reference import (
+    Router,
+    can_halve,
+    router_scores_reference,
+    union_tiles_reference,
+)
 
 
-@torch.library.custom_op("rayspec::router_topk", mutates_args=())
-def _router_topk(
+@torch.library.custom_op("rayspec::router_scores", mutates_args=())
+def _router_scores(
     embed_BH: Tensor,
     feature_BH: Tensor,
-    in_R2H: Tensor,
+    in_values: Tensor,
+    in_scales: Tensor | None,
     in_bias_R: Tensor,
-    out_MR: Tensor,
+    out_values: Tensor,
+    out_scales: Tensor | None,
     out_bias_M: Tensor,
-    k: int,
-    starts: Tensor,
-    tile: int,
-    num_tiles: int,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    from rayspec_kernels.router_topk.kernel import router_topk_kernel
+) -> Tensor:
+    from rayspec_kernels.router_topk.kernel import router_scores_kernel
 
-    router = Router(in_R2H, in_bias_R, out_MR, out_bias_M)
-    scores_BM, tiles = router_topk_kernel(embed_BH, feature_BH, router, k, starts, tile, num_tiles, eps)
-    return scores_BM, tiles.ranges_t2
+    router = Router(joined(in_values, in_scales), in_bias_R, joined(out_values, out_scales), out_bias_M)
+    return router_scores_kernel(embed_BH, feature_BH, router, eps)
 
 
-@_router_topk.register_fake
-def _(embed_BH: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    out_MR, num_tiles = rest[3], rest[8]
-    scores_BM = embed_BH.new_empty(len(embed_BH), len(out_MR), dtype=torch.float32)
-    return scores_BM, embed_BH.new_empty(num_tiles, 2, dtype=torch.int32)
+@_router_scores.register_fake
+def _(embed_BH: Tensor, *rest: Tensor) -> Tensor:
+    return embed_BH.new_empty(len(embed_BH), len(rest[6]), dtype=torch.float32)
+
+
+def router_scores(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: float) -> Tensor:
+    """[B, M] in float32, of a router whose matrices have the dtype of the inputs or are quantised."""
+    (in_values, in_scales), (out_values, out_scales) = parts(router.in_R2H), parts(router.out_MR)
+    biases = router.in_bias_R, router.out_bias_M
+    if uses_kernel(embed_BH, feature_BH, in_values, out_values, *biases) and can_halve(router.in_R2H):
+        return _router_scores(
+            embed_BH, feature_BH, in_values, in_scales, biases[0], out_values, out_scales, biases[1], eps
+        )
+    return router_scores_reference(embed_BH, feature_BH, router, eps)
+
+
+@torch.library.custom_op("rayspec::union_tiles", mutates_args=())
+def _union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tensor:
+    from rayspec_kernels.router_topk.kernel import union_tiles_kernel
+
+    return union_tiles_kernel(scores_BM, k, starts, tile, num_tiles).ranges_t2
+
+
+@_union_tiles.register_fake
+def _(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tensor:
+    return scores_BM.new_empty(num_tiles, 2, dtype=torch.int32)
+
+
+def union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+    """Ranges of the pinned cluster 0 and of the union of each row's k best routed ones.
+
+    Cluster c of the list (see `indexed_head`) is starts[c]..starts[c + 1] - 1, int [M + 2]. The ranges ascend, hold at
+    most `tile` candidates each and are `num_tiles` in number, the last ones empty; what does not fit is left out
+    (`most_tiles` says how many fit always). Ties between clusters: the lowest. Nothing synchronises.
+    """
+    if uses_kernel(scores_BM):
+        return Tiles(_union_tiles(scores_BM, k, starts, tile, num_tiles), tile)
+    return union_tiles_reference(scores_BM, k, starts, tile, num_tiles)
 
 
 def router_topk(
@@ -48,13 +81,6 @@ def router_topk(
     num_tiles: int,
     eps: float,
 ) -> tuple[Tensor, Tiles]:
-    """(scores float32 [B, M], ranges of the pinned cluster 0 and of the union of each row's k best routed ones).
-
-    Cluster c of the list (see `indexed_head`) is starts[c]..starts[c + 1] - 1, int [M + 2]. The ranges ascend, hold at
-    most `tile` candidates each and are `num_tiles` in number, the last ones empty; what does not fit is left out
-    (`most_tiles` says how many fit always). Ties between clusters: the lowest. Nothing synchronises.
-    """
-    if uses_kernel(embed_BH, *router):
-        scores_BM, ranges_t2 = _router_topk(embed_BH, feature_BH, *router, k, starts, tile, num_tiles, eps)
-        return scores_BM, Tiles(ranges_t2, tile)
-    return router_topk_reference(embed_BH, feature_BH, router, k, starts, tile, num_tiles, eps)
+    """Both in a row: scores, and what they choose."""
+    scores_BM = router_scores(embed_BH, feature_BH, router, eps)
+    return scores_BM, union_tiles(scores_BM, k, starts, tile, num_tiles)

@@ -1,7 +1,7 @@
-"""DynaSpec's router in four launches without a synchronisation: hidden layer, scores, choice, ranges.
+"""DynaSpec's router in four launches without a synchronisation: hidden layer and scores, choice and ranges.
 
-It may run on a second stream beside the drafter's layer. B = rows, H = width, R = width of the router, M = routed
-clusters, t = ranges.
+The scores may be computed on a second stream beside the drafter's layer. B = rows, H = width, R = width of the router,
+M = routed clusters, t = ranges.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
 from rayspec_kernels.common.topk import sortable
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.router_topk.reference import Router
+from rayspec_kernels.router_topk.reference import Router, halves
 
 _TILE = 16  # rows of a small matrix: see common/small_linear.py
 _RANKED = 32  # clusters that one program ranks; it compares them with 128 others at a time
@@ -30,17 +30,18 @@ def _inverse_rms(x_ptr, b_B, is_row_B, H, stride_x, eps, BLOCK_B: tl.constexpr, 
 
 
 @triton.jit
-def _hidden_kernel(embed_ptr, feature_ptr, in_ptr, bias_ptr, hidden_ptr, B, R, H, stride_e, stride_f, stride_w, eps,
-                   EVEN_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_B: tl.constexpr,
-                   BLOCK_H: tl.constexpr):  # fmt: skip
+def _hidden_kernel(embed_ptr, feature_ptr, early_ptr, early_scale_ptr, late_ptr, late_scale_ptr, bias_ptr, hidden_ptr,
+                   B, R, H, stride_e, stride_f, stride_w, stride_s, eps,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                   BLOCK_R: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     r_R = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     # norms are scalars of a row, so they scale sums instead of inputs
-    acc_RB = rows_dot(embed_ptr, in_ptr, in_ptr, b_B, b_B < B, r_R, r_R < R, H, stride_e, stride_w,
-                      "plain", 0, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
+    acc_RB = rows_dot(embed_ptr, early_ptr, early_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
+                      stride_e, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
     acc_RB *= _inverse_rms(embed_ptr, b_B, b_B < B, H, stride_e, eps, BLOCK_B, BLOCK_H)[None, :]
-    late_RB = rows_dot(feature_ptr, in_ptr + H, in_ptr, b_B, b_B < B, r_R, r_R < R, H, stride_f, stride_w,
-                       "plain", 0, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
+    late_RB = rows_dot(feature_ptr, late_ptr, late_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
+                       stride_f, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H)  # fmt: skip
     acc_RB += late_RB * _inverse_rms(feature_ptr, b_B, b_B < B, H, stride_f, eps, BLOCK_B, BLOCK_H)[None, :]
     acc_RB += tl.load(bias_ptr + r_R, mask=r_R < R, other=0.0).to(tl.float32)[:, None]
     acc_RB = tl.where(acc_RB <= 0.0, 0.0, acc_RB)  # NaN stays
@@ -49,24 +50,21 @@ def _hidden_kernel(embed_ptr, feature_ptr, in_ptr, bias_ptr, hidden_ptr, B, R, H
 
 
 @triton.jit
-def _scores_kernel(hidden_ptr, out_ptr, bias_ptr, scores_ptr, is_chosen_ptr, B, M, R, stride_w,
-                   EVEN_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_B: tl.constexpr,
-                   BLOCK_R: tl.constexpr):  # fmt: skip
+def _scores_kernel(hidden_ptr, out_ptr, scale_ptr, bias_ptr, scores_ptr, B, M, R, stride_w, stride_s,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_R: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     m_M = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    acc_MB = rows_dot(hidden_ptr, out_ptr, out_ptr, b_B, b_B < B, m_M, m_M < M, R, R, stride_w,
-                      "plain", 0, EVEN_R, BLOCK_M, BLOCK_B, BLOCK_R)  # fmt: skip
+    acc_MB = rows_dot(hidden_ptr, out_ptr, scale_ptr, b_B, b_B < B, m_M, m_M < M, R, R, stride_w, stride_s,
+                      FORMAT, GROUP, EVEN_R, BLOCK_M, BLOCK_B, BLOCK_R)  # fmt: skip
     acc_MB += tl.load(bias_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)[:, None]
     scores_ptrs = scores_ptr + b_B.to(tl.int64)[None, :] * M + m_M[:, None]
     tl.store(scores_ptrs, acc_MB, mask=(m_M[:, None] < M) & (b_B[None, :] < B))
-    # the next launch only sets marks; cluster 0 is pinned, the routed ones follow
-    tl.store(is_chosen_ptr, 1)
-    tl.store(is_chosen_ptr + 1 + m_M, tl.zeros((BLOCK_M,), tl.int32), mask=m_M < M)
 
 
 @triton.jit
 def _key(scores_ptr, m_M, M):
-    score_M = tl.load(scores_ptr + m_M, mask=m_M < M, other=float("-inf"))
+    score_M = tl.load(scores_ptr + m_M, mask=m_M < M, other=float("-inf")).to(tl.float32)
     key_M = (sortable(score_M).to(tl.int64) << 32) | (0x7FFFFFFF - m_M).to(tl.int64)
     return tl.where(m_M < M, key_M, -(2**63))
 
@@ -82,7 +80,7 @@ def _choose_kernel(scores_ptr, is_chosen_ptr, M, k, BLOCK_M: tl.constexpr, BLOCK
         other_O = _key(row_scores_ptr, other + tl.arange(0, BLOCK_OTHER), M)
         rank_M += tl.sum((other_O[None, :] > key_M[:, None]).to(tl.int32), axis=1)
     # rows that choose the same cluster write the same mark
-    tl.store(is_chosen_ptr + 1 + m_M, tl.full((BLOCK_M,), 1, tl.int32), mask=(m_M < M) & (rank_M < k))
+    tl.store(is_chosen_ptr + m_M, tl.full((BLOCK_M,), 1, tl.int32), mask=(m_M < M) & (rank_M < k))
 
 
 @triton.jit
@@ -91,7 +89,9 @@ def _ranges_kernel(is_chosen_ptr, starts_ptr, ranges_ptr, M, num_tiles,
     """Program c writes the ranges of cluster c, program M + 1 the empty ones behind all."""
     cluster = tl.program_id(0)
     c_M = tl.arange(0, BLOCK_M)
-    is_chosen_M = tl.load(is_chosen_ptr + c_M, mask=c_M <= M, other=0)
+    # cluster 0 is pinned, the routed ones follow
+    is_chosen_M = tl.load(is_chosen_ptr + c_M - 1, mask=(c_M > 0) & (c_M <= M), other=0)
+    is_chosen_M = tl.where(c_M == 0, 1, is_chosen_M)
     start_M = tl.load(starts_ptr + c_M, mask=c_M <= M, other=0).to(tl.int32)
     end_M = tl.load(starts_ptr + c_M + 1, mask=c_M <= M, other=0).to(tl.int32)
     needed_M = is_chosen_M * ((end_M - start_M + TILE - 1) // TILE)
@@ -109,38 +109,49 @@ def _ranges_kernel(is_chosen_ptr, starts_ptr, ranges_ptr, M, num_tiles,
         tl.store(ranges_ptr + 2 * (place + t_T) + 1, tl.minimum(end - first_T, TILE), mask=is_mine_T)
 
 
-def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: float) -> tuple[Tensor, Tensor]:
-    """(scores float32 [B, M], marks int32 [M + 1] with only the pinned cluster set)."""
-    (B, H), R, M = embed_BH.shape, len(router.in_R2H), len(router.out_MR)
-    _check(embed_BH, feature_BH, router)
+def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: float) -> Tensor:
+    """Like the reference; raises ValueError for layouts it does not take."""
+    (B, H), R, M = embed_BH.shape, len(router.in_bias_R), len(router.out_bias_M)
+    if feature_BH.shape != embed_BH.shape:
+        raise ValueError(f"feature must have the shape of embed, {list(embed_BH.shape)}, got {list(feature_BH.shape)}")
+    early_RH, late_RH = halves(router.in_R2H)
+    early, late = Operand.of(early_RH, embed_BH), Operand.of(late_RH, feature_BH)
+    _check_bias("in_bias_R", router.in_bias_R, early, embed_BH.dtype)
     hidden_BR = torch.empty(B, R, dtype=embed_BH.dtype, device=embed_BH.device)
+    out = Operand.of(router.out_MR, hidden_BR)
+    _check_bias("out_bias_M", router.out_bias_M, out, embed_BH.dtype)
     scores_BM = torch.empty(B, M, dtype=torch.float32, device=embed_BH.device)
-    is_chosen = torch.empty(M + 1, dtype=torch.int32, device=embed_BH.device)
 
-    half_RH = router.in_R2H[:, :H]
-    tiling = choose_tiling(Operand.of(half_RH, embed_BH), embed_BH[:_TILE], R, exactly=_TILE)
+    tiling = choose_tiling(early, embed_BH[:_TILE], R, exactly=_TILE)
     _hidden_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(R, _TILE))](
-        embed_BH, feature_BH, router.in_R2H, router.in_bias_R, hidden_BR, B, R, H,
-        embed_BH.stride(0), feature_BH.stride(0), router.in_R2H.stride(0), eps,
-        EVEN_H=H % tiling.width == 0, BLOCK_R=_TILE, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        embed_BH, feature_BH, early.values, early.scales, late.values, late.scales, router.in_bias_R, hidden_BR,
+        B, R, H, embed_BH.stride(0), feature_BH.stride(0), early.values.stride(0), early.scales.stride(0), eps,
+        FORMAT=early.format, GROUP=early.group, EVEN_H=H % tiling.width == 0,
+        BLOCK_R=_TILE, BLOCK_B=tiling.batch, BLOCK_H=tiling.width, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    tiling = choose_tiling(Operand.of(router.out_MR, hidden_BR), hidden_BR[:_TILE], M, exactly=_TILE)
+    tiling = choose_tiling(out, hidden_BR[:_TILE], M, exactly=_TILE)
     _scores_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(M, _TILE))](
-        hidden_BR, router.out_MR, router.out_bias_M, scores_BM, is_chosen, B, M, R, router.out_MR.stride(0),
-        EVEN_R=R % tiling.width == 0, BLOCK_M=_TILE, BLOCK_B=tiling.batch, BLOCK_R=tiling.width,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        hidden_BR, out.values, out.scales, router.out_bias_M, scores_BM, B, M, R,
+        out.values.stride(0), out.scales.stride(0),
+        FORMAT=out.format, GROUP=out.group, EVEN_R=R % tiling.width == 0,
+        BLOCK_M=_TILE, BLOCK_B=tiling.batch, BLOCK_R=tiling.width, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return scores_BM, is_chosen
+    return scores_BM
 
 
-def union_tiles_kernel(
-    scores_BM: Tensor, is_chosen: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int
-) -> Tiles:
+def union_tiles_kernel(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+    """Like the reference; raises ValueError for layouts it does not take."""
     B, M = scores_BM.shape
-    _choose_kernel[(B, triton.cdiv(M, _RANKED))](scores_BM, is_chosen, M, k, BLOCK_M=_RANKED, BLOCK_OTHER=128)
+    if not 1 <= k <= M:
+        raise ValueError(f"k must be in 1..{M} (the routed clusters), got {k}")
+    if starts.shape != (M + 2,) or not starts.is_contiguous():
+        raise ValueError(f"starts must be contiguous with {M + 2} entries, got {tuple(starts.shape)}")
+    if not scores_BM.is_contiguous():
+        raise ValueError(f"scores must be contiguous, got strides {scores_BM.stride()}")
+    is_chosen_M = torch.zeros(M, dtype=torch.int32, device=scores_BM.device)
+    _choose_kernel[(B, triton.cdiv(M, _RANKED))](scores_BM, is_chosen_M, M, k, BLOCK_M=_RANKED, BLOCK_OTHER=128)
     ranges_t2 = torch.empty(num_tiles, 2, dtype=torch.int32, device=scores_BM.device)
-    _ranges_kernel[(M + 2,)](is_chosen, starts, ranges_t2, M, num_tiles,
+    _ranges_kernel[(M + 2,)](is_chosen_M, starts, ranges_t2, M, num_tiles,
                              TILE=tile, BLOCK_M=triton.next_power_of_2(M + 1), BLOCK_T=64)  # fmt: skip
     return Tiles(ranges_t2, tile)
 
@@ -155,27 +166,13 @@ def router_topk_kernel(
     num_tiles: int,
     eps: float,
 ) -> tuple[Tensor, Tiles]:
-    """Like the reference; raises ValueError for layouts it does not take."""
-    M = len(router.out_MR)
-    if not 1 <= k <= M:
-        raise ValueError(f"k must be in 1..{M} (the routed clusters), got {k}")
-    if starts.shape != (M + 2,) or not starts.is_contiguous():
-        raise ValueError(f"starts must be contiguous with {M + 2} entries, got {tuple(starts.shape)}")
-    scores_BM, is_chosen = router_scores_kernel(embed_BH, feature_BH, router, eps)
-    return scores_BM, union_tiles_kernel(scores_BM, is_chosen, k, starts, tile, num_tiles)
+    scores_BM = router_scores_kernel(embed_BH, feature_BH, router, eps)
+    return scores_BM, union_tiles_kernel(scores_BM, k, starts, tile, num_tiles)
 
 
-def _check(embed_BH: Tensor, feature_BH: Tensor, router: Router) -> None:
-    H, R, M = embed_BH.shape[1], len(router.in_R2H), len(router.out_MR)
-    wanted = Router((R, 2 * H), (R,), (M, R), (M,))  # type: ignore[arg-type]
-    for name, tensor, shape in zip(router._fields, router, wanted, strict=True):
-        if tuple(tensor.shape) != shape or tensor.stride(-1) != 1 or tensor.dtype != embed_BH.dtype:
-            raise ValueError(
-                f"{name} must be {shape} of {embed_BH.dtype} with contiguous columns, got {tuple(tensor.shape)} of "
-                f"{tensor.dtype} with strides {tensor.stride()}"
-            )
-    if feature_BH.shape != embed_BH.shape or feature_BH.dtype != embed_BH.dtype or feature_BH.stride(1) != 1:
+def _check_bias(name: str, bias: Tensor, operand: Operand, dtype: torch.dtype) -> None:
+    if bias.shape != operand.values.shape[:1] or not bias.is_contiguous() or bias.dtype != dtype:
         raise ValueError(
-            f"feature must be like embed, {embed_BH.dtype} {tuple(embed_BH.shape)}, got {feature_BH.dtype} "
-            f"{tuple(feature_BH.shape)} with strides {feature_BH.stride()}"
+            f"{name} must be {len(operand.values)} contiguous numbers of {dtype}, one for each row of its matrix, got "
+            f"{bias.dtype} {list(bias.shape)}"
         )

@@ -8,18 +8,42 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, relu, rms_norm
+from torch.nn.functional import relu, rms_norm
 
+from rayspec_kernels.common.linear import linear_reference
 from rayspec_kernels.indexed_head.reference import Tiles
+from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 class Router(NamedTuple):
     """s = out relu(in [norm(embedding); norm(feature)] + in_bias) + out_bias, with norm(x) = x / rms(x)."""
 
-    in_R2H: Tensor
+    in_R2H: Tensor | Quantized
     in_bias_R: Tensor
-    out_MR: Tensor
+    out_MR: Tensor | Quantized
     out_bias_M: Tensor
+
+
+def can_halve(weight: Tensor | Quantized) -> bool:
+    """Whether no group of int4 has columns of both halves."""
+    return isinstance(weight, Tensor) or weight.scales.dim() < 3 or weight.scales.shape[1] % 2 == 0
+
+
+def halves(weight: Tensor | Quantized) -> tuple[Tensor | Quantized, Tensor | Quantized]:
+    """Of the columns: what meets the embedding, and what meets the feature."""
+    if isinstance(weight, Tensor):
+        early, late = weight.tensor_split(2, dim=1)
+        return early, late
+    if not can_halve(weight):
+        raise ValueError(
+            f"groups of int4 must not span both halves of a router's inputs, got {weight.scales.shape[1]} groups of "
+            f"{2 * weight.values.shape[1]} columns; use a smaller group size"
+        )
+    early_scales, late_scales = (
+        weight.scales.tensor_split(2, dim=1) if weight.scales.dim() == 3 else [weight.scales] * 2
+    )
+    early, late = weight.values.tensor_split(2, dim=1)
+    return Quantized(early, early_scales), Quantized(late, late_scales)
 
 
 def most_tiles(starts: Tensor, tile: int, clusters: int) -> int:
@@ -32,7 +56,8 @@ def router_scores_reference(embed_BH: Tensor, feature_BH: Tensor, router: Router
     """[B, M] in float32 (float64 of float64)."""
     width = (embed_BH.shape[1],)
     x_B2H = torch.cat([rms_norm(embed_BH, width, eps=eps), rms_norm(feature_BH, width, eps=eps)], dim=1)
-    scores_BM = linear(relu(linear(x_B2H, router.in_R2H, router.in_bias_R)), router.out_MR, router.out_bias_M)
+    hidden_BR = relu(linear_reference(x_B2H, router.in_R2H) + router.in_bias_R)
+    scores_BM = linear_reference(hidden_BR, router.out_MR) + router.out_bias_M
     return scores_BM if scores_BM.dtype.itemsize >= 4 else scores_BM.float()
 
 
