@@ -22,6 +22,16 @@ from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
 _NO_NODE = 2**62
 
 
+class Sizes(NamedTuple):
+    positions: int
+    candidates: int
+    hypotheses: int
+    nodes: int
+
+
+MAX_SIZES = Sizes(positions=8, candidates=16, hypotheses=64, nodes=256)  # of the kernel; more than a draft tree asks
+
+
 class SlimPosterior(NamedTuple):
     """Nodes are sorted by (depth, ranks on the path); what is left of the N is padding, linked to nothing."""
 
@@ -41,7 +51,7 @@ def slim_posterior_reference(
 ) -> SlimPosterior:
     before_BDk = torch.cat([root_B[:, None, None].expand(-1, 1, ids_BDk.shape[2]), ids_BDk[:, :-1]], dim=1)
     pair_BDkk = correlations.of(before_BDk[:, :, None, :], ids_BDk[:, :, :, None])
-    own_BDk = log_p_BDk + (length_bonus + 0.0)  # -0 would become 0: two ways to write a score would not tie
+    own_BDk = log_p_BDk + (length_bonus + 0.0)  # no score is -0, which would rank below 0
     best = best_hypotheses_reference(own_BDk, pair_BDkk, count)
     return hypothesis_tree_reference(best.number_BK, root_B, ids_BDk, num_nodes)
 
@@ -89,6 +99,7 @@ def _possible(scores: Tensor) -> Tensor:
 def _best_places(scores: Tensor, count: int) -> Tensor:
     """Along the last dimension, best first; of equal scores the first. (topk leaves that open, and a stable sort of all
     takes several times as long.)"""
+    assert scores.dtype == torch.float32, "a key has 32 bits for a score"
     bits = scores.view(torch.int32)
     sorting = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # int32 that sorts as the float32
     n = scores.shape[-1]
