@@ -189,8 +189,7 @@ class SlimProposer(Proposer):
     def of_candidates(self, root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor) -> Draft:
         """The tree of candidates with their log-probabilities."""
         s = self.settings
-        return Draft(
-            *slim_posterior(
-                root_B, ids_BDk, log_p_BDk, self.correlations, s.length_bonus, s.hypotheses, self.num_nodes
-            )
+        found = slim_posterior(
+            root_B, ids_BDk, log_p_BDk, self.correlations, s.length_bonus, s.hypotheses, self.num_nodes
         )
+        return Draft(*found)

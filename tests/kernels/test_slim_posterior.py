@@ -162,7 +162,8 @@ def test_by_hand() -> None:
     assert tree.tokens_BN.tolist() == [[7, 10, 11, 20, 32, 7, 7, 7]]
     assert tree.links.first_child_BN.tolist() == [[1, -1, 3, 4, -1, -1, -1, -1]]
     assert tree.links.next_sibling_BN.tolist() == [[-1, 2, -1, -1, -1, -1, -1, -1]]
-    smaller = hypothesis_tree_reference(number_BK, root_B, ids_BDk, 3)  # the second does not fit: nor is the third taken
+    # the second does not fit, and so the third is not taken either
+    smaller = hypothesis_tree_reference(number_BK, root_B, ids_BDk, 3)
     assert (smaller.num_nodes_B.tolist(), smaller.tokens_BN.tolist()) == ([2], [[7, 11, 7]])
 
 
@@ -201,10 +202,11 @@ def test_from_candidates_to_the_tree(
     for b in range(B):
         root, ids_Dk = int(root_B[b]), ids_BDk[b].tolist()
         before_Dk = [[root] * k, *ids_Dk]
-        pair_Dkk = torch.tensor(
-            [[[counted.get(x * 7 + y, first[x] + second[y]) for x in before_Dk[d]] for y in ids_Dk[d]] for d in range(D)]
-        )
-        paths = best_first(enumerate_all(log_p_BDk[b].cpu() + 0.25, pair_Dkk))[:count]
+        pair_Dkk = [
+            [[counted.get(x * 7 + y, first[x] + second[y]) for x in before_k] for y in own_k]
+            for before_k, own_k in zip(before_Dk, ids_Dk, strict=False)
+        ]
+        paths = best_first(enumerate_all(log_p_BDk[b].cpu() + 0.25, torch.tensor(pair_Dkk)))[:count]
         assert_is_tree(found, b, literal_tree(paths, num_nodes), root, ids_Dk)
 
 
@@ -259,8 +261,8 @@ def test_faulty_inputs_make_their_hypotheses_impossible(fault: float, device: to
 def test_what_is_refused(device: torch.device) -> None:
     root_B, ids_BDk, log_p_BDk, correlations = inputs(2, 3, 4, 9, device)
 
-    def call(root: Tensor = root_B, ids: Tensor = ids_BDk, log_p: Tensor = log_p_BDk, count: int = 5, N: int = 9) -> None:
-        slim_posterior_kernel(root, ids, log_p, correlations, 0.0, count, N)
+    def call(root: Tensor = root_B, ids: Tensor = ids_BDk, log_p: Tensor = log_p_BDk, K: int = 5, N: int = 9) -> None:
+        slim_posterior_kernel(root, ids, log_p, correlations, 0.0, K, N)
 
     with pytest.raises(ValueError, match=r"log_p must be \(2, 3, 4\) of torch.float32 and contiguous, got .* with str"):
         call(log_p=log_p_BDk.transpose(1, 2).contiguous().transpose(1, 2))
@@ -268,10 +270,10 @@ def test_what_is_refused(device: torch.device) -> None:
         call(log_p=log_p_BDk.bfloat16())
     with pytest.raises(ValueError, match=r"root must be \(2,\)"):
         call(root=root_B[:1])
-    with pytest.raises(ValueError, match="ids must be .* of torch.int64"):
+    with pytest.raises(ValueError, match=r"ids must be .* of torch\.int64"):
         call(ids=ids_BDk.int())
     with pytest.raises(ValueError, match=r"takes 1\.\.64 hypotheses, got 65"):
-        call(count=65)
+        call(K=65)
     with pytest.raises(ValueError, match=r"takes 1\.\.256 nodes, got 257"):
         call(N=257)
 

@@ -55,7 +55,8 @@ def slim_posterior(
     reference. One with a score of -inf is never taken, nor one with a NaN or +inf on its way. A candidate with id -1
     must have log-probability -inf. Nothing synchronises.
     """
-    sizes = Sizes(*ids_BDk.shape[1:], count, num_nodes)
+    _, D, k = ids_BDk.shape
+    sizes = Sizes(D, k, count, num_nodes)
     is_small = all(size <= most for size, most in zip(sizes, MAX_SIZES, strict=True))
     if is_small and uses_kernel(log_p_BDk, root_B, ids_BDk, *correlations):
         tokens_BN, *links, num_nodes_B = _slim_posterior(

@@ -1,5 +1,7 @@
-"""How much likelier a token is after another than on its own (METHODS 9: SLiM's r), of counted pairs. V = vocabulary, P =
-counted pairs."""
+"""How much likelier a token is after another than on its own, from counts of pairs (METHODS 9: SLiM's r).
+
+V = vocabulary, P = counted pairs.
+"""
 
 from __future__ import annotations
 
