@@ -17,13 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from rayspec_kernels.hypotheses.reference import best_hypotheses_reference, hypothesis_tree_reference
-from rayspec_kernels.tree_build.reference import link_tree_reference
+from rayspec_kernels.slim_posterior import slim_posterior
+from rayspec_kernels.slim_posterior.correlations import Correlations
 from sglang_ext.trees.base import Draft, Embed, Pick, Proposer, PruningTree, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
 
@@ -146,7 +146,7 @@ class SlimTree(PruningTree):
         else:
             unseen = float("-inf") if s.unseen == "zero" else 0.0
             first_V, second_V = zeros_V, zeros_V + unseen
-        return Correlations(V, key, *((s.strength * x).float() for x in (log_r, first_V, second_V)))
+        return Correlations(key, *((s.strength * x).float() for x in (log_r, first_V, second_V)))
 
     def most_nodes(self, draft_steps: int, topk: int) -> int:
         everything = sum(topk**depth for depth in range(1, draft_steps + 1))
@@ -167,34 +167,6 @@ def _check_room(draft_steps: int, num_nodes: int) -> None:
             f"a hypothesis of {draft_steps} draft steps and the root are {draft_steps + 1} nodes, but {num_nodes} are "
             "to be verified; raise num_draft_tokens, or lower draft_steps"
         )
-
-
-class Correlations(NamedTuple):
-    """log r(x, y): `log_r` where x V + y is among the keys, else first[x] + second[y]."""
-
-    vocab_size: int
-    key_P: Tensor
-    log_r_P: Tensor
-    first_V: Tensor
-    second_V: Tensor
-
-    @classmethod
-    def none(cls, vocab_size: int, device: torch.device) -> Correlations:
-        """r = 1 for every pair."""
-        empty, zeros_V = torch.zeros(0, device=device), torch.zeros(vocab_size, device=device)
-        return cls(vocab_size, empty.long(), empty, zeros_V, zeros_V)
-
-    def to(self, device: torch.device) -> Correlations:
-        return Correlations(self.vocab_size, *(x.to(device) for x in self[1:]))
-
-    def of(self, x: Tensor, y: Tensor) -> Tensor:
-        """log r of tokens that follow each other, float32, in the shape that x and y broadcast to."""
-        unseen = self.first_V[x] + self.second_V[y]
-        if not len(self.key_P):
-            return unseen
-        wanted = x * self.vocab_size + y
-        place = torch.searchsorted(self.key_P, wanted).clamp(max=len(self.key_P) - 1)
-        return torch.where(self.key_P[place] == wanted, self.log_r_P[place], unseen)
 
 
 class SlimProposer(Proposer):
@@ -224,13 +196,9 @@ class SlimProposer(Proposer):
         return self.of_candidates(root_B, torch.stack(ids, dim=1), torch.stack(log_p, dim=1))
 
     def of_candidates(self, root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor) -> Draft:
-        """The tree of candidates with their log-probabilities, which may be written to."""
-        log_p_BDk[:, 0] += self.correlations.of(root_B[:, None], ids_BDk[:, 0])
-        pair_BEkk = self.correlations.of(ids_BDk[:, :-1, :, None], ids_BDk[:, 1:, None, :])
+        """The tree of candidates with their log-probabilities."""
         s = self.settings
-        best = best_hypotheses_reference(log_p_BDk, pair_BEkk, s.length_bonus, s.hypotheses)
-        tree = hypothesis_tree_reference(best.ranks_BKD, self.topk, self.num_nodes)
-        position_BN = (tree.depth_BN - 1).clamp(min=0)
-        tokens_BN = ids_BDk.flatten(1).gather(1, position_BN * self.topk + tree.rank_BN)
-        tokens_BN[:, 0] = root_B
-        return Draft(tokens_BN, link_tree_reference(tree.parent_BN), tree.num_nodes_B)
+        found = slim_posterior(
+            root_B, ids_BDk, log_p_BDk, self.correlations, s.length_bonus, s.hypotheses, self.num_nodes
+        )
+        return Draft(*found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.tree_build.reference import link_tree_reference
 from rayspec_kernels.tree_prune.reference import (
     expansion_parents_reference,
@@ -21,7 +22,7 @@ from rayspec_kernels.tree_prune.reference import (
 from sglang_ext.trees.base import Draft, Expansion, Pruner
 
 if TYPE_CHECKING:
-    from sglang_ext.trees.slim import Correlations, SlimOptions
+    from sglang_ext.trees.slim import SlimOptions
 
 
 class SlimPruner(Pruner):
@@ -49,4 +50,4 @@ class SlimPruner(Pruner):
         tree = prune_tree_reference(parent_BM, score_BM, self.draft_steps, self.settings.hypotheses, self.num_nodes)
         tokens_BM = torch.cat([root_B[:, None], expansion.tokens_BC], dim=1)
         tokens_BN = tokens_BM.gather(1, tree.node_BN.clamp(min=0))
-        return Draft(tokens_BN, link_tree_reference(tree.parent_BN), tree.num_nodes_B)
+        return Draft(tokens_BN, link_tree_reference(tree.parent_BN, self.draft_steps), tree.num_nodes_B)

@@ -136,7 +136,7 @@ class StaticProposer(Proposer):
         number = {path: i for i, path in enumerate(nodes)}
         self.num_nodes = len(nodes)
         parent_1N = torch.tensor([[-1, *(number[path[:-1]] for path in nodes[1:])]], device=device)
-        self.links = link_tree_reference(parent_1N)
+        self.links = link_tree_reference(parent_1N, len(nodes[-1]))
         self.levels: list[Level] = []
         for depth in range(1, len(nodes[-1]) + 1):
             own = [path for path in nodes if len(path) == depth]

@@ -29,6 +29,9 @@ from rayspec_kernels.quantized_linear.reference import Quantized
 from rayspec_kernels.router_topk.kernel import router_topk_kernel
 from rayspec_kernels.router_topk.reference import Router
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
+from rayspec_kernels.slim_posterior.correlations import Correlations
+from rayspec_kernels.slim_posterior.kernel import slim_posterior_kernel
+from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 V, H, R, M = 128256, 4096, 512, 512
@@ -74,6 +77,11 @@ def launch_everything() -> None:
     x_NC, weight_C = empty(8, 4 * H), empty(4 * H)
     grouped_rmsnorm_kernel(x_NC, weight_C, 4, 1e-5)
     grouped_rmsnorm_backward_kernel(x_NC, x_NC, weight_C, empty(8, 4, dtype=torch.float32))
+    one_V = empty(V, dtype=torch.float32)
+    correlations = Correlations(empty(10**6, dtype=torch.int64), empty(10**6, dtype=torch.float32), one_V, one_V)
+    for D, k, count, nodes in (Sizes(1, 1, 1, 2), Sizes(4, 8, 40, 64), MAX_SIZES):
+        ids_BDk, log_p_BDk = empty(4, D, k, dtype=torch.int64), empty(4, D, k, dtype=torch.float32)
+        slim_posterior_kernel(empty(4, dtype=torch.int64), ids_BDk, log_p_BDk, correlations, 0.0, count, nodes)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from rayspec_kernels.head_topk.bench import cases as head_topk_cases
 from rayspec_kernels.indexed_head.bench import cases as indexed_head_cases
 from rayspec_kernels.router_topk.bench import cases as router_topk_cases
 from rayspec_kernels.slim_head.bench import cases as slim_head_cases
+from rayspec_kernels.slim_posterior.bench import cases as slim_posterior_cases
 
 
 def test_kernels_compile_for_hopper_without_spilling() -> None:
@@ -27,7 +28,7 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
     assert out.returncode == 0, out.stderr
     kernels = [json.loads(line) for line in out.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
-    assert len(names) == 10, names
+    assert len(names) == 12, names
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
     assert all(kernel["wgmma"] for kernel in kernels if kernel["name"] == "_score_tiles_kernel")
 
@@ -36,9 +37,10 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA GPU")
 @pytest.mark.parametrize(
     "cases",
-    [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, router_topk_cases, grouped_rmsnorm_cases],
+    [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, router_topk_cases, grouped_rmsnorm_cases,
+     slim_posterior_cases],
     ids=lambda cases: cases.__module__.split(".")[1],
-)
+)  # fmt: skip
 def test_graph_replay_follows_its_inputs(cases: Callable[..., list[bench.Case]], device: torch.device) -> None:
     """Captured once, replayed on new values in the same memory: nothing may have been decided by the first ones."""
     for case in cases(SMALL[0], 3):

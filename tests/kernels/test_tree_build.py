@@ -110,7 +110,7 @@ def test_a_candidate_without_its_parent_stays_unlinked() -> None:
 
 def test_any_tree_is_linked_from_its_parents() -> None:
     """By hand: 1 and 4 under the root, 2 and 3 under 1, 5 under 4; 6 belongs to nothing."""
-    tree = link_tree_reference(torch.tensor([[-1, 0, 1, 1, 0, 4, -1]]))
+    tree = link_tree_reference(torch.tensor([[-1, 0, 1, 1, 0, 4, -1]]), 2)
     assert tree.depth_BN[0, :6].tolist() == [0, 1, 2, 2, 1, 2]
     assert tree.first_child_BN.tolist() == [[1, 2, -1, -1, 5, -1, -1]]
     assert tree.next_sibling_BN.tolist() == [[-1, 4, 3, -1, -1, -1, -1]]

@@ -24,6 +24,12 @@ def sortable(score):
 
 
 @triton.jit
+def key_of(score, place, is_one):
+    key = (sortable(score).to(tl.int64) << 32) | (0x7FFFFFFF - place).to(tl.int64)
+    return tl.where(is_one, key, _NO_KEY)
+
+
+@triton.jit
 def score_of(key):
     sorting = (key >> 32).to(tl.int32)
     score = (sorting ^ ((sorting >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
-from rayspec_kernels.common.topk import sortable
+from rayspec_kernels.common.topk import key_of
 from rayspec_kernels.indexed_head.reference import Tiles
 from rayspec_kernels.router_topk.reference import Router, halves
 
@@ -64,9 +64,8 @@ def _scores_kernel(hidden_ptr, out_ptr, scale_ptr, bias_ptr, scores_ptr, B, M, R
 
 @triton.jit
 def _key(scores_ptr, m_M, M):
-    score_M = tl.load(scores_ptr + m_M, mask=m_M < M, other=float("-inf")).to(tl.float32)
-    key_M = (sortable(score_M).to(tl.int64) << 32) | (0x7FFFFFFF - m_M).to(tl.int64)
-    return tl.where(m_M < M, key_M, -(2**63))
+    score_M = tl.load(scores_ptr + m_M, mask=m_M < M, other=float("-inf"))
+    return key_of(score_M.to(tl.float32), m_M, m_M < M)
 
 
 @triton.jit

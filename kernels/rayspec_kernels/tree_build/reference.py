@@ -36,42 +36,36 @@ def build_tree_reference(parents_BP: Tensor, selected_BM: Tensor, topk: int) -> 
     is_parent_BMM = parent_number_BM[:, :, None] == selected_BM[:, None, :]
     found_BM = is_parent_BMM.any(dim=2)
     parent_BM = torch.where(from_root_BM, 0, torch.where(found_BM, is_parent_BMM.int().argmax(dim=2) + 1, -1))
-    return link_tree_reference(torch.cat([parent_BM.new_full((B, 1), -1), parent_BM], dim=1))
+    depth = 1 + -(-max(0, parents_BP.shape[1] - 1) // topk)  # a step of the loop records `topk` parents
+    return link_tree_reference(torch.cat([parent_BM.new_full((B, 1), -1), parent_BM], dim=1), depth)
 
 
-def link_tree_reference(parent_BN: Tensor) -> DraftTree:
+def link_tree_reference(parent_BN: Tensor, depth: int) -> DraftTree:
     """Any tree, from the number of each node's parent: node 0 is the root, parents precede their children. A node
     other than the root with parent -1 is linked to nothing, so that it is never accepted; it sees itself and the root.
+    `depth`: at least that of the deepest node. Nothing synchronises.
     """
-    B, N = parent_BN.shape
-    device = parent_BN.device
-    mask_BNN = torch.eye(N, dtype=torch.bool, device=device).expand(B, N, N).clone()
+    (B, N), device = parent_BN.shape, parent_BN.device
+    up_BN = parent_BN.clamp(min=0)
+    ancestors = [up_BN]
+    for _ in range(depth - 2):
+        ancestors.append(up_BN.gather(1, ancestors[-1]))
+    ancestor_BNd = torch.stack(ancestors, dim=2)
+    mask_BNN = torch.eye(N, dtype=torch.bool, device=device).repeat(B, 1, 1)
     mask_BNN[:, :, 0] = True  # every node sees the root
-    depth_BN = torch.ones(B, N, dtype=torch.int64, device=device)
+    mask_BNN.scatter_(2, ancestor_BNd, True)
+    depth_BN = (ancestor_BNd > 0).sum(dim=2) + 1
     depth_BN[:, 0] = 0
-    ancestor_BN = parent_BN
-    while bool((ancestor_BN > 0).any()):
-        inside_BN = ancestor_BN > 0
-        mask_BNN.scatter_(2, ancestor_BN.clamp(min=0)[:, :, None], True)
-        depth_BN += inside_BN
-        ancestor_BN = torch.where(inside_BN, parent_BN.gather(1, ancestor_BN.clamp(min=0)), -1)
 
-    nodes_N = torch.arange(N, device=device)
-    none = N  # larger than every node, so that the minimum ignores it
-    child_BNN = torch.where(parent_BN[:, None, :] == nodes_N[:, None], nodes_N, none)
-    first_child_BN = child_BNN.amin(dim=2)
-    is_later_sibling_BNN = (
-        (parent_BN[:, :, None] == parent_BN[:, None, :])
-        & (parent_BN[:, :, None] >= 0)
-        & (nodes_N[None, :] > nodes_N[:, None])
-    )
-    next_sibling_BN = torch.where(is_later_sibling_BNN, nodes_N, none).amin(dim=2)
-    return DraftTree(
-        mask_BNN,
-        depth_BN,
-        first_child_BN.masked_fill(first_child_BN == none, -1),
-        next_sibling_BN.masked_fill(next_sibling_BN == none, -1),
-    )
+    # siblings side by side, behind the nodes without a parent; column N takes what is nobody's link
+    sorted_BN, order_BN = parent_BN.sort(dim=1, stable=True)
+    before_BM, sorted_BM, order_BM = sorted_BN[:, :-1], sorted_BN[:, 1:], order_BN[:, 1:]
+    is_sibling_BM = sorted_BM == before_BM
+    is_later_BM, is_first_BM = is_sibling_BM & (sorted_BM >= 0), ~is_sibling_BM
+    nowhere_BN = torch.full((B, N + 1), -1, device=device)
+    first_child_BN = nowhere_BN.scatter(1, torch.where(is_first_BM, sorted_BM, N), order_BM)
+    next_sibling_BN = nowhere_BN.scatter(1, torch.where(is_later_BM, order_BN[:, :-1], N), order_BM)
+    return DraftTree(mask_BNN, depth_BN, first_child_BN[:, :N], next_sibling_BN[:, :N])
 
 
 def full_mask_reference(mask_BNN: Tensor, prefix_B: Tensor, out: Tensor) -> None:

@@ -1,0 +1,38 @@
+"""How much likelier a token is after another than on its own, from counts of pairs (METHODS 9: SLiM's r).
+
+V = vocabulary, P = counted pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Correlations(NamedTuple):
+    """log r(x, y): `log_r` where x V + y is among the keys, else first[x] + second[y]."""
+
+    key_P: Tensor  # int64, ascending
+    log_r_P: Tensor  # float32
+    first_V: Tensor  # float32
+    second_V: Tensor  # float32
+
+    @classmethod
+    def none(cls, vocab_size: int, device: torch.device) -> Correlations:
+        """r = 1 for every pair."""
+        empty, zeros_V = torch.zeros(0, device=device), torch.zeros(vocab_size, device=device)
+        return cls(empty.long(), empty, zeros_V, zeros_V)
+
+    def to(self, device: torch.device) -> Correlations:
+        return Correlations(*(x.to(device) for x in self))
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        """log r of tokens that follow each other, float32, in the shape that x and y broadcast to."""
+        unseen = self.first_V[x] + self.second_V[y]
+        if not len(self.key_P):
+            return unseen
+        wanted = x * len(self.first_V) + y
+        place = torch.searchsorted(self.key_P, wanted).clamp(max=len(self.key_P) - 1)
+        return torch.where(self.key_P[place] == wanted, self.log_r_P[place], unseen)
