@@ -32,7 +32,7 @@ class ModelShape:
 
 SHAPES = {
     "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, key_heads=8, vocab=128256),
-    "tiny": ModelShape(hidden=64, intermediate=128, layers=4, heads=2, key_heads=2, vocab=512),
+    "tiny": ModelShape(hidden=64, intermediate=128, layers=8, heads=2, key_heads=2, vocab=512),
 }
 
 
