@@ -3,11 +3,14 @@
     python jobs/gpu_suite.py --out results/             # on a GPU
     python jobs/gpu_suite.py --interpret --out results/ # results alone, on a CPU, in Triton's interpreter
     python jobs/gpu_suite.py --report results/          # the report again from results.json, figures included
+    python jobs/gpu_suite.py --engines --out results/   # second half: every head in SGLang, where it is installed
 
-Exit status 1 where any result is wrong; a wrong kernel is not timed.
+Exit status 1 where any result is wrong; a wrong kernel is not timed. The second half costs a start of SGLang a head
+(`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -32,10 +35,17 @@ def main() -> int:
     parser.add_argument("--interpret", action="store_true", help="check small sizes in Triton's interpreter")
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--report", type=Path, help="write the report of this folder's results.json again, and no more")
+    parser.add_argument(
+        "--engines", nargs="*", metavar="HEAD", help="SGLang with these heads (default: all), and no more"
+    )
+    parser.add_argument("--shape", default="llama-3.1-8b", help="of --engines: llama-3.1-8b or tiny")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="of --engines")
     args = parser.parse_args()
     if args.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     sys.path.insert(0, str(ROOT / "kernels"))  # runs from a copy of the files, without an installation
+    if args.engines is not None:
+        return engines(args)
     from rayspec_kernels.common.report import write_report, write_whole
 
     if args.report:
@@ -82,6 +92,31 @@ def run(ops: Iterable[str], is_interpreted: bool) -> dict[str, Any]:
     return results
 
 
+def engines(args: argparse.Namespace) -> int:
+    """Exit status 1 where an engine failed."""
+    sys.path.insert(0, str(ROOT))
+    from rayspec.engine_suite.curves import draw, measure_engines, table
+    from rayspec.engine_suite.models import SHAPES, head_specs
+    from rayspec_kernels.common.report import write_whole
+
+    if args.shape not in SHAPES:
+        raise SystemExit(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
+    known = head_specs(SHAPES[args.shape])
+    unknown = [name for name in args.engines if name not in known]
+    if unknown:
+        raise SystemExit(f"--engines must be of {', '.join(known)}, got {', '.join(unknown)}")
+    found = measure_engines(args.shape, args.engines or list(known), batches=args.batches)
+    found["provenance"] = provenance(is_interpreted=False)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_whole(args.out / "engines.json", json.dumps(found, indent=1))
+    made_by = [f"- {name}: {value}" for name, value in found["provenance"].items()]
+    write_whole(args.out / "engines.md", "\n".join(["# Draft heads in SGLang", "", *made_by, "", *table(found)]) + "\n")
+    with contextlib.suppress(ImportError):
+        draw(found, args.out / "engines.png")
+    print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
+    return 1 if found["failed"] else 0
+
+
 def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
     benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
     return (case for size in sizes for batch in batches for bench in benches for case in bench.cases(size, batch))
@@ -107,12 +142,18 @@ def provenance(is_interpreted: bool) -> dict[str, str]:
     commit = _output("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "GPU": "none (interpreter)" if is_interpreted else torch.cuda.get_device_name(),
+        "GPU": "none (interpreter)" if is_interpreted else _device_name(),
         "driver": "none" if is_interpreted else driver,
         "versions": f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}",
         "commit": os.environ.get("RAYSPEC_COMMIT", commit),  # a copy of the files has no history
         "command": shlex.join(["python", "jobs/gpu_suite.py", *sys.argv[1:]]),
     }
+
+
+def _device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"none ({platform.processor() or 'CPU'})"
 
 
 def _output(*command: str) -> str:

@@ -13,7 +13,7 @@ spec_algorithm.py      our algorithms as SGLang registers them (MEDUSA, BPD, HYD
 last_hidden_worker.py  their worker: drafts from the target's last hidden state, no draft model
 draft_worker.py        EAGLE-3's worker with a draft loop that asks the head for its candidates
 side_stream.py routing beside the drafter's layer, on a CUDA stream of its own
-step_clock.py  where the time of a step goes (CPU platform)
+step_clock.py  where the time of a step goes
 swap.py        live swap of the drafter in a running scheduler
 models/        SGLang model classes (an external model package)
 engine.py      what rayspec calls: engine arguments, checks, live swap

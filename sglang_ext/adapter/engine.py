@@ -81,7 +81,8 @@ def assert_plugin_active() -> None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Totals over decode steps; see `StepClock`. Differences of two readings are what one wants."""
+    """Totals over decode steps; see `StepTotals`. Differences of two readings are what one wants. `draft_s` holds
+    `head_s`: all of a step but its verification."""
 
     steps: int
     requests: int
@@ -94,18 +95,22 @@ class StepTimes:
         return StepTimes(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
 
-def step_times(engine: Any) -> StepTimes | None:
-    """Where the time of all speculative steps so far went, or None on an accelerator (host time says nothing there).
+def start_step_clock(engine: Any) -> None:
+    """On an accelerator, where none runs by itself, let the clock of a speculative engine run from now on."""
+    engine.collective_rpc("rayspec_start_step_clock")
 
-    The engine must be speculative.
-    """
-    if has_accelerator():
-        return None
+
+def step_times(engine: Any) -> StepTimes | None:
+    """Where the time of all speculative steps so far went; None where no clock runs (`start_step_clock`), and without
+    a head's share on an accelerator. The engine must be speculative."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "clock.json"
         engine.collective_rpc("rayspec_write_step_clock", path=str(file))
         clock = json.loads(file.read_text())
-    return StepTimes(**{f.name: clock[f.name] for f in fields(StepTimes)})
+    if clock is None:
+        return None
+    step_s = clock.pop("step_s")
+    return StepTimes(**clock, draft_s=step_s - clock["verify_s"])
 
 
 def tokenizer(engine: Any) -> Any:

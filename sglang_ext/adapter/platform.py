@@ -59,12 +59,6 @@ class CpuPlatform(SRTPlatform):
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
 
-    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
-        """Asked for SGLang's own algorithms only; ours name their worker themselves."""
-        from sglang_ext.adapter.step_clock import TimedEagleWorker, TimedStandaloneWorker
-
-        return TimedStandaloneWorker if algorithm == "STANDALONE" else TimedEagleWorker
-
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         from sglang_ext.adapter.spec_ops import extend_slots
 

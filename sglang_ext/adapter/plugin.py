@@ -61,11 +61,12 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
     from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
 
     from sglang_ext.adapter.draft_worker import HeadDraftWorker, StandaloneHeadDraftWorker
+    from sglang_ext.adapter.step_clock import timed
 
     eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
     standalone_worker_v2.StandaloneDraftWorker = StandaloneHeadDraftWorker  # and StandaloneWorkerV2.__init__ this one
     prepare_scheduler()
-    return original(algorithm, server_args)
+    return timed(original(algorithm, server_args))
 
 
 def prepare_scheduler() -> None:
@@ -73,11 +74,12 @@ def prepare_scheduler() -> None:
     `engine.py`."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    from sglang_ext.adapter.step_clock import write_step_clock
+    from sglang_ext.adapter.step_clock import start_step_clock, write_step_clock
     from sglang_ext.adapter.swap import swap_drafter
 
     check_hooks(SAMPLING_WRAPPED)
     Scheduler.rayspec_swap_drafter = swap_drafter
+    Scheduler.rayspec_start_step_clock = start_step_clock
     Scheduler.rayspec_write_step_clock = write_step_clock
 
 

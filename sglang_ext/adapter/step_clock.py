@@ -1,7 +1,9 @@
-"""Where the time of a speculative step goes on the CPU platform, where host time is the time.
+"""Where the time of a speculative step goes.
 
-`StepClock` counts over the life of the scheduler; readers take differences. On an accelerator host time says nothing,
-so that nothing is counted there.
+`StepClock` counts over the life of the scheduler; readers take differences. Without an accelerator host time is the
+time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`): events on the stream, read
+long after the step, so that nothing waits for them. A pass that is replayed from a graph never asks for its head, so
+that the head's share is not seen there.
 """
 
 import json
@@ -12,29 +14,67 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
+from sglang_ext.adapter.activation import has_accelerator
+
 
 @dataclass
-class StepClock:
+class StepTotals:
     """Counts and seconds since the start, over all decode steps (prefill is not counted)."""
 
     steps: int = 0
     requests: int = 0  # of all steps, each as often as it took part in one
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
-    draft_s: float = 0.0  # drafting with the head: the draft loop and the extend after verification
+    step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
-    is_decoding: bool = False
+
+
+class StepClock:
+    def __init__(self) -> None:
+        self.totals = StepTotals()
+        self.on_device = has_accelerator()
+        self.is_running = not self.on_device
+        self.is_decoding = False
+        self._unread: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Of a step: `head_s`, `step_s` or `verify_s`."""
+        if not (self.is_running and self.is_decoding):
+            yield
+        elif self.on_device:
+            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            events[0].record()
+            yield
+            events[1].record()
+            self._unread.append((name, *events))
+        else:
+            start = time.perf_counter()
+            yield
+            self._add(name, time.perf_counter() - start)
 
     @contextmanager
     def head(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self.is_decoding:
-            self.head_s += time.perf_counter() - start
+        if self.on_device:
+            yield
+        else:
+            with self.part("head_s"):
+                yield
+
+    def read(self) -> StepTotals:
+        for name, start, end in self._unread:
+            end.synchronize()
+            self._add(name, start.elapsed_time(end) / 1e3)
+        self._unread.clear()
+        return self.totals
+
+    def _add(self, name: str, seconds: float) -> None:
+        setattr(self.totals, name, getattr(self.totals, name) + seconds)
 
 
 CLOCK = StepClock()
@@ -46,30 +86,36 @@ class TimedEagleWorker(EAGLEWorkerV2):
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         CLOCK.is_decoding = not batch.forward_mode.is_extend()
-        if not CLOCK.is_decoding:
+        if CLOCK.is_decoding and CLOCK.is_running:
+            CLOCK.totals.steps += 1
+        with CLOCK.part("step_s"):
             return super().forward_batch_generation(batch, *args, **kwargs)
-        start, verified_before = time.perf_counter(), CLOCK.verify_s
-        result = super().forward_batch_generation(batch, *args, **kwargs)
-        CLOCK.steps += 1
-        CLOCK.draft_s += time.perf_counter() - start - (CLOCK.verify_s - verified_before)
-        return result
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        start, requests = time.perf_counter(), batch.batch_size()
         self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
-        result = super().verify(batch, *args, **kwargs)
-        CLOCK.verify_s += time.perf_counter() - start
-        CLOCK.requests += requests
-        CLOCK.verified_tokens += requests * self.speculative_num_draft_tokens
-        return result
+        if CLOCK.is_decoding and CLOCK.is_running:
+            CLOCK.totals.requests += batch.batch_size()
+            CLOCK.totals.verified_tokens += batch.batch_size() * self.speculative_num_draft_tokens
+        with CLOCK.part("verify_s"):
+            return super().verify(batch, *args, **kwargs)
 
 
 class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
     """The same around the worker of independent drafters."""
 
 
+def timed(worker: Any) -> Any:
+    """SGLang's class of a worker, with a clock where there is one for it."""
+    return {EAGLEWorkerV2: TimedEagleWorker, StandaloneWorkerV2: TimedStandaloneWorker}.get(worker, worker)
+
+
+def start_step_clock(scheduler: Any) -> None:
+    """Installed as `Scheduler.rayspec_start_step_clock`."""
+    CLOCK.is_running = True
+
+
 def write_step_clock(scheduler: Any, path: str) -> None:
-    """Installed as `Scheduler.rayspec_write_step_clock`: the clock as JSON (an RPC carries no answer). Every rank is
-    called, and ranks of other nodes do not have the path."""
+    """Installed as `Scheduler.rayspec_write_step_clock`: the totals as JSON (an RPC carries no answer), null where no
+    clock runs. Every rank is called, and ranks of other nodes do not have the path."""
     if get_parallel().tp_rank == 0:
-        Path(path).write_text(json.dumps(asdict(CLOCK)))
+        Path(path).write_text(json.dumps(asdict(CLOCK.read()) if CLOCK.is_running else None))

@@ -1,0 +1,91 @@
+"""Every head in an engine of its own, and what the costs say: with the accepted length that a head reaches elsewhere,
+how much faster than plain decoding it is at each batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+
+PLAIN = "plain"
+ACCEPTED = 3  # tokens of a step, held fixed; what a step costs does not depend on it
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by engine, one a batch
+
+
+def measure_engines(
+    shape: str, heads: Sequence[str], *, batches: Sequence[int], draft_steps: int = 4, limit_s: float = 240
+) -> dict[str, Any]:
+    """{rows: {engine: its rows}, failed: {engine: the end of its output}} of plain decoding and of each head."""
+    model, specs = SHAPES[shape], head_specs(SHAPES[shape])
+    found: dict[str, Any] = {"shape": shape, "draft_steps": draft_steps, "accepted": ACCEPTED, "rows": {}, "failed": {}}
+    with tempfile.TemporaryDirectory(prefix="rayspec-") as folder:
+        target = Path(folder) / "target"
+        write_target(target, model)
+        for name in tqdm([PLAIN, *heads], desc="engines"):
+            drafter = None if name == PLAIN else Path(folder) / "drafter"
+            if drafter is not None:
+                write_drafter(drafter, model, specs[name])
+            command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(model.vocab)]
+            command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
+            command += ["--drafter", str(drafter)] if drafter is not None else []
+            environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
+            try:
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
+                found["rows"][name] = json.loads(done.stdout.splitlines()[-1])
+            except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
+                output = (done.stdout + done.stderr) if not isinstance(error, subprocess.TimeoutExpired) else ""
+                found["failed"][name] = "\n".join(output.splitlines()[-30:]) or f"no answer within {limit_s} s"
+    return found
+
+
+def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:
+    """Over plain decoding of a head that emits `tau` tokens a step."""
+    return float(tau * plain["step_ms"] / row["step_ms"])
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Markdown. `break-even`: tokens of a step from which on a head is faster than plain decoding."""
+    lines = [
+        f"Shape {found['shape']}, random weights, chains of {found['draft_steps']} drafts, "
+        f"{found['accepted']} tokens of each step accepted by decree. Milliseconds of a step.",
+        "",
+        "| engine | B | step | drafting | of it head | verification | between steps | break-even tau |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    plain = {row["batch"]: row for row in found["rows"].get(PLAIN, [])}
+    for name, rows in found["rows"].items():
+        for row in rows:
+            parts, least = ["", "", "", ""], ""
+            if "draft_ms" in row:
+                between = row["step_ms"] - row["draft_ms"] - row["verify_ms"]
+                parts = [f"{row[k]:.2f}" for k in ("draft_ms", "head_ms", "verify_ms")] + [f"{between:.2f}"]
+                least = f"{1 / speedup(row, plain[row['batch']], 1):.2f}" if row["batch"] in plain else ""
+            lines.append(f"| {name} | {row['batch']} | {row['step_ms']:.2f} | {' | '.join(parts)} | {least} |")
+    lines += [f"\n{name} failed:\n```\n{output}\n```" for name, output in found["failed"].items()]
+    return lines
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Tokens of a step at which each head breaks even, by batch."""
+    from rayspec.report.style import STYLE, colour, panels, plt
+
+    plain = {row["batch"]: row for row in found["rows"][PLAIN]}
+    with plt.rc_context(STYLE):
+        figure, (axis,) = panels(1, width=5.5, height=4)
+        for i, (name, rows) in enumerate((n, r) for n, r in found["rows"].items() if n != PLAIN):
+            least = [1 / speedup(row, plain[row["batch"]], 1) for row in rows]
+            axis.plot([row["batch"] for row in rows], least, "o-", color=colour(i), label=name)
+        axis.set(xscale="log", xlabel="batch", ylabel="tokens a step to be as fast as plain decoding")
+        axis.set_ylim(bottom=1)
+        axis.legend(fontsize=8)
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,134 @@
+"""A target and drafters of any size with random weights. H = hidden size, V = vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+from sglang_ext.heads import head_from_target
+
+CONTEXT = 4096
+PINNED = 64  # tokens that a clustered head always scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_heads: int
+    vocab: int
+
+
+SHAPES = {
+    "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, key_heads=8, vocab=128256),
+    "tiny": ModelShape(hidden=64, intermediate=128, layers=8, heads=2, key_heads=2, vocab=512),
+}
+
+
+def head_specs(shape: ModelShape) -> dict[str, dict[str, Any]]:
+    """By name, at the papers' sizes for this shape."""
+    rank, clusters = max(8, shape.hidden // 8), min(512, shape.vocab // 32)
+    routed = max(1, clusters * 28 // 128)
+    return {
+        "full": {"kind": "full"},
+        "full-int4": {"kind": "full", "weight_format": "int4"},
+        "slimspec": {"kind": "slimspec", "rank": rank},
+        "slimspec-int4": {"kind": "slimspec", "rank": rank, "weight_format": "int4"},
+        "vocabtrim": {"kind": "truncated", "size": shape.vocab // 4},
+        "specvocab": {"kind": "specvocab", "rank": rank, "size": min(2048, shape.vocab // 4)},
+        "dynaspec": {"kind": "dynaspec", "clusters": clusters, "first": routed, "later": routed, "rule": "fixed",
+                     "union": True, "router_width": min(1024, shape.hidden)},
+        "coral": {"kind": "coral", "clusters": 8, "top": 2},
+    }  # fmt: skip
+
+
+def write_target(folder: Path, shape: ModelShape) -> None:
+    """Config and tokenizer; SGLang makes the weights (load_format dummy)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads,
+        "head_dim": shape.hidden // shape.heads,
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel(_vocabulary(shape), unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder)
+
+
+def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> None:
+    """An EAGLE-3 drafter of that target's sizes with a head of this kind."""
+    taps = (2, shape.layers // 2, shape.layers - 1)
+    config = Eagle3Config(
+        hidden_size=shape.hidden,
+        target_hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
+        head_dim=shape.hidden // shape.heads,
+        vocab_size=shape.vocab,
+        tap_layers=taps,
+        rope_theta=500000.0,
+        max_position_embeddings=CONTEXT,
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(0)
+    head_VH = torch.randn(shape.vocab, shape.hidden, generator=generator, device=device) * shape.hidden**-0.5
+    artifacts = {"ids": torch.arange(shape.vocab), "cluster_of": _clusters(shape.vocab, int(spec.get("clusters", 1)))}
+    head = head_from_target(spec, head_VH.cpu(), artifacts)
+    head.quantize()
+    drafter = Eagle3Drafter(config, head)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if not name.startswith("lm_head."):
+                is_norm = parameter.dim() == 1
+                parameter.copy_(
+                    torch.ones(()) if is_norm else torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
+                )
+    target = TargetInfo(
+        name="random",
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        tokenizer_sha256=vocabulary_sha256(_vocabulary(shape)),
+        tap_layers=taps,
+    )
+    save_drafter(folder, drafter, target, {"recipe": "random weights"})
+
+
+def _vocabulary(shape: ModelShape) -> dict[str, int]:
+    return {f"t{v}": v for v in range(shape.vocab)}
+
+
+def _clusters(vocab: int, clusters: int) -> Tensor:
+    """0 for the pinned tokens, then clusters 1.. of equal size."""
+    pinned = min(PINNED, vocab // 8)
+    routed = torch.arange(vocab - pinned) % clusters + 1
+    return torch.cat([torch.zeros(pinned, dtype=torch.int64), routed])

@@ -1,0 +1,121 @@
+"""Step times of one engine, as JSON on the last line: python -m rayspec.engine_suite.steps TARGET [--drafter FOLDER].
+
+A process of its own, since an engine's memory returns only with its process, and the accepted length is an environment
+variable that SGLang reads once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from statistics import median
+from typing import Any
+
+from rayspec.farm.head_latency import head_latencies
+from sglang_ext.adapter.activation import has_accelerator
+
+PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--drafter")
+    parser.add_argument("--draft-steps", type=int, default=4)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--vocab", type=int, required=True)
+    options = parser.parse_args()
+    print(json.dumps(measure(options)))
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One entry a batch: milliseconds of a step and of its parts, and tokens a step and request. For a plain engine a
+    step is one token."""
+    import sglang
+
+    from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments, start_step_clock
+
+    assert_plugin_active()
+    drafter = options.drafter
+    arguments = engine_arguments(options.target, drafter, draft_steps=options.draft_steps, **_settings(options))
+    engine = sglang.Engine(**arguments)
+    try:
+        if drafter:
+            start_step_clock(engine)
+        rows = [_measure_batch(engine, batch, options) for batch in options.batches]
+    finally:
+        engine.shutdown()
+    if drafter:
+        for row in rows:
+            row["head_ms"] = 1e3 * options.draft_steps * _head_seconds(drafter, row["batch"], options.draft_steps)
+    return rows
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    most = max(options.batches)
+    settings: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "max_running_requests": most,
+        "context_length": 1024,
+    }
+    if options.drafter:
+        settings["speculative_draft_load_format"] = "auto"
+    if has_accelerator():
+        settings |= {
+            "dtype": "bfloat16",
+            "attention_backend": "triton",
+            "sampling_backend": "pytorch",
+            "mem_fraction_static": 0.6,
+            "cuda_graph_max_bs_decode": most,
+        }
+    else:
+        settings["max_total_tokens"] = 2 * most * (PROMPT_TOKENS + NEW_TOKENS) + 4096
+    return settings
+
+
+def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    from sglang_ext.adapter.engine import step_times
+
+    drawn = random.Random(0)
+    prompts = [[drawn.randrange(2, options.vocab) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+
+    def seconds(new_tokens: int) -> tuple[float, list[dict[str, Any]]]:
+        sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        start = time.perf_counter()
+        answers = engine.generate(input_ids=prompts, sampling_params=sampling)
+        return time.perf_counter() - start, answers
+
+    seconds(NEW_TOKENS)
+    before = step_times(engine) if options.drafter else None
+    step_ms = []
+    for _ in range(ROUNDS):
+        prefill_s, _ = seconds(1)
+        whole_s, answers = seconds(NEW_TOKENS)
+        steps = max(a["meta_info"].get("spec_verify_ct") or NEW_TOKENS - 1 for a in answers)
+        step_ms.append(1e3 * (whole_s - prefill_s) / steps)
+    row: dict[str, Any] = {"batch": batch, "step_ms": median(step_ms), "rounds_ms": step_ms}
+    if before is not None:
+        after = step_times(engine)
+        assert after is not None, "a clock that runs goes on"
+        spent = after - before
+        row |= {
+            "tokens_per_step": (NEW_TOKENS - 1) / steps,
+            "draft_ms": 1e3 * spent.draft_s / spent.steps,
+            "verify_ms": 1e3 * spent.verify_s / spent.steps,
+        }
+    return row
+
+
+def _head_seconds(drafter: str, rows: int, draft_steps: int) -> float:
+    import torch
+
+    dtype = torch.bfloat16 if has_accelerator() else torch.float32
+    return head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)["head"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The second half of the GPU suite: random models of every head kind, one of them in SGLang, and the table."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayspec.engine_suite.curves import draw, table
+from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from sglang_ext.drafters.checkpoint import load_drafter
+
+SHAPE = SHAPES["tiny"]
+SUITE = Path(__file__).parents[2] / "jobs" / "gpu_suite.py"
+
+
+@pytest.mark.parametrize("name", head_specs(SHAPE))
+def test_a_random_drafter_of_every_head(name: str, tmp_path: Path) -> None:
+    spec = head_specs(SHAPE)[name]
+    write_drafter(tmp_path / name, SHAPE, spec)
+    drafter, info = load_drafter(tmp_path / name)
+    assert drafter.lm_head.kind == spec["kind"]
+    assert info.target is not None
+    assert (info.target.vocab_size, len(set(info.target.tap_layers))) == (SHAPE.vocab, 3)
+
+
+def test_a_head_in_sglang(tmp_path: Path) -> None:
+    """The drafter that needs most: it routes, in a process as the suite starts it. Three tokens of a step by decree."""
+    write_target(tmp_path / "target", SHAPE)
+    write_drafter(tmp_path / "drafter", SHAPE, head_specs(SHAPE)["dynaspec"])
+    command = [sys.executable, "-m", "rayspec.engine_suite.steps", tmp_path / "target", "--vocab", str(SHAPE.vocab)]
+    command += ["--drafter", tmp_path / "drafter", "--batches", "1", "3"]
+    environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": "3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    assert [row["batch"] for row in rows] == [1, 3]
+    for row in rows:
+        assert row["tokens_per_step"] == pytest.approx(3, abs=0.1)
+        assert 0 < row["head_ms"] < row["draft_ms"] < row["step_ms"]
+        assert 0 < row["verify_ms"] < row["step_ms"]
+
+
+def found(**failed: str) -> dict[str, Any]:
+    rows = {
+        "plain": [{"batch": 1, "step_ms": 4.0}],
+        "full": [{"batch": 1, "step_ms": 6.0, "draft_ms": 1.5, "head_ms": 0.5, "verify_ms": 4.25}],
+    }
+    return {"shape": "tiny", "draft_steps": 4, "accepted": 3, "rows": rows, "failed": failed}
+
+
+def test_the_table_says_when_a_head_pays(tmp_path: Path) -> None:
+    lines = table(found(coral="no memory"))
+    assert "| full | 1 | 6.00 | 1.50 | 0.50 | 4.25 | 0.25 | 1.50 |" in lines
+    assert "| plain | 1 | 4.00 |  |  |  |  |  |" in lines
+    assert "coral failed" in lines[-1]
+    assert "no memory" in lines[-1]
+    draw(found(), tmp_path / "engines.png")
+    assert (tmp_path / "engines.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("wrong", [("--shape", "huge", "--engines"), ("--engines", "oak")])
+def test_unknown_names_are_refused(wrong: tuple[str, ...], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SUITE, *wrong, "--out", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "must be" in done.stderr
+    assert not list(tmp_path.iterdir())
