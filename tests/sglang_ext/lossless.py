@@ -2,10 +2,13 @@
 
 import itertools
 import re
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 from engines import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
 
 from sglang_ext.adapter.engine import step_times, swap_drafter
@@ -50,56 +53,95 @@ def check_counts(answers: list[dict[str, Any]], draft_steps: int) -> None:
     assert len({answer["meta_info"]["spec_verify_ct"] for answer in answers}) > 1, "acceptance was to be ragged"
 
 
-def check_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
-        answer = generate(engine, [prompt], stop_token_ids=[stop])[0]
-        assert answer["output_ids"] == expected
-        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+class Lossless:
+    """The tests of every engine; its module has a fixture `engine` and inherits: class TestLossless(Lossless)."""
+
+    drafter: ClassVar[str | None] = None  # of the module's fixture `drafters`; None for what the engine has
+    is_pruned: ClassVar[bool] = False  # whether it verifies less than it was asked to
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _swapped(self, request: pytest.FixtureRequest, engine: Any) -> None:
+        if self.drafter is not None:
+            swap_drafter(engine, str(request.getfixturevalue("drafters")[self.drafter]))
+
+    def test_stop_inside_of_a_block(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+        for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
+            answer = generate(engine, [prompt], stop_token_ids=[stop])[0]
+            assert answer["output_ids"] == expected
+            assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+
+    def test_streaming(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+        sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
+        for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):
+            chunks = list(engine.generate(input_ids=prompt, sampling_params=sampling, stream=True))
+            assert len(chunks) > 1
+            texts = [chunk["text"] for chunk in chunks]
+            assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+            assert texts[-1] == engine.tokenizer_manager.tokenizer.decode(expected, skip_special_tokens=True)
+
+    def test_long_and_one_token_prompts(
+        self, engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle
+    ) -> None:
+        assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
+        assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
+
+    def test_sampling_path(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+        """The sampled verification with all mass on the best token must walk the greedy path."""
+        answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
+        assert output_ids(answers) == oracle.answers[:16]
+
+    @pytest.mark.parametrize(
+        "sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"]
+    )
+    def test_a_grammar_holds_in_drafted_tokens(self, engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
+        for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
+            assert re.fullmatch("(ab|c)+a?", answer["text"])
+
+    def test_step_clock_splits_the_step(self, engine: Any, prompts: list[Ids]) -> None:
+        """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it
+        verifies."""
+        before = step_times(engine)
+        start = time.perf_counter()
+        answers = generate(engine, prompts[:4])
+        wall_s = time.perf_counter() - start
+        after = step_times(engine)
+        assert before is not None, "no accelerator here, so the clock runs"
+        assert after is not None
+        spent = after - before
+        assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
+        assert 0 < spent.head_s < spent.draft_s
+        assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
+        assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
+        most = engine.server_args.speculative_num_draft_tokens * spent.requests
+        assert spent.requests <= spent.verified_tokens < most if self.is_pruned else spent.verified_tokens == most
 
 
-def check_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):
-        chunks = list(
-            engine.generate(
-                input_ids=prompt, sampling_params={"temperature": 0.0, "max_new_tokens": NEW_TOKENS}, stream=True
-            )
-        )
-        assert len(chunks) > 1
-        texts = [chunk["text"] for chunk in chunks]
-        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-        assert texts[-1] == engine.tokenizer_manager.tokenizer.decode(expected, skip_special_tokens=True)
+def check_swap_and_its_refusals(
+    engine: Any,
+    drafters: Mapping[str, Path],
+    first: str,
+    other: str,
+    faulty: Mapping[str, Path],
+    prompts: list[Ids],
+    oracle: Oracle,
+) -> None:
+    """What is accepted changes with the drafter and back again, and every folder of `faulty` (message: folder) is
+    refused, after which the first drafter is still the one that drafts."""
+    accepted = {}
+    for name in (first, other, first):
+        swap_drafter(engine, str(drafters[name]))
+        accepted[name] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
+    assert accepted[first] != accepted[other]
+    for message, folder in faulty.items():
+        with pytest.raises(ValueError, match=message):
+            swap_drafter(engine, str(folder))
+    after = generate(engine, prompts[:16])
+    assert output_ids(after) == oracle.answers[:16]
+    assert [a["meta_info"]["spec_num_correct_drafts"] for a in after] == accepted[first]
 
 
-def check_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    """The sampled verification with all mass on the best token must walk the greedy path."""
-    answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
-    assert output_ids(answers) == oracle.answers[:16]
-
-
-def check_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
-    assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
-
-
-def check_grammar(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
-        assert re.fullmatch("(ab|c)+a?", answer["text"])
-
-
-def check_step_clock(engine: Any, prompts: list[Ids], *, is_pruned: bool = False) -> None:
-    """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it verifies,
-    which is less than what was asked for where the drafter prunes its tree."""
-    before = step_times(engine)
-    start = time.perf_counter()
-    answers = generate(engine, prompts[:4])
-    wall_s = time.perf_counter() - start
-    after = step_times(engine)
-    assert before is not None, "no accelerator here, so the clock runs"
-    assert after is not None
-    spent = after - before
-    assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
-    assert 0 < spent.head_s < spent.draft_s
-    assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
-    assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
-    most = engine.server_args.speculative_num_draft_tokens * spent.requests
-    assert spent.requests <= spent.verified_tokens < most if is_pruned else spent.verified_tokens == most
+def with_weights_of(drafter: Path, other: Path, folder: Path) -> Path:
+    """A drafter's folder with the weights of another, in `folder`."""
+    shutil.copytree(drafter, folder)
+    shutil.copyfile(other / "model.safetensors", folder / "model.safetensors")
+    return folder

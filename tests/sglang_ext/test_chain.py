@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
-from lossless import (
-    check_counts,
-    check_grammar,
-    check_greedy_identity,
-    check_long_and_one_token_prompts,
-    check_sampling_path,
-    check_step_clock,
-    check_stop_inside_of_a_block,
-    check_streaming,
-)
+from lossless import Lossless, check_counts, check_greedy_identity
 from safetensors.torch import load_file, save_file
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -37,25 +28,8 @@ def test_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Ora
     check_counts(check_greedy_identity(engine, kind, prompts, oracle), STEPS)
 
 
-def test_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_stop_inside_of_a_block(engine, prompts, oracle)
-
-
-def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_streaming(engine, prompts, oracle)
-
-
-def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
-
-
-def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_sampling_path(engine, prompts, oracle)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
-def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    check_grammar(engine, prompts, sampling)
+class TestLossless(Lossless):
+    """Of the last head above."""
 
 
 def test_penalties_and_biases_reach_the_sampled_law(engine: Any, prompts: list[Ids]) -> None:
@@ -76,10 +50,6 @@ def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:
     again = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
     assert accepted["full"] != accepted["slimspec"]
     assert again == accepted["full"]
-
-
-def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
-    check_step_clock(engine, prompts)
 
 
 def break_tensor(path: Path) -> None:

@@ -1,28 +1,17 @@
 """MEDUSA, BPD, HYDRA and SLIM in real engines: token-identical to plain decoding for chains and trees, and live
 swap."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, generate, output_ids, running_engine
+from engines import DRAFTERS, TARGET, Ids, Oracle, running_engine
 from last_hidden_cases import DEMO, as_answers, demo_drafters, slim_on
-from lossless import (
-    check_counts,
-    check_grammar,
-    check_greedy_identity_of,
-    check_long_and_one_token_prompts,
-    check_sampling_path,
-    check_step_clock,
-    check_stop_inside_of_a_block,
-    check_streaming,
-)
+from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
 
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.adapter.engine import swap_drafter
 
 STEPS = 3
 ENGINES: dict[str, dict[str, Any]] = {
@@ -70,48 +59,17 @@ def test_greedy_identity(
         check_counts(answers, STEPS)
 
 
-def test_stop_inside_of_a_block(engine: Any, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    swap_drafter(engine, str(drafters["hydra"]))
-    check_stop_inside_of_a_block(engine, prompts, oracle)
-
-
-def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_streaming(engine, prompts, oracle)
-
-
-def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
-
-
-def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_sampling_path(engine, prompts, oracle)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
-def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    check_grammar(engine, prompts, sampling)
+class TestLossless(Lossless):
+    drafter = "hydra"
 
 
 def test_swap_and_its_refusals(
     engine: Any, drafters: dict[str, Path], tmp_path: Path, prompts: list[Ids], oracle: Oracle
 ) -> None:
-    accepted = {}
-    for name in ("medusa", "hydra", "medusa"):
-        swap_drafter(engine, str(drafters[name]))
-        accepted[name] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
-    assert accepted["medusa"] != accepted["hydra"]
-    shutil.copytree(drafters["hydra"], tmp_path / "faulty")
-    (tmp_path / "faulty" / "model.safetensors").write_bytes(
-        (drafters["medusa_truncated"] / "model.safetensors").read_bytes()
-    )
-    with pytest.raises(ValueError, match=r"missing lm_head\.0\.down"):
-        swap_drafter(engine, str(tmp_path / "faulty"))
-    with pytest.raises(ValueError, match="a drafter of kind eagle3 needs another worker"):
-        swap_drafter(engine, str(DRAFTERS["full"]))
-    after = generate(engine, prompts[:16])
-    assert output_ids(after) == oracle.answers[:16]
-    assert [a["meta_info"]["spec_num_correct_drafts"] for a in after] == accepted["medusa"]
-
-
-def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
-    check_step_clock(engine, prompts)
+    faulty = {
+        r"missing lm_head\.0\.down": with_weights_of(
+            drafters["hydra"], drafters["medusa_truncated"], tmp_path / "faulty"
+        ),
+        "a drafter of kind eagle3 needs another worker": DRAFTERS["full"],
+    }
+    check_swap_and_its_refusals(engine, drafters, "medusa", "hydra", faulty, prompts, oracle)

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
 from last_hidden_cases import as_answers, slim_on
-from lossless import (
-    check_counts,
-    check_grammar,
-    check_greedy_identity_of,
-    check_long_and_one_token_prompts,
-    check_sampling_path,
-    check_step_clock,
-    check_stop_inside_of_a_block,
-    check_streaming,
-)
+from lossless import Lossless, check_counts, check_greedy_identity_of
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -83,26 +74,8 @@ def test_without_correlation_it_is_eagle2_and_a_swap_changes_the_tree(
     assert found["own"] != found["s"] != found["zero"]
 
 
-def test_stop_inside_of_a_block(engine: Any, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    swap_drafter(engine, str(drafters["s"]))
-    check_stop_inside_of_a_block(engine, prompts, oracle)
-
-
-def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_streaming(engine, prompts, oracle)
-
-
-def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
-
-
-def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_sampling_path(engine, prompts, oracle)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
-def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    check_grammar(engine, prompts, sampling)
+class TestLossless(Lossless):
+    drafter, is_pruned = "s", True
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(
@@ -119,8 +92,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         swap_drafter(engine, str(tmp_path / "faulty"))
     after = [(a["output_ids"], a["meta_info"]["spec_correct_drafts_histogram"]) for a in generate(engine, prompts[:16])]
     assert after == before
-
-
-def test_step_clock_splits_the_step(engine: Any, drafters: dict[str, Path], prompts: list[Ids]) -> None:
-    swap_drafter(engine, str(drafters["ss"]))
-    check_step_clock(engine, prompts, is_pruned=True)

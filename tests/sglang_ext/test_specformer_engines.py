@@ -1,25 +1,15 @@
 """SpecFormer in a real engine: token-identical to plain decoding, its cache against recomputing everything, and live
 swap."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, generate, output_ids, running_engine
+from engines import DRAFTERS, TARGET, Ids, Oracle, generate, running_engine
 from last_hidden_cases import as_answers, new_drafter, save, train
-from lossless import (
-    check_counts,
-    check_grammar,
-    check_greedy_identity_of,
-    check_long_and_one_token_prompts,
-    check_sampling_path,
-    check_step_clock,
-    check_stop_inside_of_a_block,
-    check_streaming,
-)
+from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
 
 from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
@@ -105,47 +95,16 @@ def test_the_cache_holds_what_recomputing_gives(
         assert 0 <= info["spec_num_correct_drafts"] - accepted <= STEPS  # the last block may go past the known answer
 
 
-def test_stop_inside_of_a_block(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_stop_inside_of_a_block(engine, prompts, oracle)
-
-
-def test_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_streaming(engine, prompts, oracle)
-
-
-def test_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
-    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
-
-
-def test_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    check_sampling_path(engine, prompts, oracle)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
-def test_a_grammar_holds_in_drafted_tokens(engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-    check_grammar(engine, prompts, sampling)
+class TestLossless(Lossless):
+    drafter = "specformer"
 
 
 def test_swap_and_its_refusals(
     engine: Any, drafters: dict[str, Path], tmp_path: Path, prompts: list[Ids], oracle: Oracle
 ) -> None:
-    accepted = {}
-    for name in ("truncated", "specformer"):
-        swap_drafter(engine, str(drafters[name]))
-        accepted[name] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, prompts[:16])]
-    assert accepted["truncated"] != accepted["specformer"]
-    shutil.copytree(drafters["specformer"], tmp_path / "faulty")
-    (tmp_path / "faulty" / "model.safetensors").write_bytes((drafters["truncated"] / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"missing lm_head\.down"):
-        swap_drafter(engine, str(tmp_path / "faulty"))
-    with pytest.raises(ValueError, match=r"its body .* differs"):
-        swap_drafter(engine, str(drafters["causal"]))
-    with pytest.raises(ValueError, match="a drafter of kind eagle3 needs another worker"):
-        swap_drafter(engine, str(DRAFTERS["full"]))
-    after = generate(engine, prompts[:16])
-    assert output_ids(after) == oracle.answers[:16]
-    assert [a["meta_info"]["spec_num_correct_drafts"] for a in after] == accepted["specformer"]
-
-
-def test_step_clock_splits_the_step(engine: Any, prompts: list[Ids]) -> None:
-    check_step_clock(engine, prompts)
+    faulty = {
+        r"missing lm_head\.down": with_weights_of(drafters["specformer"], drafters["truncated"], tmp_path / "faulty"),
+        r"its body .* differs": drafters["causal"],
+        "a drafter of kind eagle3 needs another worker": DRAFTERS["full"],
+    }
+    check_swap_and_its_refusals(engine, drafters, "specformer", "truncated", faulty, prompts, oracle)
