@@ -32,13 +32,13 @@ class ModelShape:
 
 SHAPES = {
     "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, key_heads=8, vocab=128256),
-    "tiny": ModelShape(hidden=64, intermediate=128, layers=8, heads=2, key_heads=2, vocab=512),
+    "tiny": ModelShape(hidden=256, intermediate=512, layers=8, heads=4, key_heads=2, vocab=512),
 }
 
 
 def head_specs(shape: ModelShape) -> dict[str, dict[str, Any]]:
     """By name, at the papers' sizes for this shape."""
-    rank, clusters = max(8, shape.hidden // 8), min(512, shape.vocab // 32)
+    rank, clusters = shape.hidden // 8, min(512, shape.vocab // 32)
     routed = max(1, clusters * 28 // 128)
     return {
         "full": {"kind": "full"},
