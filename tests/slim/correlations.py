@@ -130,7 +130,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
         corpora.set_xscale("log", base=2)
         corpora.set_xticks(list(sizes), [str(size) for size in sizes], rotation=45, fontsize=8)
         corpora.set(xlabel="answers in which pairs were counted", ylabel="tau (tokens of a verify step)")
-        corpora.legend(loc="lower right", fontsize=9)
+        corpora.legend(loc="upper left", fontsize=9)
         figure.savefig(file, dpi=150)
 
 
