@@ -36,7 +36,7 @@ def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
     axis.set_title(title(lightest))
     axis.margins(0.1)
     plain = (Line2D([], [], color="black", marker="*", markersize=10, linestyle="none"), "plain decoding")
-    legend_below(figure, [*heads.entries(), *steps_entries(steps), plain], columns=4)
+    legend_below(figure, [*heads.entries(), *steps_entries(steps), plain], columns=3)
     return figure
 
 

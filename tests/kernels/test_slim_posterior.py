@@ -1,4 +1,4 @@
-"""SLiM's hypotheses and their tree against brute force, and the kernel against the reference, bit for bit."""
+"""SLiM's hypotheses and their tree against brute force, and kernel and host against the reference, bit for bit."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,13 +10,16 @@ from torch import Tensor
 
 from rayspec_kernels.slim_posterior import _slim_posterior, slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
+from rayspec_kernels.slim_posterior.host import fits_host, slim_posterior_host
 from rayspec_kernels.slim_posterior.kernel import slim_posterior_kernel
 from rayspec_kernels.slim_posterior.reference import (
+    Sizes,
     SlimPosterior,
     best_hypotheses_reference,
     hypothesis_tree_reference,
     slim_posterior_reference,
 )
+from rayspec_kernels.tree_build.reference import DraftTree
 
 INF, NAN = float("inf"), float("nan")
 Ranks = tuple[int, ...]
@@ -181,11 +184,25 @@ def inputs(B: int, D: int, k: int, V: int, device: torch.device, *, seed: int = 
     return root_B.to(device), ids_BDk.to(device), own_BDk.to(device), correlations.to(device)
 
 
-Op = Callable[..., SlimPosterior]
+def on_host(*arguments: Any) -> SlimPosterior:
+    """Wherever the inputs are."""
+    root_B, ids_BDk, log_p_BDk, correlations, *rest = arguments
+    found = slim_posterior_host(
+        root_B.cpu(), ids_BDk.cpu(), log_p_BDk.cpu(), correlations.to(torch.device("cpu")), *rest
+    )
+    tokens_BN, *links, num_nodes_B = (x.to(root_B.device) for x in (found.tokens_BN, *found.links, found.num_nodes_B))
+    return SlimPosterior(tokens_BN, DraftTree(*links), num_nodes_B)
+
+
+OPS: dict[str, Callable[..., SlimPosterior]] = {
+    "reference": slim_posterior_reference,
+    "kernel": slim_posterior_kernel,
+    "host": on_host,
+}
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("op", [slim_posterior_reference, slim_posterior_kernel], ids=["reference", "kernel"])
+@pytest.mark.parametrize("op", ["reference", "kernel", "host"])
 @pytest.mark.parametrize(
     ("B", "D", "k", "count", "num_nodes"),
     [(1, 1, 1, 1, 2), (1, 3, 3, 5, 9), (2, 4, 2, 30, 40), (3, 2, 5, 17, 33)],
@@ -193,12 +210,12 @@ Op = Callable[..., SlimPosterior]
 )
 @pytest.mark.parametrize("step", [2**-10, 1.0], ids=["hardly_any_ties", "many_ties"])
 def test_from_candidates_to_the_tree(
-    op: Op, B: int, D: int, k: int, count: int, num_nodes: int, step: float, device: torch.device
+    op: str, B: int, D: int, k: int, count: int, num_nodes: int, step: float, device: torch.device
 ) -> None:
     root_B, ids_BDk, log_p_BDk, correlations = inputs(B, D, k, 7, device, step=step)
     counted = dict(zip(correlations.key_P.tolist(), correlations.log_r_P.tolist(), strict=True))
     first, second = correlations.first_V.tolist(), correlations.second_V.tolist()
-    found = op(root_B, ids_BDk, log_p_BDk, correlations, 0.25, count, num_nodes)
+    found = OPS[op](root_B, ids_BDk, log_p_BDk, correlations, 0.25, count, num_nodes)
     for b in range(B):
         root, ids_Dk = int(root_B[b]), ids_BDk[b].tolist()
         before_Dk = [[root] * k, *ids_Dk]
@@ -223,12 +240,14 @@ def assert_equal(out: SlimPosterior, expected: SlimPosterior) -> None:
     [(1, 8, 2, 9, 17), (2, 4, 8, 20, 64), (1, 3, 16, 64, 256), (3, 3, 5, 33, 7), (1, 8, 16, 3, 25)],
     ids=["deep", "usual", "wide", "cut", "codes_of_32_bits"],
 )
-def test_kernel_is_the_reference(
+def test_all_are_the_reference(
     B: int, D: int, k: int, count: int, num_nodes: int, step: float, device: torch.device
 ) -> None:
     case = inputs(B, D, k, 50, device, step=step)
-    out = slim_posterior_kernel(*case, 0.1, count, num_nodes)
-    assert_equal(out, slim_posterior_reference(*case, 0.1, count, num_nodes))
+    expected = slim_posterior_reference(*case, 0.1, count, num_nodes)
+    assert_equal(slim_posterior_kernel(*case, 0.1, count, num_nodes), expected)
+    if fits_host(Sizes(D, k, count, num_nodes)):
+        assert_equal(on_host(*case, 0.1, count, num_nodes), expected)
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2, 3, 8, 9])
@@ -254,6 +273,7 @@ def test_faulty_inputs_make_their_hypotheses_impossible(fault: float, device: to
     correlations.first_V[:3] = fault
     out = slim_posterior_kernel(root_B, ids_BDk, log_p_BDk, correlations, 0.0, 20, 30)
     assert_equal(out, slim_posterior_reference(root_B, ids_BDk, log_p_BDk, correlations, 0.0, 20, 30))
+    assert_equal(out, on_host(root_B, ids_BDk, log_p_BDk, correlations, 0.0, 20, 30))
     assert int(out.num_nodes_B[0]) > 1
     assert out.num_nodes_B[2] == 1, "nothing is possible"
 

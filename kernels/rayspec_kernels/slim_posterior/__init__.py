@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
 from rayspec_kernels.slim_posterior.correlations import Correlations
+from rayspec_kernels.slim_posterior.host import fits_host, slim_posterior_host
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior, slim_posterior_reference
 from rayspec_kernels.tree_build.reference import DraftTree
 
@@ -63,4 +64,6 @@ def slim_posterior(
             root_B, ids_BDk, log_p_BDk, *correlations, length_bonus, count, num_nodes
         )
         return SlimPosterior(tokens_BN, DraftTree(*links), num_nodes_B)
+    if ids_BDk.device.type == "cpu" and fits_host(sizes):
+        return slim_posterior_host(root_B, ids_BDk, log_p_BDk, correlations, length_bonus, count, num_nodes)
     return slim_posterior_reference(root_B, ids_BDk, log_p_BDk, correlations, length_bonus, count, num_nodes)

@@ -8,7 +8,8 @@ A hypothesis takes a candidate at each of the first positions. It has the number
 hypotheses, counted level by level: the root is 0, and the children of node n are n k + 1 .. n k + k. Of equal scores
 - the shorter hypothesis is the better one, then the one whose last candidate has the lower rank;
 - of the same length and last candidate, the one whose last candidate but one has the lower rank;
-- where that is the same too, the one whose beginning up to there is the better one.
+- where that is the same too, the one whose beginning up to there is the better one. (On a CPU the ranks go on to decide
+  instead, which differs where two beginnings are equal but for rounding.)
 """
 
 from typing import NamedTuple
