@@ -1,6 +1,7 @@
-"""slim_posterior on a CPU, request by request: all hypotheses are enumerated, the tree is built node by node. A draft
-step has some thousand numbers, on which torch's hundred and fifty calls cost several times what this does (D = 4, k = 10,
-K = 20, one thread: 0.15 ms against 0.49 for one request, as much for eight).
+"""slim_posterior on a CPU, request by request: all hypotheses are enumerated, the tree is built node by node.
+
+A draft step has some thousand numbers, on which torch's hundred and fifty calls cost several times what this does: with
+D = 4, k = 10, K = 20 and one thread 0.15 ms against 0.49 for one request, as much for eight.
 
 Letters are the reference's; M = all hypotheses, n = nodes.
 """
