@@ -146,5 +146,6 @@ def init_specformer(drafter: SpecFormerDrafter, last_hidden_rms: float, seed: in
         drafter.fc.weight[:, -c.hidden_size :] = torch.eye(c.hidden_size)
         if c.position_projection:
             drafter.position_proj.weight += torch.eye(c.hidden_size).repeat(c.positions, 1)
-        drafter.position_code.normal_(std=0.02, generator=generator)
+        # alone they must tell slots apart that are one vector of unit size; beside the projection they need not
+        drafter.position_code.normal_(std=0.02 if c.position_projection else 1.0, generator=generator)
         drafter.norm.weight.fill_(last_hidden_rms)
