@@ -65,6 +65,7 @@ def slim_posterior_host(
     return SlimPosterior(torch.from_numpy(tokens_BN), links, torch.from_numpy(num_nodes_B))
 
 
+@np.errstate(invalid="ignore")  # inf - inf, which makes a hypothesis impossible
 def _scores(
     root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor, correlations: Correlations, length_bonus: float
 ) -> NDArray[np.float32]:
