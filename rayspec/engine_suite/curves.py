@@ -3,8 +3,10 @@ how much faster than plain decoding it is at each batch."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,14 +40,32 @@ def measure_engines(
             command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(model.vocab)]
             command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
             command += ["--drafter", str(drafter)] if drafter is not None else []
-            environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
-            try:
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
-                found["rows"][name] = json.loads(done.stdout.splitlines()[-1])
-            except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
-                output = (done.stdout + done.stderr) if not isinstance(error, subprocess.TimeoutExpired) else ""
-                found["failed"][name] = "\n".join(output.splitlines()[-30:]) or f"no answer within {limit_s} s"
+            status, output = _run(command, limit_s)
+            lines = output.splitlines()
+            if status == 0:
+                found["rows"][name] = json.loads(lines[-1])
+            else:
+                found["failed"][name] = "\n".join([*lines[-30:], f"exit status {status}"])
     return found
+
+
+def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """(exit status, what it wrote, its answer last); whatever it started ends with it."""
+    environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        try:
+            answer, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            log.write(f"no answer within {limit_s} s\n")
+            answer = ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        log.seek(0)
+        return process.wait(), log.read() + answer
 
 
 def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:

@@ -10,7 +10,7 @@ import argparse
 import json
 import random
 import time
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from rayspec.farm.head_latency import head_latencies
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry a batch: milliseconds of a step and of its parts, and tokens a step and request. For a plain engine a
-    step is one token."""
+    """One entry a batch: milliseconds of a step and of its parts, means over all rounds, and tokens a step and request.
+    For a plain engine a step is one token."""
     import sglang
 
     from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments, start_step_clock
@@ -97,7 +97,7 @@ def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict
         whole_s, answers = seconds(NEW_TOKENS)
         steps = max(a["meta_info"].get("spec_verify_ct") or NEW_TOKENS - 1 for a in answers)
         step_ms.append(1e3 * (whole_s - prefill_s) / steps)
-    row: dict[str, Any] = {"batch": batch, "step_ms": median(step_ms), "rounds_ms": step_ms}
+    row: dict[str, Any] = {"batch": batch, "step_ms": fmean(step_ms), "rounds_ms": step_ms}
     if before is not None:
         after = step_times(engine)
         assert after is not None, "a clock that runs goes on"
