@@ -66,19 +66,6 @@ class SlimSpecHead(DraftHead):
 
 def low_rank(weight_VH: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Best rank-r approximation W ~ up down: W = U S V^T, down = S_r^(1/2) V_r^T [r, H], up = U_r S_r^(1/2) [V, r]."""
-    V, H = weight_VH.shape
-    if V < 4 * H:
-        u_VK, s_K, vt_KH = torch.linalg.svd(weight_VH.float(), full_matrices=False)
-        root_r = s_K[:rank].sqrt()
-        return root_r[:, None] * vt_KH[:rank], u_VK[:, :rank] * root_r
-    # of a tall matrix by the eigenvectors of W^T W, which takes a fraction of the time and memory; float64, since
-    # singular values enter squared
-    gram_HH = torch.zeros(H, H, dtype=torch.float64, device=weight_VH.device)
-    for part_vH in weight_VH.split(8192):
-        wide_vH = part_vH.double()
-        gram_HH.addmm_(wide_vH.T, wide_vH)
-    squares_H, vectors_HH = torch.linalg.eigh(gram_HH)
-    root_r = squares_H.flip(0)[:rank].clamp(min=torch.finfo(torch.float32).tiny) ** 0.25
-    v_Hr = vectors_HH.flip(1)[:, :rank]
-    up_Vr = torch.cat([part_vH.double() @ v_Hr / root_r for part_vH in weight_VH.split(8192)])
-    return (root_r[:, None] * v_Hr.T).float(), up_Vr.float()
+    u_VK, s_K, vt_KH = torch.linalg.svd(weight_VH.float(), full_matrices=False)
+    root_r = s_K[:rank].sqrt()
+    return root_r[:, None] * vt_KH[:rank], u_VK[:, :rank] * root_r

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, multiprocessing
 
 from rayspec_kernels.common.best import Best, best_reference
@@ -148,7 +149,7 @@ def _rank(rank: int, folder: str, x_BH: Tensor, weight_VH: Tensor, cuts: tuple[i
         distributed.all_gather(parts, part)
         gathered.append(parts)
     merged = merge_shards([Best(*shard) for shard in zip(*gathered, strict=True)], k)
-    torch.save(tuple(merged), f"{folder}/{rank}.pt")
+    save_file(merged._asdict(), f"{folder}/{rank}.safetensors")
     distributed.destroy_process_group()
 
 
@@ -157,4 +158,4 @@ def test_over_two_processes(tmp_path: Path) -> None:
     x_BH, weight_VH = (whole_numbers(rows, 16, dtype=torch.float32, device=cpu) for rows in (3, 50))
     multiprocessing.spawn(_rank, (str(tmp_path), x_BH, weight_VH, (0, 3, 50), 5), nprocs=2)
     for rank in (0, 1):
-        same(Best(*torch.load(tmp_path / f"{rank}.pt")), head_topk_reference(x_BH, weight_VH, 5))
+        same(Best(**load_file(tmp_path / f"{rank}.safetensors")), head_topk_reference(x_BH, weight_VH, 5))
