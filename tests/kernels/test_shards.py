@@ -149,7 +149,7 @@ def _rank(rank: int, folder: str, x_BH: Tensor, weight_VH: Tensor, cuts: tuple[i
         distributed.all_gather(parts, part)
         gathered.append(parts)
     merged = merge_shards([Best(*shard) for shard in zip(*gathered, strict=True)], k)
-    save_file(merged._asdict(), f"{folder}/{rank}.safetensors")
+    save_file({name: part.contiguous() for name, part in merged._asdict().items()}, f"{folder}/{rank}.safetensors")
     distributed.destroy_process_group()
 
 
