@@ -17,16 +17,16 @@ from torch.nn import functional as F
 
 from rayspec_kernels.common.best import MAX_K, Best
 from rayspec_kernels.common.dispatch import uses_kernel
-from rayspec_kernels.gather_dot import gather_dot
-from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
-from rayspec_kernels.quantized_linear.kernel import QuantizedLinear
-from rayspec_kernels.quantized_linear.reference import (
+from rayspec_kernels.common.quantized import (
     FORMATS,
     GROUP_SIZES,
     Quantized,
     dequantize_reference,
-    quantized_linear_reference,
 )
+from rayspec_kernels.gather_dot import gather_dot
+from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
+from rayspec_kernels.quantized_linear import quantized_linear
+from rayspec_kernels.quantized_linear.host import QuantizedLinear
 from sglang_ext.heads.losses import soft_cross_entropy
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
@@ -182,7 +182,7 @@ class DraftHead(nn.Module, ABC):
             return packed(x_TK)
         matrix = getattr(self, weight)
         if isinstance(matrix, QuantizedMatrix):
-            return quantized_linear_reference(x_TK, matrix.quantized(rows))
+            return quantized_linear(x_TK, matrix.quantized(rows))
         if self.config.weight_format is not None:  # in training: what will be stored
             matrix = round_through(matrix, self.config.weight_format, self.config.group_size)
         return F.linear(x_TK, matrix[:rows])

@@ -7,7 +7,7 @@ through the rounding with gradients that ignore it (straight-through).
 import torch
 from torch import Tensor, nn
 
-from rayspec_kernels.quantized_linear.reference import (
+from rayspec_kernels.common.quantized import (
     GROUP_SIZES,
     Quantized,
     dequantize_reference,

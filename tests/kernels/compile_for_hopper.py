@@ -20,12 +20,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from rayspec_kernels.common import rows_dot
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kernel, grouped_rmsnorm_kernel
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.quantized_linear.kernel import linear_kernel
 from rayspec_kernels.router_topk.kernel import router_topk_kernel
 from rayspec_kernels.router_topk.reference import Router
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
@@ -66,6 +67,12 @@ def launch_everything() -> None:
     fp8 = Quantized(empty(V, H, dtype=torch.float8_e4m3fn), empty(V))
     for weight in (empty(V, H), int8, fp8, int4):
         gather_dot_kernel(empty(2, H), weight, empty(2, 2048, dtype=torch.int64))
+    for weight in (
+        Quantized(empty(V, R, dtype=torch.int8), empty(V)),
+        Quantized(empty(V, R // 2, dtype=torch.uint8), empty(V, R // 64, 2)),
+    ):
+        linear_kernel(empty(1, R), weight)
+        linear_kernel(empty(64, R), weight)
     x_BH, starts = empty(4, H), empty(M + 2, dtype=torch.int32)
     few = (
         Quantized(empty(R, H, dtype=torch.uint8), empty(R, H // 32, 2)),

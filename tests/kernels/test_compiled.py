@@ -16,6 +16,7 @@ from rayspec_kernels.gather_dot.bench import cases as gather_dot_cases
 from rayspec_kernels.grouped_rmsnorm.bench import cases as grouped_rmsnorm_cases
 from rayspec_kernels.head_topk.bench import cases as head_topk_cases
 from rayspec_kernels.indexed_head.bench import cases as indexed_head_cases
+from rayspec_kernels.quantized_linear.bench import cases as quantized_linear_cases
 from rayspec_kernels.router_topk.bench import cases as router_topk_cases
 from rayspec_kernels.slim_head.bench import cases as slim_head_cases
 from rayspec_kernels.slim_posterior.bench import cases as slim_posterior_cases
@@ -37,8 +38,8 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA GPU")
 @pytest.mark.parametrize(
     "cases",
-    [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, router_topk_cases, grouped_rmsnorm_cases,
-     slim_posterior_cases],
+    [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, quantized_linear_cases, router_topk_cases,
+     grouped_rmsnorm_cases, slim_posterior_cases],
     ids=lambda cases: cases.__module__.split(".")[1],
 )  # fmt: skip
 def test_graph_replay_follows_its_inputs(cases: Callable[..., list[bench.Case]], device: torch.device) -> None:

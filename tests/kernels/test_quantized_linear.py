@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayspec_kernels.quantized_linear.kernel import QuantizedLinear
-from rayspec_kernels.quantized_linear.reference import (
+from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.quantized import (
     FORMATS,
+    Quantized,
     dequantize_reference,
     quantize_reference,
-    quantized_linear_reference,
     unpack_int4,
 )
+from rayspec_kernels.quantized_linear import _quantized_linear, quantized_linear
+from rayspec_kernels.quantized_linear.host import QuantizedLinear
+from rayspec_kernels.quantized_linear.kernel import linear_kernel
+from rayspec_kernels.quantized_linear.reference import linear_reference
 
 N, K = 96, 128
 
@@ -63,11 +67,11 @@ def test_constant_and_zero_rows(weight_format: str) -> None:
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("outputs", [N, 53])
-def test_kernel_against_reference(weight_format: str, rows: int, outputs: int, weight_NK: Tensor) -> None:
+def test_host_against_reference(weight_format: str, rows: int, outputs: int, weight_NK: Tensor) -> None:
     quantized = quantize_reference(weight_NK[:outputs], weight_format, 64)
     x = torch.randn(rows, K, generator=torch.Generator().manual_seed(1))
     got = QuantizedLinear(quantized)(x)
-    expected = quantized_linear_reference(x, quantized)
+    expected = linear_reference(x, quantized)
     assert got.dtype == x.dtype
     # operands and result in bfloat16, sums in float32
     scale = x.norm(dim=1)[:, None] * dequantize_reference(quantized).norm(dim=1)
@@ -83,3 +87,64 @@ def test_two_values_a_byte() -> None:
 def test_what_is_not_offered(weight_format: str, group: int, weight_NK: Tensor) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         quantize_reference(weight_NK, weight_format, group)
+
+
+def stored(rows: int, width: int, weight_format: str, device: torch.device) -> Quantized:
+    weight_NH = drawn(rows, width, dtype=torch.float32, device=torch.device("cpu"), seed=3)
+    return Quantized(*(t.to(device) for t in quantize_reference(weight_NH, weight_format, 32)))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 1, 32), (3, 301, 96), (70, 20, 64)])
+def test_kernel_matches_float64(
+    rows: int, outputs: int, width: int, dtype: torch.dtype, weight_format: str, device: torch.device
+) -> None:
+    x_BH, weight = drawn(rows, width, dtype=dtype, device=device), stored(outputs, width, weight_format, device)
+    exact = x_BH.double() @ dequantize_reference(weight).double().T
+    y_BN = linear_kernel(x_BH, weight)
+    assert y_BN.dtype == dtype
+    assert_close(y_BN, exact, ROUNDED[dtype])
+    assert_close(linear_reference(x_BH.double(), weight), exact, ROUNDED[torch.float32])
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_kernel_on_some_rows_far_apart(weight_format: str, device: torch.device) -> None:
+    """Row 299 lies 2.7e9 elements from row 0; heads ask for the first rows of a matrix."""
+    x_BH, weight = drawn(2, 32, dtype=torch.bfloat16, device=device), stored(300, 32, weight_format, device)
+    far = Quantized(with_row_stride(weight.values, 9_000_000), weight.scales)
+    assert torch.equal(linear_kernel(x_BH, far), linear_kernel(x_BH, weight))
+    first = Quantized(*(t[:130] for t in weight))
+    assert torch.equal(linear_kernel(x_BH, first), linear_kernel(x_BH, weight)[:, :130])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_kernel_keeps_faults_where_they_are(device: torch.device) -> None:
+    x_BH, weight = drawn(3, 32, dtype=torch.float32, device=device), stored(20, 32, "int8", device)
+    x_BH[1, 5] = float("nan")
+    weight.scales[4] = float("inf")
+    is_finite_BN = linear_kernel(x_BH, weight).isfinite()
+    expected = torch.ones(3, 20, dtype=torch.bool, device=device)
+    expected[1] = False
+    expected[:, 4] = False
+    assert torch.equal(is_finite_BN, expected)
+
+
+def test_kernel_refuses_layouts_and_types(device: torch.device) -> None:
+    x_BH, weight = torch.ones(2, 32, device=device), stored(20, 32, "int8", device)
+    with pytest.raises(ValueError, match="weight must have two dimensions, rows and contiguous columns"):
+        linear_kernel(x_BH, Quantized(weight.values.T.contiguous().T, weight.scales))
+    with pytest.raises(ValueError, match="scales must be one a row"):
+        linear_kernel(x_BH, Quantized(weight.values, weight.scales[:7]))
+    with pytest.raises(ValueError, match="equally wide"):
+        linear_kernel(x_BH[:, :16], weight)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_operator_and_dispatch(weight_format: str, device: torch.device) -> None:
+    x_BH, weight = drawn(2, 64, dtype=torch.float32, device=device), stored(9, 64, weight_format, device)
+    if weight_format != "fp8":  # which torch cannot hash
+        torch.library.opcheck(_quantized_linear, (x_BH, *weight))
+    exact = x_BH.double() @ dequantize_reference(weight).double().T
+    assert_close(quantized_linear(x_BH, weight), exact, ROUNDED[torch.float32])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.quantized import FORMATS, Quantized, dequantize_reference, quantize_reference
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles, indexed_head_reference
-from rayspec_kernels.quantized_linear.reference import FORMATS, Quantized, dequantize_reference, quantize_reference
 from rayspec_kernels.router_topk import _router_scores, _union_tiles, router_scores, router_topk
 from rayspec_kernels.router_topk.kernel import router_scores_kernel, router_topk_kernel, union_tiles_kernel
 from rayspec_kernels.router_topk.reference import (

@@ -10,11 +10,11 @@ from torch import Tensor, distributed, multiprocessing
 
 from rayspec_kernels.common.best import Best, best_reference
 from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_close, whole_numbers
+from rayspec_kernels.common.quantized import quantize_reference
 from rayspec_kernels.common.shards import merge_shards, of_shard
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 from rayspec_kernels.head_topk.reference import head_topk_reference
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
-from rayspec_kernels.quantized_linear.reference import quantize_reference
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
 
 CUTS = {

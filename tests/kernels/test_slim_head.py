@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayspec_kernels.common.closeness import ROUNDED, assert_best, assert_close, drawn, whole_numbers
-from rayspec_kernels.common.small_linear import small_linear
+from rayspec_kernels.quantized_linear.kernel import linear_kernel
 from rayspec_kernels.slim_head import _slim_head, slim_head
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
 from rayspec_kernels.slim_head.reference import slim_head_reference
@@ -29,7 +29,7 @@ def test_matches_float64(B: int, V: int, H: int, r: int, k: int, dtype: torch.dt
 def test_projection_in_front(B: int, N: int, H: int, device: torch.device) -> None:
     x_BH = drawn(B, H, dtype=torch.bfloat16, device=device)
     weight_NH = drawn(N, H, dtype=torch.bfloat16, device=device)
-    assert_close(small_linear(x_BH, weight_NH), x_BH.double() @ weight_NH.double().T, ROUNDED[torch.bfloat16])
+    assert_close(linear_kernel(x_BH, weight_NH), x_BH.double() @ weight_NH.double().T, ROUNDED[torch.bfloat16])
 
 
 def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:

@@ -12,7 +12,7 @@ import rayspec_kernels.head_topk
 import rayspec_kernels.indexed_head
 import rayspec_kernels.router_topk
 import rayspec_kernels.slim_head
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.common.quantized import Quantized
 from sglang_ext.heads import DraftHead, base, dynaspec
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.common.quantized import Quantized
 
 
 def uses_kernel(*tensors: Tensor) -> bool:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best, best_reference
 from rayspec_kernels.common.closeness import assert_best
-from rayspec_kernels.quantized_linear.reference import Quantized, dequantize_reference
+from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 
 DTYPE = torch.bfloat16
 GROUP = 64  # of int4

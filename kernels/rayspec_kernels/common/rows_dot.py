@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rayspec_kernels.quantized_linear.reference import GROUP_SIZES, Quantized
+from rayspec_kernels.common.quantized import GROUP_SIZES, Quantized
 
 # it keeps bfloat16 as integers, converts integers to it wrongly and multiplies its bits
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

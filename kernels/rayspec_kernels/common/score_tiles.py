@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rayspec_kernels.common.best import MAX_K, Best
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
 from rayspec_kernels.common.topk import merge_tiles, store_empty_tile, store_tile, tile_buffers
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 @triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])

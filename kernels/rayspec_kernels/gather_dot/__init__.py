@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import joined, parts, uses_kernel
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 @torch.library.custom_op("rayspec::gather_dot", mutates_args=())

@@ -18,10 +18,10 @@ from torch import Tensor
 from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.closeness import ROUNDED, assert_close
 from rayspec_kernels.common.inputs import DTYPE, formats, random, random_ids, random_weight, stored_bytes
+from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.gather_dot.reference import gather_dot_reference
-from rayspec_kernels.quantized_linear.reference import Quantized, dequantize_reference
 
 
 @lru_cache(maxsize=1)

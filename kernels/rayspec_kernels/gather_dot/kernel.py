@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.rows_dot import Operand, scale_and_offset
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 _ROWS = 8  # of W a program: 256 programs for 2048 choices
 _COLUMNS = {"plain": 512, "int8": 1024, "fp8": 1024, "int4": 2048}  # at a time: 8 KiB of bfloat16 or fewer bits

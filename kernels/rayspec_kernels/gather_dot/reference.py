@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rayspec_kernels.quantized_linear.reference import Quantized, dequantize_reference
+from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 
 
 def gather_dot_reference(x_TH: Tensor, weight: Tensor | Quantized, ids_Tn: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import MAX_K, Best, fake_best
 from rayspec_kernels.common.dispatch import joined, parts, uses_kernel
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.head_topk.reference import head_topk_reference
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 @torch.library.custom_op("rayspec::head_topk", mutates_args=())

@@ -7,8 +7,8 @@ One program a tile of rows keeps that tile's k best and its share of the log-sum
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.score_tiles import score_tiles
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 def head_topk_kernel(x_BH: Tensor, weight: Tensor | Quantized, k: int, ids_V: Tensor | None = None) -> Best:

@@ -8,9 +8,9 @@ nothing: a call costs what the chosen rows cost, however large the fixed number 
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.score_tiles import score_tiles
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.quantized_linear.reference import Quantized
 
 
 def indexed_head_kernel(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best, best_reference
-from rayspec_kernels.common.linear import linear_reference
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.common.quantized import Quantized
+from rayspec_kernels.quantized_linear.reference import linear_reference
 
 
 class Tiles(NamedTuple):

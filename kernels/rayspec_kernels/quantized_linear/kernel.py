@@ -1,44 +1,45 @@
-"""y = x W^T on a CPU with weights in int8 or int4, through torch's own kernels. M = rows, K = inputs, N = outputs.
+"""y = x W^T for few rows and a matrix in floating point or in fewer bits, dequantised in registers.
 
-They multiply in bfloat16 and accumulate in float32; with float32 activations they fall back to scalar code fifty times
-slower, so x is rounded to bfloat16 first, which costs a draft head nothing that matters: a proposal is verified.
-fp8 has no such kernel in torch; it is dequantised once, so that on a CPU it saves storage alone.
+A small matrix (the projection in front of a fused head) is cut into tiles as short as tensor cores allow (16 rows),
+also along the batch: 4 MiB otherwise occupy a fifth of the chip. B = rows, N = outputs, H = width.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear, pad
 
-from rayspec_kernels.quantized_linear.reference import Quantized, dequantize_reference, unpack_int4
+from rayspec_kernels.common.quantized import Quantized
+from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
 
-_INT4_INNER_TILES = 2  # of the CUDA layout; the CPU kernel ignores it
-_INT4_ROWS = 16  # the kernel wants a multiple of it as N
+_SHORTEST = 16  # tile
 
 
-class QuantizedLinear:
-    """Quantised weights in the layout of torch's CPU kernels; call it with x [M, K] of any float dtype."""
+@triton.jit(do_not_specialize=["B", "N"])
+def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, stride_w, stride_s,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+    b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, b_B < B, row_N, row_N < N, H, stride_x, stride_w, stride_s,
+                      FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
+    y_ptrs = y_ptr + b_B.to(tl.int64)[None, :] * N + row_N[:, None]
+    tl.store(y_ptrs, acc_NB.to(y_ptr.dtype.element_ty), mask=(row_N[:, None] < N) & (b_B[None, :] < B))
 
-    def __init__(self, quantized: Quantized) -> None:
-        values, scales = quantized
-        self.values, self.scales, self.group_size, self.outputs = values, scales, 0, len(values)
-        if values.dtype == torch.uint8:
-            self.group_size = 2 * values.shape[1] // scales.shape[1]
-            padding = -len(values) % _INT4_ROWS
-            values, scales = pad(values, (0, 0, 0, padding)), pad(scales, (0, 0, 0, 0, 0, padding))
-            self.values = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
-                unpack_int4(values).int(), _INT4_INNER_TILES
-            )
-            self.scales = scales.transpose(0, 1).contiguous()
-        elif values.dtype != torch.int8:
-            self.values = dequantize_reference(quantized).bfloat16()
 
-    def __call__(self, x_MK: Tensor) -> Tensor:
-        x16_MK = x_MK.bfloat16()
-        if self.group_size:
-            out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x16_MK, self.values, self.group_size, self.scales)
-            out_MN = out_MN[:, : self.outputs]
-        elif self.values.dtype == torch.int8:
-            out_MN = torch.ops.aten._weight_int8pack_mm(x16_MK, self.values, self.scales)
-        else:
-            out_MN = linear(x16_MK, self.values)
-        return out_MN.to(x_MK.dtype)
+def linear_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
+    """[B, N] in the dtype of x. Raises ValueError for layouts it does not take."""
+    operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
+    N = len(operand.values)
+    tiling = choose_tiling(operand, x_BH, N)
+    if tiling.rows == _SHORTEST:
+        tiling = choose_tiling(operand, x_BH[:_SHORTEST], N, exactly=_SHORTEST)
+    y_BN = torch.empty(B, N, dtype=x_BH.dtype, device=x_BH.device)
+    _linear_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(N, tiling.rows))](
+        x_BH, operand.values, operand.scales, y_BN, B, N, H, x_BH.stride(0), operand.values.stride(0),
+        operand.scales.stride(0),
+        FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
+        BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return y_BN

@@ -15,9 +15,9 @@ from torch import Tensor
 from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.closeness import ROUNDED, assert_close
 from rayspec_kernels.common.inputs import DTYPE, formats, random, random_weight, stored_bytes
+from rayspec_kernels.common.quantized import dequantize_reference
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.quantized_linear.reference import dequantize_reference
 from rayspec_kernels.router_topk.kernel import router_topk_kernel
 from rayspec_kernels.router_topk.reference import (
     Router,

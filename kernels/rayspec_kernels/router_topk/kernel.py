@@ -14,7 +14,7 @@ from rayspec_kernels.common.topk import key_of
 from rayspec_kernels.indexed_head.reference import Tiles
 from rayspec_kernels.router_topk.reference import Router, halves
 
-_TILE = 16  # rows of a small matrix: see common/small_linear.py
+_TILE = 16  # rows of a small matrix: see quantized_linear/kernel.py
 _RANKED = 32  # clusters that one program ranks; it compares them with 128 others at a time
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, rms_norm
 
-from rayspec_kernels.common.linear import linear_reference
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.quantized_linear.reference import linear_reference
 
 
 class Router(NamedTuple):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import MAX_K, Best, fake_best
 from rayspec_kernels.common.dispatch import joined, parts, uses_kernel
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.slim_head.reference import slim_head_reference
 
 

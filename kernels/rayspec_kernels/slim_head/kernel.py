@@ -7,11 +7,11 @@ B = rows, H = width, r = rank, V = vocabulary.
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
+from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.score_tiles import score_tiles
-from rayspec_kernels.common.small_linear import small_linear
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.quantized_linear.kernel import linear_kernel
 
 
 def slim_head_kernel(x_BH: Tensor, down: Tensor | Quantized, up: Tensor | Quantized, k: int) -> Best:
     """Like the reference, for k up to 16; raises ValueError for layouts it does not take."""
-    return score_tiles(small_linear(x_BH, down), up, k)
+    return score_tiles(linear_kernel(x_BH, down), up, k)

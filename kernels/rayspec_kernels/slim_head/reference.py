@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best, best_reference
-from rayspec_kernels.common.linear import linear_reference
-from rayspec_kernels.quantized_linear.reference import Quantized
+from rayspec_kernels.common.quantized import Quantized
+from rayspec_kernels.quantized_linear.reference import linear_reference
 
 
 def slim_head_reference(x_BH: Tensor, down: Tensor | Quantized, up: Tensor | Quantized, k: int) -> Best:
