@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OPS = ("head_topk", "slim_head", "indexed_head", "gather_dot", "quantized_linear", "router_topk", "grouped_rmsnorm",
-       "slim_posterior")  # fmt: skip
+       "slim_posterior", "tree_prune")  # fmt: skip
 LIMIT_S = 7 * 60  # of timing; what did not fit is named in the report
 
 

@@ -33,6 +33,7 @@ from rayspec_kernels.slim_head.kernel import slim_head_kernel
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.kernel import slim_posterior_kernel
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes
+from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 V, H, R, M = 128256, 4096, 512, 512
@@ -89,6 +90,12 @@ def launch_everything() -> None:
     for D, k, count, nodes in (Sizes(1, 1, 1, 2), Sizes(4, 8, 40, 64), MAX_SIZES):
         ids_BDk, log_p_BDk = empty(4, D, k, dtype=torch.int64), empty(4, D, k, dtype=torch.float32)
         slim_posterior_kernel(empty(4, dtype=torch.int64), ids_BDk, log_p_BDk, correlations, 0.0, count, nodes)
+    root_B = empty(4, dtype=torch.int64)
+    for depth, topk, count, nodes in ((1, 1, 1, 2), (4, 10, 40, 64), (8, 16, 64, 256)):
+        C, entries = topk + (depth - 1) * topk**2, 1 + (depth - 1) * topk
+        parents_BP, tokens_BC = empty(4, entries, dtype=torch.int64), empty(4, C, dtype=torch.int64)
+        p_BC = empty(4, C, dtype=torch.float32)
+        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.5, topk, depth, count, nodes)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

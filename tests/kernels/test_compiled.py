@@ -20,6 +20,7 @@ from rayspec_kernels.quantized_linear.bench import cases as quantized_linear_cas
 from rayspec_kernels.router_topk.bench import cases as router_topk_cases
 from rayspec_kernels.slim_head.bench import cases as slim_head_cases
 from rayspec_kernels.slim_posterior.bench import cases as slim_posterior_cases
+from rayspec_kernels.tree_prune.bench import cases as tree_prune_cases
 
 
 def test_kernels_compile_for_hopper_without_spilling() -> None:
@@ -29,7 +30,7 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
     assert out.returncode == 0, out.stderr
     kernels = [json.loads(line) for line in out.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
-    assert len(names) == 12, names
+    assert len(names) == 13, names
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
     assert all(kernel["wgmma"] for kernel in kernels if kernel["name"] == "_score_tiles_kernel")
 
@@ -39,7 +40,7 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
 @pytest.mark.parametrize(
     "cases",
     [head_topk_cases, slim_head_cases, indexed_head_cases, gather_dot_cases, quantized_linear_cases, router_topk_cases,
-     grouped_rmsnorm_cases, slim_posterior_cases],
+     grouped_rmsnorm_cases, slim_posterior_cases, tree_prune_cases],
     ids=lambda cases: cases.__module__.split(".")[1],
 )  # fmt: skip
 def test_graph_replay_follows_its_inputs(cases: Callable[..., list[bench.Case]], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Pruning of a scored tree against a walk over its nodes."""
+"""Pruning of a scored tree against a walk over its nodes, and the kernel against the reference, bit for bit."""
 
 import itertools
 
@@ -6,13 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from rayspec_kernels.slim_posterior.correlations import Correlations
+from rayspec_kernels.slim_posterior.reference import SlimPosterior
+from rayspec_kernels.tree_build.reference import DraftTree
+from rayspec_kernels.tree_prune import _tree_prune, tree_prune
+from rayspec_kernels.tree_prune.bench import random_expansion
+from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
 from rayspec_kernels.tree_prune.reference import (
     expansion_parents_reference,
     path_sums_reference,
     prune_tree_reference,
+    tree_prune_reference,
 )
 
-INF = float("inf")
+INF, V = float("inf"), 11
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Correlations]
 
 
 def random_tree(B: int, M: int, depth: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -90,3 +98,84 @@ def test_path_sums_and_parents_by_hand() -> None:
     sums = path_sums_reference(parent_BM, torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]), depth=3)
     assert sums.tolist() == [[0, 1, 2, 4, 5, 7, 8, 15, 16, 13, 14]]
     assert expansion_parents_reference(torch.empty(1, 0, dtype=torch.int64), topk=3).tolist() == [[0, 0, 0, 0]]
+
+
+def drawn_expansion(B: int, depth: int, topk: int, device: torch.device, seed: int = 0) -> Inputs:
+    generator = torch.Generator(device).manual_seed(seed)
+    key_P = torch.randperm(V * V, generator=generator, device=device)[: V * V // 2].sort().values
+    values = [torch.randn(n, generator=generator, device=device) for n in (len(key_P), V, V)]
+    return *random_expansion(generator, B, depth, topk, V), Correlations(key_P, *values)
+
+
+def assert_same(out: SlimPosterior, expected: SlimPosterior) -> None:
+    for name, ours, theirs in zip(
+        ("tokens", "num_nodes", *DraftTree._fields),
+        (out.tokens_BN, out.num_nodes_B, *out.links),
+        (expected.tokens_BN, expected.num_nodes_B, *expected.links),
+        strict=True,
+    ):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("B", "depth", "topk", "count", "num_nodes"),
+    [(1, 1, 1, 1, 2), (3, 1, 5, 3, 4), (2, 4, 3, 1, 9), (2, 4, 3, 9, 10), (2, 3, 4, 64, 40), (1, 6, 2, 5, 64),
+     (2, 5, 1, 9, 6)],
+    ids=["one", "no_depth", "one_best", "cut", "everything", "deep", "a_chain"],
+)  # fmt: skip
+@pytest.mark.parametrize("bonus", [0.0, 0.7])
+def test_kernel_is_the_reference(
+    B: int, depth: int, topk: int, count: int, num_nodes: int, bonus: float, device: torch.device
+) -> None:
+    inputs = drawn_expansion(B, depth, topk, device)
+    arguments = (bonus, topk, depth, count, num_nodes)
+    assert_same(tree_prune_kernel(*inputs, *arguments), tree_prune_reference(*inputs, *arguments))
+
+
+def test_kernel_takes_the_first_of_equal_scores(device: torch.device) -> None:
+    root_B, parents_BP, p_BC, tokens_BC, _ = drawn_expansion(3, 3, 4, device)
+    p_BC = (2 * p_BC).round() / 8 + 0.125  # a few different values
+    arguments = (root_B, parents_BP, p_BC, tokens_BC, Correlations.none(V, device), 0.0, 4, 3)
+    assert len(p_BC.unique()) < 5
+    for count, num_nodes in ((3, 5), (11, 30)):
+        expected = tree_prune_reference(*arguments, count, num_nodes)
+        assert_same(tree_prune_kernel(*arguments, count, num_nodes), expected)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fault", [-INF, INF, float("nan")])
+def test_impossible_candidates_are_never_taken(fault: float, device: torch.device) -> None:
+    """A pair without a finite r takes everything below it out too; so does a probability, of its own candidate."""
+    root_B, parents_BP, p_BC, tokens_BC, correlations = drawn_expansion(4, 3, 3, device, seed=1)
+    correlations.log_r_P[::5] = fault
+    p_BC[1, 4], p_BC[2] = 0.0 if fault == -INF else fault, float("nan")
+    arguments = (root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 3, 21, 22)
+    expected = tree_prune_reference(*arguments)
+    assert expected.num_nodes_B[2] == 1
+    assert all(1 < n < 22 for n in expected.num_nodes_B[[1, 3]].tolist())
+    assert_same(tree_prune_kernel(*arguments), expected)
+
+
+def test_operator_and_dispatch(device: torch.device) -> None:
+    inputs = drawn_expansion(2, 3, 3, device)
+    *expansion, correlations = inputs
+    torch.library.opcheck(_tree_prune, (*expansion, *correlations, 0.5, 3, 3, 6, 9))
+    arguments = (0.5, 3, 3, 6, 9)
+    assert_same(tree_prune(*inputs, *arguments), tree_prune_reference(*inputs, *arguments))
+    root_B, *candidates, _ = inputs
+    strided = [t.T.contiguous().T for t in candidates]  # as slices of what a graph wrote are
+    assert_same(tree_prune(root_B, *strided, correlations, *arguments), tree_prune_reference(*inputs, *arguments))
+
+
+def test_kernel_refuses_sizes_and_layouts(device: torch.device) -> None:
+    root_B, parents_BP, p_BC, tokens_BC, correlations = drawn_expansion(2, 3, 3, device)
+    with pytest.raises(ValueError, match="4 steps of top-k 3 have 30 candidates, got 21"):
+        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 4, 6, 9)
+    with pytest.raises(ValueError, match=r"p must be \(2, 21\) of torch.float32 and contiguous"):
+        tree_prune_kernel(root_B, parents_BP, p_BC.double(), tokens_BC, correlations, 0.0, 3, 3, 6, 9)
+    with pytest.raises(ValueError, match="tokens must be"):
+        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC.T.contiguous().T, correlations, 0.0, 3, 3, 6, 9)
+    with pytest.raises(ValueError, match=r"the kernel takes 1\.\.256 nodes, got 257"):
+        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 3, 6, 257)

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from rayspec.export import ExportConfig, prepare
 from rayspec_kernels.tree_build.reference import build_tree_reference
+from rayspec_kernels.tree_prune.reference import expansion_scores_reference
 from sglang_ext.adapter.algorithms import algorithm_of, family_of
 from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.trees import Draft, Expansion
 from sglang_ext.trees.slim import SlimOptions, SlimTree
+from sglang_ext.trees.slim_pruner import SlimPruner
 from sglang_ext.trees.static import StaticTree
 
 CPU = torch.device("cpu")
@@ -131,7 +133,10 @@ def test_the_tree_holds_the_best_candidates_of_brute_force(D: int, W: int, count
 def test_a_child_outranks_its_parent_and_brings_it_along() -> None:
     loop = Loop(8, 4, 3, 4)
     pruner = make_tree(hypotheses=1).pruner(4, 3, 5, CPU)
-    score_BM, parent_BM = pruner.scores(loop.root_B, loop.expansion)
+    assert isinstance(pruner, SlimPruner)
+    score_BM, parent_BM = expansion_scores_reference(
+        loop.root_B, *loop.expansion, pruner.correlations, length_bonus=0.0, topk=3, depth=4
+    )
     assert bool((score_BM > score_BM.gather(1, parent_BM)).any()), "r above 1 was to be seen"
     draft = pruner.prune(loop.root_B, loop.expansion)
     lengths = [len(paths(draft, b)) for b in range(8)]

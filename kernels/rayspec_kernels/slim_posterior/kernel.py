@@ -14,12 +14,29 @@ from torch import Tensor
 from rayspec_kernels.common.topk import key_of, place_of, score_of
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior
+from rayspec_kernels.tree_build.kernel import write_bare_row, write_links
 from rayspec_kernels.tree_build.reference import DraftTree
 
 
 @triton.jit
 def _possible(score):
     return tl.where(score < float("inf"), score, float("-inf"))
+
+
+@triton.jit
+def log_correlation(x, y, key_ptr, log_r_ptr, first_ptr, second_ptr, V, P, search_steps):
+    """log r of tokens x and y, int64 of any shapes that broadcast; what is no token adds nothing of its own."""
+    unseen = tl.load(first_ptr + x, mask=(x >= 0) & (x < V), other=0.0)
+    unseen = unseen + tl.load(second_ptr + y, mask=(y >= 0) & (y < V), other=0.0)
+    wanted = x * V + y
+    place = (wanted * 0).to(tl.int32)  # how many keys are known to be smaller
+    for step in range(search_steps):
+        probe = place + (1 << (search_steps - 1 - step))
+        probed = tl.load(key_ptr + probe - 1, mask=probe <= P, other=0)
+        place = tl.where((probe <= P) & (probed < wanted), probe, place)
+    found = tl.load(key_ptr + place, mask=place < P, other=0)
+    is_seen = (place < P) & (found == wanted)
+    return tl.where(is_seen, tl.load(log_r_ptr + place, mask=is_seen, other=0.0), unseen)
 
 
 @triton.jit(do_not_specialize=["P", "search_steps"])
@@ -33,25 +50,13 @@ def _pairs_kernel(root_ptr, ids_ptr, key_ptr, log_r_ptr, first_ptr, second_ptr, 
     before_C = tl.load(own_ptr - k + c_C, mask=(c_C < k) & (d > 0), other=-1)
     before_C = tl.where(d > 0, before_C, tl.load(root_ptr + request))
     x_ST, y_ST = before_C[:, None], tl.load(own_ptr + c_C, mask=c_C < k, other=-1)[None, :]
-    is_first_S1, is_second_1T = (x_ST >= 0) & (x_ST < V), (y_ST >= 0) & (y_ST < V)
-    unseen_ST = tl.load(first_ptr + x_ST, mask=is_first_S1, other=0.0)
-    unseen_ST = unseen_ST + tl.load(second_ptr + y_ST, mask=is_second_1T, other=0.0)
-
-    wanted_ST = x_ST * V + y_ST
-    place_ST = tl.zeros((BLOCK_k, BLOCK_k), tl.int32)  # how many keys are known to be smaller
-    for step in range(search_steps):
-        probe_ST = place_ST + (1 << (search_steps - 1 - step))
-        probed_ST = tl.load(key_ptr + probe_ST - 1, mask=probe_ST <= P, other=0)
-        place_ST = tl.where((probe_ST <= P) & (probed_ST < wanted_ST), probe_ST, place_ST)
-    found_ST = tl.load(key_ptr + place_ST, mask=place_ST < P, other=0)
-    is_seen_ST = (place_ST < P) & (found_ST == wanted_ST)
-    log_r_ST = tl.where(is_seen_ST, tl.load(log_r_ptr + place_ST, mask=is_seen_ST, other=0.0), unseen_ST)
+    log_r_ST = log_correlation(x_ST, y_ST, key_ptr, log_r_ptr, first_ptr, second_ptr, V, P, search_steps)
     pair_ptrs = pair_ptr + ((request * D + d) * k + c_C[:, None]) * k + c_C[None, :]
     tl.store(pair_ptrs, _possible(log_r_ST), mask=(c_C < k)[:, None] & (c_C < k)[None, :])
 
     n_N = tl.arange(0, BLOCK_N)
     for node in range(d, N, D):
-        tl.store(mask_ptr + (request * N + node) * N + n_N, (n_N == 0) | (n_N == node), mask=n_N < N)
+        write_bare_row(mask_ptr + request * N * N, node, N, BLOCK_N)
     tl.store(first_child_ptr + request * N + n_N, tl.full((BLOCK_N,), -1, tl.int64), mask=(n_N < N) & (d == 0))
 
 
@@ -164,23 +169,8 @@ def _tree_kernel(root_ptr, ids_ptr, log_p_ptr, pair_ptr, scores_ptr, codes_ptr, 
         tl.store(parent_ptr + place_K, parent_K, mask=new_K > 0)
         level += tl.sum(new_K, axis=0)
     tl.debug_barrier()
-
-    # siblings lie side by side; the root and the padding are still to be written
-    n_N = tl.arange(0, BLOCK_N)
-    is_node_N = (n_N > 0) & (n_N < num_nodes)
-    parent_N = tl.load(parent_ptr + n_N, mask=is_node_N, other=-1)
-    left_N = tl.load(parent_ptr + n_N - 1, mask=is_node_N & (n_N > 1), other=-1)
-    right_N = tl.load(parent_ptr + n_N + 1, mask=n_N + 1 < num_nodes, other=-1)
-    next_sibling_N = tl.where(is_node_N & (right_N == parent_N), n_N + 1, -1)
-    tl.store(next_sibling_ptr + n_N, next_sibling_N.to(tl.int64), mask=n_N < N)
-    tl.store(first_child_ptr + parent_N, n_N.to(tl.int64), mask=is_node_N & (left_N != parent_N))
-    tl.store(tokens_ptr + n_N, tl.full((BLOCK_N,), 0, tl.int64) + root, mask=(n_N < N) & (is_node_N == 0))
-    tl.store(depth_ptr + n_N, (n_N > 0).to(tl.int64), mask=(n_N < N) & (is_node_N == 0))
-    ancestor_N = parent_N
-    for _ in range(D - 1):
-        is_inner_N = ancestor_N > 0
-        tl.store(mask_ptr + n_N * N + ancestor_N, is_inner_N, mask=is_inner_N)
-        ancestor_N = tl.load(parent_ptr + ancestor_N, mask=is_inner_N, other=0)
+    write_links(parent_ptr, tokens_ptr, mask_ptr, depth_ptr, first_child_ptr, next_sibling_ptr, root, num_nodes, N, D,
+                BLOCK_N)  # fmt: skip
 
 
 def slim_posterior_kernel(

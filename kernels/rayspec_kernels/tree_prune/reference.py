@@ -1,8 +1,8 @@
-"""The best nodes of a scored tree and all of their ancestors (METHODS 9: SLiM), in plain torch without any look at
-values.
+"""Of the tree that EAGLE-2 expands, the best nodes by SLiM's score (METHODS 9) and all of their ancestors, in plain
+torch without any look at values.
 
-B = requests, M = nodes of the whole tree, the root included, N = nodes that may stay, the root included, K = best nodes
-that are asked for, P = beam entries, W = top-k of the draft loop.
+B = requests, C = candidates, M = C + 1 nodes of the whole tree with the root, N = nodes that may stay, the root
+included, K = best nodes that are asked for, P = beam entries, W = top-k of the draft loop.
 
 Node 0 is the root and its own parent; parents precede their children. Candidate c of a draft loop (tree_build says how
 it counts) is node c + 1.
@@ -12,6 +12,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from rayspec_kernels.slim_posterior.correlations import Correlations
+from rayspec_kernels.slim_posterior.reference import SlimPosterior
+from rayspec_kernels.tree_build.reference import link_tree_reference
+
+
+class Sizes(NamedTuple):
+    candidates: int
+    hypotheses: int
+    nodes: int
+
+
+MAX_SIZES = Sizes(candidates=2047, hypotheses=64, nodes=256)  # of the kernel; more than a draft tree asks
 
 
 def expansion_parents_reference(parents_BP: Tensor, topk: int) -> Tensor:
@@ -46,12 +59,13 @@ def prune_tree_reference(parent_BM: Tensor, score_BM: Tensor, depth: int, count:
     with the lower number is the better one.
 
     Args:
-        score_BM: -inf for a node that must not be asked for; the root's is not read.
+        score_BM: -inf, +inf or NaN for a node that must not be asked for; the root's is not read.
         depth: of the deepest node.
     """
     B, M = score_BM.shape
     K, device = min(count, M - 1), score_BM.device
-    best = score_BM[:, 1:].sort(dim=1, descending=True, stable=True)
+    possible_BC = torch.where(score_BM < float("inf"), score_BM, float("-inf"))[:, 1:]
+    best = possible_BC.sort(dim=1, descending=True, stable=True)
     is_possible_BK = best.values[:, :K] > float("-inf")
     rank_BK = torch.where(is_possible_BK, torch.arange(K, device=device), K)  # K: of no node that is asked for
     rank_BM = torch.full((B, M), K, device=device).scatter_(1, best.indices[:, :K] + 1, rank_BK)
@@ -72,3 +86,44 @@ def prune_tree_reference(parent_BM: Tensor, score_BM: Tensor, depth: int, count:
     parent_BN = nowhere_BN.scatter(1, place_BM, place_BM.gather(1, parent_BM))
     parent_BN[:, 0] = -1
     return PrunedTree(node_BN[:, :num_nodes], parent_BN[:, :num_nodes], kept_BM.sum(dim=1))
+
+
+def expansion_scores_reference(
+    root_B: Tensor,
+    parents_BP: Tensor,
+    p_BC: Tensor,
+    tokens_BC: Tensor,
+    correlations: Correlations,
+    length_bonus: float,
+    topk: int,
+    depth: int,
+) -> tuple[Tensor, Tensor]:
+    """(log of every node's score, float64 [B, M]; its parent [B, M])."""
+    parent_BM = expansion_parents_reference(parents_BP, topk)
+    tokens_BM = torch.cat([root_B[:, None], tokens_BC], dim=1)
+    factor_BM = correlations.of(tokens_BM.gather(1, parent_BM), tokens_BM).double() + length_bonus
+    factor_BM[:, 0] = 0.0
+    # float64: the logarithms of two different float32 must differ
+    log_p_BM = torch.nn.functional.pad(p_BC.double().log(), (1, 0))
+    return path_sums_reference(parent_BM, factor_BM, depth) + log_p_BM, parent_BM
+
+
+def tree_prune_reference(
+    root_B: Tensor,
+    parents_BP: Tensor,
+    p_BC: Tensor,
+    tokens_BC: Tensor,
+    correlations: Correlations,
+    length_bonus: float,
+    topk: int,
+    depth: int,
+    count: int,
+    num_nodes: int,
+) -> SlimPosterior:
+    score_BM, parent_BM = expansion_scores_reference(
+        root_B, parents_BP, p_BC, tokens_BC, correlations, length_bonus, topk, depth
+    )
+    tree = prune_tree_reference(parent_BM, score_BM, depth, count, num_nodes)
+    tokens_BM = torch.cat([root_B[:, None], tokens_BC], dim=1)
+    tokens_BN = tokens_BM.gather(1, tree.node_BN.clamp(min=0))
+    return SlimPosterior(tokens_BN, link_tree_reference(tree.parent_BN, depth), tree.num_nodes_B)
