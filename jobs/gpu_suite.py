@@ -4,13 +4,13 @@
     python jobs/gpu_suite.py --interpret --out results/ # results alone, on a CPU, in Triton's interpreter
     python jobs/gpu_suite.py --report results/          # the report again from results.json, figures included
     python jobs/gpu_suite.py --engines --out results/   # second half: every head in SGLang, where it is installed
+    python jobs/gpu_suite.py --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
 Exit status 1 where any result is wrong; a wrong kernel is not timed. The second half costs a start of SGLang a head
 (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
 """
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
@@ -41,7 +41,13 @@ def main() -> int:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", help="of --engines: llama-3.1-8b or tiny")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="of --engines")
+    parser.add_argument(
+        "--tau", nargs="+", type=_tau, default=[], metavar="HEAD=TAU",
+        help="of --engines: tokens of a step that trained drafters reach, to predict their speed-up by",
+    )  # fmt: skip
     args = parser.parse_args()
+    if args.tau and args.engines is None:
+        parser.error("--tau must be given with --engines, whose steps it is held against")
     if args.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     sys.path.insert(0, str(ROOT / "kernels"))  # runs from a copy of the files, without an installation
@@ -96,26 +102,34 @@ def run(ops: Iterable[str], is_interpreted: bool) -> dict[str, Any]:
 def engines(args: argparse.Namespace) -> int:
     """Exit status 1 where an engine failed."""
     sys.path.insert(0, str(ROOT))
-    from rayspec.engine_suite.curves import draw, measure_engines, table
+    from rayspec.engine_suite.curves import measure_engines, write_curves
     from rayspec.engine_suite.models import SHAPES, head_specs
-    from rayspec_kernels.common.report import write_whole
 
     if args.shape not in SHAPES:
         raise SystemExit(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
     known = head_specs(SHAPES[args.shape])
-    unknown = [name for name in args.engines if name not in known]
-    if unknown:
-        raise SystemExit(f"--engines must be of {', '.join(known)}, got {', '.join(unknown)}")
+    for option, names in (("--engines", args.engines), ("--tau", [name for name, _ in args.tau])):
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
+    if args.report:
+        found = json.loads((args.report / "engines.json").read_text())
+        write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
+        return 0
     found = measure_engines(args.shape, args.engines or list(known), batches=args.batches)
-    found["provenance"] = provenance(is_interpreted=False)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_whole(args.out / "engines.json", json.dumps(found, indent=1))
-    made_by = [f"- {name}: {value}" for name, value in found["provenance"].items()]
-    write_whole(args.out / "engines.md", "\n".join(["# Draft heads in SGLang", "", *made_by, "", *table(found)]) + "\n")
-    with contextlib.suppress(ImportError):
-        draw(found, args.out / "engines.png")
+    write_curves({**found, "provenance": provenance(is_interpreted=False), "tau": dict(args.tau)}, args.out)
     print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
     return 1 if found["failed"] else 0
+
+
+def _tau(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        if float(value) >= 1:
+            return name, float(value)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"must be HEAD=TAU with a tau of 1 or more, such as slimspec=2.9, got {text!r}")
 
 
 def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from rayspec_kernels.common.report import write_whole
 
 PLAIN = "plain"
 ACCEPTED = 3  # tokens of a step, held fixed; what a step costs does not depend on it
@@ -74,38 +75,64 @@ def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> flo
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """Markdown. `break-even`: tokens of a step from which on a head is faster than plain decoding."""
+    """Markdown. `break-even`: tokens of a step from which on a head is faster than plain decoding. `found["tau"]`: of
+    some heads the tokens of a step that trained drafters reach, from which their speed-up is predicted."""
     lines = [
         f"Shape {found['shape']}, random weights, chains of {found['draft_steps']} drafts, "
         f"{found['accepted']} tokens of each step accepted by decree. Milliseconds of a step.",
         "",
-        "| engine | B | step | drafting | of it head | verification | between steps | break-even tau |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| engine | B | step | drafting | of it head | verification | between steps | break-even tau | tau elsewhere "
+        "| predicted speed-up |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    taus = found.get("tau", {})
     plain = {row["batch"]: row for row in found["rows"].get(PLAIN, [])}
     for name, rows in found["rows"].items():
         for row in rows:
-            parts, least = ["", "", "", ""], ""
+            parts, least, tau, predicted = ["", "", "", ""], "", taus.get(name, ""), ""
             if "draft_ms" in row:
                 between = row["step_ms"] - row["draft_ms"] - row["verify_ms"]
                 parts = [f"{row[k]:.2f}" for k in ("draft_ms", "head_ms", "verify_ms")] + [f"{between:.2f}"]
-                least = f"{1 / speedup(row, plain[row['batch']], 1):.2f}" if row["batch"] in plain else ""
-            lines.append(f"| {name} | {row['batch']} | {row['step_ms']:.2f} | {' | '.join(parts)} | {least} |")
+                if row["batch"] in plain:
+                    least = f"{1 / speedup(row, plain[row['batch']], 1):.2f}"
+                    predicted = f"{speedup(row, plain[row['batch']], tau):.2f}" if tau else ""
+            cells = [name, str(row["batch"]), f"{row['step_ms']:.2f}", *parts, least, str(tau), predicted]
+            lines.append(f"| {' | '.join(cells)} |")
     lines += [f"\n{name} failed:\n```\n{output}\n```" for name, output in found["failed"].items()]
     return lines
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Tokens of a step at which each head breaks even, by batch."""
+    """By batch, tokens of a step at which each head breaks even, and the predicted speed-up where its tau is known."""
     from rayspec.report.style import STYLE, colour, panels, plt
 
     plain = {row["batch"]: row for row in found["rows"][PLAIN]}
+    taus = found.get("tau", {})
     with plt.rc_context(STYLE):
-        figure, (axis,) = panels(1, width=5.5, height=4)
+        figure, axes = panels(2 if taus else 1, width=5.5, height=4)
         for i, (name, rows) in enumerate((n, r) for n, r in found["rows"].items() if n != PLAIN):
-            least = [1 / speedup(row, plain[row["batch"]], 1) for row in rows]
-            axis.plot([row["batch"] for row in rows], least, "o-", color=colour(i), label=name)
-        axis.set(xscale="log", xlabel="batch", ylabel="tokens a step to be as fast as plain decoding")
-        axis.set_ylim(bottom=1)
-        axis.legend(fontsize=8)
+            batches = [row["batch"] for row in rows]
+            per_token = [speedup(row, plain[row["batch"]], 1) for row in rows]
+            axes[0].plot(batches, [1 / gain for gain in per_token], "o-", color=colour(i), label=name)
+            if name in taus:
+                label = f"{name}, tau {taus[name]:g}"
+                axes[1].plot(batches, [taus[name] * gain for gain in per_token], "o-", color=colour(i), label=label)
+        for axis in axes:
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.axhline(1, color="0.6", linewidth=0.8)
+            axis.set(xlabel="batch", ylabel="predicted speed-up")
+            axis.legend(fontsize=8)
+        axes[0].set(ylabel="tokens a step to be as fast as plain decoding", ylim=(1, None))
         figure.savefig(path, dpi=150)
+
+
+def write_curves(found: Mapping[str, Any], folder: Path) -> None:
+    """engines.json, engines.md, and engines.png where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "engines.json", json.dumps(found, indent=1))
+    made_by = [f"- {name}: {value}" for name, value in found["provenance"].items()]
+    write_whole(folder / "engines.md", "\n".join(["# Draft heads in SGLang", "", *made_by, "", *table(found)]) + "\n")
+    with contextlib.suppress(ImportError):
+        if PLAIN in found["rows"]:
+            draw(found, folder / "engines.png")
