@@ -86,3 +86,11 @@ def test_unknown_names_are_refused(wrong: tuple[str, ...], tmp_path: Path) -> No
     assert done.returncode in (1, 2)
     assert "must be" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_machine_without_the_farm_will_do() -> None:
+    """SGLang's own requirements are enough: no Ray, no MLflow, no configuration files."""
+    block = "import sys; sys.modules.update(dict.fromkeys(['ray', 'mlflow', 'omegaconf', 'optuna', 'matplotlib']))"
+    suite = "import rayspec.engine_suite.curves, rayspec.engine_suite.models, rayspec.engine_suite.steps"
+    done = subprocess.run([sys.executable, "-c", f"{block}; {suite}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
