@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rayspec_kernels.tree_build.reference import DraftTree
+from rayspec_kernels.tree_prune.reference import Expansion
 
 if TYPE_CHECKING:
     from sglang_ext.drafters.last_hidden import LastHiddenDrafter
@@ -28,14 +29,6 @@ class Draft(NamedTuple):
     tokens_BN: Tensor  # int64
     links: DraftTree
     num_nodes_B: Tensor | None = None  # int64, used of the N; None for all
-
-
-class Expansion(NamedTuple):
-    """Every candidate that a draft loop of EAGLE-2 scored, as `rayspec_kernels.tree_build` counts them."""
-
-    parents_BP: Tensor  # int64
-    p_BC: Tensor  # float32: the product of the draft probabilities on a candidate's path
-    tokens_BC: Tensor  # int64
 
 
 class Picked(NamedTuple):

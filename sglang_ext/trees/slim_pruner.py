@@ -30,7 +30,7 @@ class SlimPruner(Pruner):
     def prune(self, root_B: Tensor, expansion: Expansion) -> Draft:
         settings = self.settings
         chosen = tree_prune(
-            root_B, *expansion, self.correlations, settings.length_bonus, self.topk, self.draft_steps,
+            root_B, expansion, self.correlations, settings.length_bonus, self.topk, self.draft_steps,
             settings.hypotheses, self.num_nodes,
         )  # fmt: skip
         return Draft(*chosen)

@@ -34,6 +34,7 @@ from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.kernel import slim_posterior_kernel
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes
 from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
+from rayspec_kernels.tree_prune.reference import Expansion
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 V, H, R, M = 128256, 4096, 512, 512
@@ -95,7 +96,7 @@ def launch_everything() -> None:
         C, entries = topk + (depth - 1) * topk**2, 1 + (depth - 1) * topk
         parents_BP, tokens_BC = empty(4, entries, dtype=torch.int64), empty(4, C, dtype=torch.int64)
         p_BC = empty(4, C, dtype=torch.float32)
-        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.5, topk, depth, count, nodes)
+        tree_prune_kernel(root_B, Expansion(parents_BP, p_BC, tokens_BC), correlations, 0.5, topk, depth, count, nodes)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from rayspec_kernels.tree_prune import _tree_prune, tree_prune
 from rayspec_kernels.tree_prune.bench import random_expansion
 from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
 from rayspec_kernels.tree_prune.reference import (
+    Expansion,
     expansion_parents_reference,
     path_sums_reference,
     prune_tree_reference,
@@ -20,7 +21,7 @@ from rayspec_kernels.tree_prune.reference import (
 )
 
 INF, V = float("inf"), 11
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Correlations]
+Inputs = tuple[Tensor, Expansion, Correlations]
 
 
 def random_tree(B: int, M: int, depth: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -135,9 +136,9 @@ def test_kernel_is_the_reference(
 
 
 def test_kernel_takes_the_first_of_equal_scores(device: torch.device) -> None:
-    root_B, parents_BP, p_BC, tokens_BC, _ = drawn_expansion(3, 3, 4, device)
-    p_BC = (2 * p_BC).round() / 8 + 0.125  # a few different values
-    arguments = (root_B, parents_BP, p_BC, tokens_BC, Correlations.none(V, device), 0.0, 4, 3)
+    root_B, expansion, _ = drawn_expansion(3, 3, 4, device)
+    p_BC = (2 * expansion.p_BC).round() / 8 + 0.125  # a few different values
+    arguments = (root_B, expansion._replace(p_BC=p_BC), Correlations.none(V, device), 0.0, 4, 3)
     assert len(p_BC.unique()) < 5
     for count, num_nodes in ((3, 5), (11, 30)):
         expected = tree_prune_reference(*arguments, count, num_nodes)
@@ -148,10 +149,10 @@ def test_kernel_takes_the_first_of_equal_scores(device: torch.device) -> None:
 @pytest.mark.parametrize("fault", [-INF, INF, float("nan")])
 def test_impossible_candidates_are_never_taken(fault: float, device: torch.device) -> None:
     """A pair without a finite r takes everything below it out too; so does a probability, of its own candidate."""
-    root_B, parents_BP, p_BC, tokens_BC, correlations = drawn_expansion(4, 3, 3, device, seed=1)
+    root_B, expansion, correlations = drawn_expansion(4, 3, 3, device, seed=1)
     correlations.log_r_P[::5] = fault
-    p_BC[1, 4], p_BC[2] = 0.0 if fault == -INF else fault, float("nan")
-    arguments = (root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 3, 21, 22)
+    expansion.p_BC[1, 4], expansion.p_BC[2] = 0.0 if fault == -INF else fault, float("nan")
+    arguments = (root_B, expansion, correlations, 0.0, 3, 3, 21, 22)
     expected = tree_prune_reference(*arguments)
     assert expected.num_nodes_B[2] == 1
     assert all(1 < n < 22 for n in expected.num_nodes_B[[1, 3]].tolist())
@@ -160,22 +161,22 @@ def test_impossible_candidates_are_never_taken(fault: float, device: torch.devic
 
 def test_operator_and_dispatch(device: torch.device) -> None:
     inputs = drawn_expansion(2, 3, 3, device)
-    *expansion, correlations = inputs
-    torch.library.opcheck(_tree_prune, (*expansion, *correlations, 0.5, 3, 3, 6, 9))
+    root_B, expansion, correlations = inputs
+    torch.library.opcheck(_tree_prune, (root_B, *expansion, *correlations, 0.5, 3, 3, 6, 9))
     arguments = (0.5, 3, 3, 6, 9)
     assert_same(tree_prune(*inputs, *arguments), tree_prune_reference(*inputs, *arguments))
-    root_B, *candidates, _ = inputs
-    strided = [t.T.contiguous().T for t in candidates]  # as slices of what a graph wrote are
-    assert_same(tree_prune(root_B, *strided, correlations, *arguments), tree_prune_reference(*inputs, *arguments))
+    strided = Expansion(*(t.T.contiguous().T for t in expansion))  # as slices of what a graph wrote are
+    assert_same(tree_prune(root_B, strided, correlations, *arguments), tree_prune_reference(*inputs, *arguments))
 
 
 def test_kernel_refuses_sizes_and_layouts(device: torch.device) -> None:
-    root_B, parents_BP, p_BC, tokens_BC, correlations = drawn_expansion(2, 3, 3, device)
+    root_B, expansion, correlations = drawn_expansion(2, 3, 3, device)
     with pytest.raises(ValueError, match="4 steps of top-k 3 have 30 candidates, got 21"):
-        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 4, 6, 9)
+        tree_prune_kernel(root_B, expansion, correlations, 0.0, 3, 4, 6, 9)
     with pytest.raises(ValueError, match=r"p must be \(2, 21\) of torch.float32 and contiguous"):
-        tree_prune_kernel(root_B, parents_BP, p_BC.double(), tokens_BC, correlations, 0.0, 3, 3, 6, 9)
+        tree_prune_kernel(root_B, expansion._replace(p_BC=expansion.p_BC.double()), correlations, 0.0, 3, 3, 6, 9)
+    strided = expansion._replace(tokens_BC=expansion.tokens_BC.T.contiguous().T)
     with pytest.raises(ValueError, match="tokens must be"):
-        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC.T.contiguous().T, correlations, 0.0, 3, 3, 6, 9)
+        tree_prune_kernel(root_B, strided, correlations, 0.0, 3, 3, 6, 9)
     with pytest.raises(ValueError, match=r"the kernel takes 1\.\.256 nodes, got 257"):
-        tree_prune_kernel(root_B, parents_BP, p_BC, tokens_BC, correlations, 0.0, 3, 3, 6, 257)
+        tree_prune_kernel(root_B, expansion, correlations, 0.0, 3, 3, 6, 257)

@@ -135,7 +135,7 @@ def test_a_child_outranks_its_parent_and_brings_it_along() -> None:
     pruner = make_tree(hypotheses=1).pruner(4, 3, 5, CPU)
     assert isinstance(pruner, SlimPruner)
     score_BM, parent_BM = expansion_scores_reference(
-        loop.root_B, *loop.expansion, pruner.correlations, length_bonus=0.0, topk=3, depth=4
+        loop.root_B, loop.expansion, pruner.correlations, length_bonus=0.0, topk=3, depth=4
     )
     assert bool((score_BM > score_BM.gather(1, parent_BM)).any()), "r above 1 was to be seen"
     draft = pruner.prune(loop.root_B, loop.expansion)

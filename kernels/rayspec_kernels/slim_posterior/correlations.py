@@ -28,6 +28,16 @@ class Correlations(NamedTuple):
     def to(self, device: torch.device) -> Correlations:
         return Correlations(*(x.to(device) for x in self))
 
+    def layout(self) -> dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]]:
+        """By name a tensor, its shape and its type."""
+        P, V = len(self.key_P), len(self.first_V)
+        return {
+            "key": (self.key_P, (P,), torch.int64),
+            "log_r": (self.log_r_P, (P,), torch.float32),
+            "first": (self.first_V, (V,), torch.float32),
+            "second": (self.second_V, (V,), torch.float32),
+        }
+
     def of(self, x: Tensor, y: Tensor) -> Tensor:
         """log r of tokens that follow each other, float32, in the shape that x and y broadcast to."""
         unseen = self.first_V[x] + self.second_V[y]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.layout import check_layouts, check_sizes
 from rayspec_kernels.common.topk import key_of, place_of, score_of
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior
@@ -215,22 +216,10 @@ def _check(
     root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor, correlations: Correlations, count: int, num_nodes: int
 ) -> None:
     B, D, k = ids_BDk.shape
-    P, V = len(correlations.key_P), len(correlations.first_V)
-    wanted = {
+    wanted = correlations.layout() | {
         "root": (root_B, (B,), torch.int64),
         "ids": (ids_BDk, (B, D, k), torch.int64),
         "log_p": (log_p_BDk, (B, D, k), torch.float32),
-        "key": (correlations.key_P, (P,), torch.int64),
-        "log_r": (correlations.log_r_P, (P,), torch.float32),
-        "first": (correlations.first_V, (V,), torch.float32),
-        "second": (correlations.second_V, (V,), torch.float32),
     }
-    for name, (tensor, shape, dtype) in wanted.items():
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be {shape} of {dtype} and contiguous, got {tuple(tensor.shape)} of {tensor.dtype} with "
-                f"strides {tensor.stride()}"
-            )
-    for size, most, what in zip(Sizes(D, k, count, num_nodes), MAX_SIZES, Sizes._fields, strict=True):
-        if not 1 <= size <= most:
-            raise ValueError(f"the kernel takes 1..{most} {what}, got {size}")
+    check_layouts(wanted)
+    check_sizes(Sizes(D, k, count, num_nodes)._asdict(), MAX_SIZES._asdict())

@@ -1,15 +1,14 @@
 """SLiM's choice from the tree that EAGLE-2 expands (METHODS 9)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.slim_posterior import fake_tree
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
 from rayspec_kernels.tree_build.reference import DraftTree
-from rayspec_kernels.tree_prune.reference import MAX_SIZES, Sizes, tree_prune_reference
+from rayspec_kernels.tree_prune.reference import MAX_SIZES, Expansion, Sizes, tree_prune_reference
 
 
 @torch.library.custom_op("rayspec::tree_prune", mutates_args=())
@@ -31,25 +30,17 @@ def _tree_prune(
     from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
 
     correlations = Correlations(key_P, log_r_P, first_V, second_V)
-    found = tree_prune_kernel(
-        root_B, parents_BP, p_BC, tokens_BC, correlations, length_bonus, topk, depth, count, num_nodes
-    )
+    expansion = Expansion(parents_BP, p_BC, tokens_BC)
+    found = tree_prune_kernel(root_B, expansion, correlations, length_bonus, topk, depth, count, num_nodes)
     return found.tokens_BN, *found.links, found.num_nodes_B
 
 
-@_tree_prune.register_fake
-def _(root_B: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    B, N = len(root_B), rest[-1]
-    mask_BNN = root_B.new_empty(B, N, N, dtype=torch.bool)
-    tokens_BN, depth_BN, first_child_BN, next_sibling_BN = (root_B.new_empty(B, N) for _ in range(4))
-    return tokens_BN, mask_BNN, depth_BN, first_child_BN, next_sibling_BN, root_B.new_empty(B)
+_tree_prune.register_fake(fake_tree)
 
 
 def tree_prune(
     root_B: Tensor,
-    parents_BP: Tensor,
-    p_BC: Tensor,
-    tokens_BC: Tensor,
+    expansion: Expansion,
     correlations: Correlations,
     length_bonus: float,
     topk: int,
@@ -61,23 +52,15 @@ def tree_prune(
     root: as many of the best as fit with their ancestors, and no other.
 
     A candidate scores log p, that of its whole path, and for every node of the path log r of the token before it and
-    its own, the root's before the first, plus `length_bonus`, in float64. Of equal scores the candidate with the lower
-    number is better. One with a score of -inf is never taken, nor one with a NaN or +inf on its way. Nodes keep the
-    order of the loop. Nothing synchronises.
-
-    Args:
-        root_B: int64, last verified token.
-        parents_BP, tokens_BC: int64, as `tree_build` counts them; `topk` + (`depth` - 1) * `topk`^2 candidates.
-        p_BC: float32, the product of the draft probabilities on a candidate's path.
+    its own, the root's (int64 `root_B`) before the first, plus `length_bonus`, in float64. Of equal scores the
+    candidate with the lower number is better. One with a score of -inf is never taken, nor one with a NaN or +inf on
+    its way. Nodes keep the order of the loop, which took `depth` steps with `topk` in its beam. Nothing synchronises.
     """
-    C = tokens_BC.shape[1]
+    C = expansion.tokens_BC.shape[1]
     is_small = all(n <= most for n, most in zip(Sizes(C, min(count, C), num_nodes), MAX_SIZES, strict=True))
-    if is_small and uses_kernel(p_BC, root_B, parents_BP, tokens_BC, *correlations):
-        found = (parents_BP.contiguous(), p_BC.contiguous(), tokens_BC.contiguous())
+    if is_small and uses_kernel(expansion.p_BC, root_B, *expansion, *correlations):
         tokens_BN, *links, num_nodes_B = _tree_prune(
-            root_B, *found, *correlations, length_bonus, topk, depth, count, num_nodes
+            root_B, *(t.contiguous() for t in expansion), *correlations, length_bonus, topk, depth, count, num_nodes
         )
         return SlimPosterior(tokens_BN, DraftTree(*links), num_nodes_B)
-    return tree_prune_reference(
-        root_B, parents_BP, p_BC, tokens_BC, correlations, length_bonus, topk, depth, count, num_nodes
-    )
+    return tree_prune_reference(root_B, expansion, correlations, length_bonus, topk, depth, count, num_nodes)

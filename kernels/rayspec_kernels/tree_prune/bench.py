@@ -23,15 +23,13 @@ from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
 from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
-from rayspec_kernels.tree_prune.reference import tree_prune_reference
+from rayspec_kernels.tree_prune.reference import Expansion, tree_prune_reference
 
 _PAIRS = 2**20
 
 
-def random_expansion(
-    generator: torch.Generator, B: int, depth: int, topk: int, vocab: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(root, parents, p, tokens) as a draft loop leaves them; every step goes on from `topk` candidates of the last."""
+def random_expansion(generator: torch.Generator, B: int, depth: int, topk: int, vocab: int) -> tuple[Tensor, Expansion]:
+    """(root, expansion) as a draft loop leaves them; every step goes on from `topk` candidates of the last."""
     device, C = generator.device, topk + (depth - 1) * topk**2
     parents, above_BW = [torch.full((B, 1), -1, device=device)], torch.ones(B, 1, device=device)
     p: list[Tensor] = []
@@ -45,7 +43,7 @@ def random_expansion(
             above_BW, first = p[-1].gather(1, best_BW), first + p[-1].shape[1]
     parents_BP = torch.cat(parents, dim=1) if depth > 1 else parents[0][:, :0]
     tokens_BC = random_ids(generator, vocab, B, C)
-    return random_ids(generator, vocab, B), parents_BP, torch.cat(p, dim=1), tokens_BC
+    return random_ids(generator, vocab, B), Expansion(parents_BP, torch.cat(p, dim=1), tokens_BC)
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:

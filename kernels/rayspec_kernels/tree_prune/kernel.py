@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.layout import check_layouts, check_sizes
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.kernel import log_correlation
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
 from rayspec_kernels.tree_build.kernel import write_bare_row, write_links
 from rayspec_kernels.tree_build.reference import DraftTree
-from rayspec_kernels.tree_prune.reference import MAX_SIZES, Sizes
+from rayspec_kernels.tree_prune.reference import MAX_SIZES, Expansion, Sizes
 
 
 @triton.jit
@@ -114,9 +115,7 @@ def _prune_kernel(root_ptr, parents_ptr, p_ptr, ids_ptr, key_ptr, log_r_ptr, fir
 
 def tree_prune_kernel(
     root_B: Tensor,
-    parents_BP: Tensor,
-    p_BC: Tensor,
-    tokens_BC: Tensor,
+    expansion: Expansion,
     correlations: Correlations,
     length_bonus: float,
     topk: int,
@@ -125,9 +124,20 @@ def tree_prune_kernel(
     num_nodes: int,
 ) -> SlimPosterior:
     """Like the reference; raises ValueError for sizes and layouts that it does not take."""
-    _check(root_B, parents_BP, p_BC, tokens_BC, correlations, topk, depth, count, num_nodes)
+    parents_BP, p_BC, tokens_BC = expansion
     (B, C), N, device = tokens_BC.shape, num_nodes, tokens_BC.device
+    if topk + (depth - 1) * topk**2 != C:
+        raise ValueError(f"{depth} steps of top-k {topk} have {topk + (depth - 1) * topk**2} candidates, got {C}")
+    wanted = {
+        "root": (root_B, (B,), torch.int64),
+        "parents": (parents_BP, (B, parents_BP.shape[-1]), torch.int64),
+        "p": (p_BC, (B, C), torch.float32),
+        "tokens": (tokens_BC, (B, C), torch.int64),
+    }
+    check_layouts(wanted | correlations.layout())
     count = min(count, C)
+    check_sizes(Sizes(C, count, num_nodes)._asdict(), MAX_SIZES._asdict())
+
     P, V = len(correlations.key_P), len(correlations.first_V)
     sums_BM = torch.empty(B, C + 1, dtype=torch.float64, device=device)
     up_BM, place_BM = (torch.empty(B, C + 1, dtype=torch.int32, device=device) for _ in range(2))
@@ -144,38 +154,3 @@ def tree_prune_kernel(
         P.bit_length(), BONUS=float(length_bonus), BLOCK_M=block_M, BLOCK_K=block_K, BLOCK_N=block_N, num_warps=4,
     )  # fmt: skip
     return SlimPosterior(tokens_BN, DraftTree(mask_BNN, depth_BN, first_child_BN, next_sibling_BN), num_nodes_B)
-
-
-def _check(
-    root_B: Tensor,
-    parents_BP: Tensor,
-    p_BC: Tensor,
-    tokens_BC: Tensor,
-    correlations: Correlations,
-    topk: int,
-    depth: int,
-    count: int,
-    num_nodes: int,
-) -> None:
-    (B, C), (P, V) = tokens_BC.shape, (len(correlations.key_P), len(correlations.first_V))
-    if topk + (depth - 1) * topk**2 != C:
-        raise ValueError(f"{depth} steps of top-k {topk} have {topk + (depth - 1) * topk**2} candidates, got {C}")
-    wanted = {
-        "root": (root_B, (B,), torch.int64),
-        "parents": (parents_BP, (B, parents_BP.shape[-1]), torch.int64),
-        "p": (p_BC, (B, C), torch.float32),
-        "tokens": (tokens_BC, (B, C), torch.int64),
-        "key": (correlations.key_P, (P,), torch.int64),
-        "log_r": (correlations.log_r_P, (P,), torch.float32),
-        "first": (correlations.first_V, (V,), torch.float32),
-        "second": (correlations.second_V, (V,), torch.float32),
-    }
-    for name, (tensor, shape, dtype) in wanted.items():
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be {shape} of {dtype} and contiguous, got {tuple(tensor.shape)} of {tensor.dtype} with "
-                f"strides {tensor.stride()}"
-            )
-    for size, most, what in zip(Sizes(C, count, num_nodes), MAX_SIZES, Sizes._fields, strict=True):
-        if not 1 <= size <= most:
-            raise ValueError(f"the kernel takes 1..{most} {what}, got {size}")

@@ -18,6 +18,14 @@ from rayspec_kernels.slim_posterior.reference import SlimPosterior
 from rayspec_kernels.tree_build.reference import link_tree_reference
 
 
+class Expansion(NamedTuple):
+    """Every candidate that a draft loop of EAGLE-2 scored, as tree_build counts them."""
+
+    parents_BP: Tensor  # int64
+    p_BC: Tensor  # float32: the product of the draft probabilities on a candidate's path
+    tokens_BC: Tensor  # int64
+
+
 class Sizes(NamedTuple):
     candidates: int
     hypotheses: int
@@ -89,30 +97,21 @@ def prune_tree_reference(parent_BM: Tensor, score_BM: Tensor, depth: int, count:
 
 
 def expansion_scores_reference(
-    root_B: Tensor,
-    parents_BP: Tensor,
-    p_BC: Tensor,
-    tokens_BC: Tensor,
-    correlations: Correlations,
-    length_bonus: float,
-    topk: int,
-    depth: int,
+    root_B: Tensor, expansion: Expansion, correlations: Correlations, length_bonus: float, topk: int, depth: int
 ) -> tuple[Tensor, Tensor]:
     """(log of every node's score, float64 [B, M]; its parent [B, M])."""
-    parent_BM = expansion_parents_reference(parents_BP, topk)
-    tokens_BM = torch.cat([root_B[:, None], tokens_BC], dim=1)
+    parent_BM = expansion_parents_reference(expansion.parents_BP, topk)
+    tokens_BM = torch.cat([root_B[:, None], expansion.tokens_BC], dim=1)
     factor_BM = correlations.of(tokens_BM.gather(1, parent_BM), tokens_BM).double() + length_bonus
     factor_BM[:, 0] = 0.0
     # float64: the logarithms of two different float32 must differ
-    log_p_BM = torch.nn.functional.pad(p_BC.double().log(), (1, 0))
+    log_p_BM = torch.nn.functional.pad(expansion.p_BC.double().log(), (1, 0))
     return path_sums_reference(parent_BM, factor_BM, depth) + log_p_BM, parent_BM
 
 
 def tree_prune_reference(
     root_B: Tensor,
-    parents_BP: Tensor,
-    p_BC: Tensor,
-    tokens_BC: Tensor,
+    expansion: Expansion,
     correlations: Correlations,
     length_bonus: float,
     topk: int,
@@ -120,10 +119,8 @@ def tree_prune_reference(
     count: int,
     num_nodes: int,
 ) -> SlimPosterior:
-    score_BM, parent_BM = expansion_scores_reference(
-        root_B, parents_BP, p_BC, tokens_BC, correlations, length_bonus, topk, depth
-    )
+    score_BM, parent_BM = expansion_scores_reference(root_B, expansion, correlations, length_bonus, topk, depth)
     tree = prune_tree_reference(parent_BM, score_BM, depth, count, num_nodes)
-    tokens_BM = torch.cat([root_B[:, None], tokens_BC], dim=1)
+    tokens_BM = torch.cat([root_B[:, None], expansion.tokens_BC], dim=1)
     tokens_BN = tokens_BM.gather(1, tree.node_BN.clamp(min=0))
     return SlimPosterior(tokens_BN, link_tree_reference(tree.parent_BN, depth), tree.num_nodes_B)

@@ -1,0 +1,23 @@
+"""What a kernel takes, checked before its launch."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def check_layouts(wanted: Mapping[str, tuple[Tensor, tuple[int, ...], torch.dtype]]) -> None:
+    """By name a tensor, and the shape and type that it must have. Raises ValueError."""
+    for name, (tensor, shape, dtype) in wanted.items():
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be {shape} of {dtype} and contiguous, got {tuple(tensor.shape)} of {tensor.dtype} with "
+                f"strides {tensor.stride()}"
+            )
+
+
+def check_sizes(sizes: Mapping[str, int], most: Mapping[str, int]) -> None:
+    """Raises ValueError for one that is not in 1..most."""
+    for what, size in sizes.items():
+        if not 1 <= size <= most[what]:
+            raise ValueError(f"the kernel takes 1..{most[what]} {what}, got {size}")
