@@ -33,7 +33,7 @@ class Engines:
         self.plain: RuntimeHandle | None = None
         self.speculative: RuntimeHandle | None = None
         self._plain_start: Any = None
-        self._serves: tuple[str, int] | None = None  # family and draft steps of the speculative engine
+        self._serves: tuple[tuple[str, object], int] | None = None  # family and draft steps of the speculative engine
         self._loaded: str | None = None  # label of the drafter that the speculative engine runs with
 
     def begin_plain(self, cohort: Cohort) -> None:

@@ -2,15 +2,15 @@
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
 engines: one without speculation, and one for a value of draft_steps and a family of drafters (one kind of worker, one
-shape of draft), which are swapped while it runs. A cohort of another family than the baseline's stands against plain
-decoding alone. Its schedule is a sequence of rounds: a round is one block of prompts under one traffic (so many
-streams, or so many arrivals a second), answered by every trial in turn, in an order that rotates from round to round,
-so that no trial always comes first and a change of the machine's speed meets them all. `stopping` decides how many
-passes over the workload are made.
+body, one shape of draft), which are swapped while it runs. A cohort of another family than the baseline's stands
+against plain decoding alone. Its schedule is a sequence of rounds: a round is one block of prompts under one traffic
+(so many streams, or so many arrivals a second), answered by every trial in turn, in an order that rotates from round to
+round, so that no trial always comes first and a change of the machine's speed meets them all. `stopping` decides how
+many passes over the workload are made.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
@@ -20,7 +20,7 @@ from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.shape import CHAIN, DraftShape
-from sglang_ext.adapter.algorithms import algorithm_of, family_of
+from sglang_ext.adapter.algorithms import algorithm_of, family_of, fixed_body
 from sglang_ext.drafters.checkpoint import check_files, read_info
 
 PLAIN = "plain"
@@ -34,14 +34,20 @@ class Drafter:
     path: str
     head: Mapping[str, object] = field(hash=False)  # kind and options
     algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
+    body: object = field(default=None, hash=False)  # `fixed_body`: what only a new engine changes
     shape: DraftShape = CHAIN
     problem: str | None = None
 
     @property
-    def family(self) -> str:
-        """Those of one family can be swapped for each other in a running engine."""
+    def worker(self) -> str:
+        """What an engine is started for."""
         family = family_of(self.algorithm)
         return family if self.shape.topk == 1 else f"{family}-{self.shape.label}"
+
+    @property
+    def family(self) -> tuple[str, object]:
+        """Those of one family can be swapped for each other in a running engine."""
+        return self.worker, self.body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,7 @@ class Cohort:
     name: str
     number: int  # in the plan
     draft_steps: int
-    family: str
+    family: tuple[str, object]
     trials: tuple[Trial, ...]
 
     @property
@@ -146,7 +152,8 @@ def inspect_drafter(entry: str, config: SweepConfig) -> Drafter:
         algorithm = algorithm_of(path, shape.topk)
     except (ValueError, SafetensorError) as error:
         return Drafter(label=label, path=path, head={}, shape=shape, problem=f"{type(error).__name__}: {error}")
-    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, shape=shape)
+    body = fixed_body(algorithm, info)
+    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, body=body, shape=shape)
 
 
 def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
@@ -162,12 +169,13 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
         for d in drafters
     ]
     cohorts: list[Cohort] = []
-    families: dict[str, list[Drafter]] = {}
+    families: dict[tuple[str, object], list[Drafter]] = {}
     for drafter in drafters:
         if not drafter.problem:
             families.setdefault(drafter.family, []).append(drafter)
+    names = _family_names(families)
     for steps, (family, members) in itertools.product(config.draft_steps, families.items()):
-        prefix = f"s{steps}" if len(families) == 1 else f"s{steps}-{family}"
+        prefix = f"s{steps}" if len(families) == 1 else f"s{steps}-{names[family]}"
         for name, group in _groups(config, prefix, members):
             own = tuple(t for t in trials if t.draft_steps == steps and t.drafter in group)
             cohorts.append(
@@ -189,6 +197,15 @@ def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]
         max_passes=config.max_passes(),
         num_cohorts=min(config.search.samples or len(cohorts), len(cohorts)),
     )
+
+
+def _family_names(families: Iterable[tuple[str, object]]) -> dict[tuple[str, object], str]:
+    """By worker, counted where there are several bodies for one."""
+    names: dict[tuple[str, object], str] = {}
+    for family in families:
+        number = 1 + sum(worker == family[0] for worker, _ in names)
+        names[family] = family[0] if number == 1 else f"{family[0]}-{number}"
+    return names
 
 
 def _groups(config: SweepConfig, prefix: str, drafters: Sequence[Drafter]) -> list[tuple[str, list[Drafter]]]:

@@ -55,6 +55,11 @@ def family_of(algorithm: str) -> str:
     return "last_hidden" if algorithm in ALGORITHMS and algorithm != "SPECFORMER" else algorithm.lower()
 
 
+def fixed_body(algorithm: str, info: CheckpointInfo) -> object:
+    """What cannot be swapped of a drafter: the body of SGLang's models, which are built with the engine; else None."""
+    return None if family_of(algorithm) == "last_hidden" else info.body
+
+
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:
     """The config of a drafter for an algorithm of ours. Raises ValueError where it is for another one."""
     info, serves = read_info(path), ALGORITHMS[algorithm]

@@ -86,6 +86,21 @@ def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None
     assert len(set(indices)) == len(indices)
 
 
+def test_another_body_is_another_engine() -> None:
+    """Which SGLang builds its model for; nothing but plain decoding is measured beside both."""
+    wide = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}, body="wide") for name in ("wide", "wider")]
+    plan = make_plan(config(draft_steps=[2]), 4, [*DRAFTERS, *wide])
+    assert {c.name: [d.label for d in c.drafters] for c in plan.cohorts} == {
+        "s2-eagle3": ["full", "a", "b"],
+        "s2-eagle3-2": ["wide", "wider"],
+    }
+    assert len({c.family for c in plan.cohorts}) == 2
+    shipped = [inspect_drafter(name, config()) for name in ("full", "slimspec-r32", "specformer", "medusa", "hydra")]
+    assert shipped[0].family == shipped[1].family
+    assert shipped[3].family == shipped[4].family == ("last_hidden", None)
+    assert len({d.family for d in shipped}) == 3
+
+
 def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine() -> None:
     entries = ["full", "full@8x20", "slimspec-r32@8x20", "full@4x9"]
     own = config(drafters=entries, draft_steps=[3], concurrency=[1])
@@ -107,7 +122,7 @@ def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine
 
 def test_a_chain_beside_a_sweep_of_trees() -> None:
     own = config(drafters=["full", "full@chain"], draft_steps=[3], topk=4, num_draft_tokens=9)
-    assert [inspect_drafter(entry, own).family for entry in own.drafters] == ["eagle3-4x9", "eagle3"]
+    assert [inspect_drafter(entry, own).worker for entry in own.drafters] == ["eagle3-4x9", "eagle3"]
 
 
 def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:

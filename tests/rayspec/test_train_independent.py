@@ -275,5 +275,5 @@ def test_a_sweep_plans_it_as_a_family_of_its_own(trained: Path) -> None:
     folder = str(trained / "out" / "full")
     config = SweepConfig(drafters=[folder, f"{folder}@4x9"])
     chain, tree = (inspect_drafter(entry, config) for entry in config.drafters)
-    assert (chain.problem, chain.algorithm, chain.family) == (None, "STANDALONE", "standalone")
-    assert (tree.problem, tree.algorithm, tree.family) == (None, "STANDALONE", "standalone-4x9")
+    assert (chain.problem, chain.algorithm, chain.worker) == (None, "STANDALONE", "standalone")
+    assert (tree.problem, tree.algorithm, tree.worker) == (None, "STANDALONE", "standalone-4x9")
