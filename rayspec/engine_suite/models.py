@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import DraftHead, head_config, head_from_target
 
 CONTEXT = 4096
 PINNED = 64  # tokens that a clustered head always scores
@@ -99,20 +99,10 @@ def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> N
         rope_theta=500000.0,
         max_position_embeddings=CONTEXT,
     )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device).manual_seed(0)
-    head_VH = torch.randn(shape.vocab, shape.hidden, generator=generator, device=device) * shape.hidden**-0.5
-    artifacts = {"ids": torch.arange(shape.vocab), "cluster_of": _clusters(shape.vocab, int(spec.get("clusters", 1)))}
-    head = head_from_target(spec, head_VH.cpu(), artifacts)
-    head.quantize()
-    drafter = Eagle3Drafter(config, head)
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            if not name.startswith("lm_head."):
-                is_norm = parameter.dim() == 1
-                parameter.copy_(
-                    torch.ones(()) if is_norm else torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
-                )
+    drafter = Eagle3Drafter(config, _head(spec, shape))
+    for name, part in drafter.named_children():
+        if name != "lm_head":
+            _fill(part)
     target = TargetInfo(
         name="random",
         hidden_size=shape.hidden,
@@ -121,6 +111,30 @@ def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> N
         tap_layers=taps,
     )
     save_drafter(folder, drafter, target, {"recipe": "random weights"})
+
+
+def _head(spec: Mapping[str, Any], shape: ModelShape) -> DraftHead:
+    if "rank" in spec:  # the best approximation of a matrix so large takes minutes, and any factors cost the same
+        kind, config = head_config(spec, hidden_size=shape.hidden, vocab_size=shape.vocab)
+        head = kind(config)
+        _fill(head)
+    else:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        generator = torch.Generator(device).manual_seed(0)
+        head_VH = torch.randn(shape.vocab, shape.hidden, generator=generator, device=device) * shape.hidden**-0.5
+        clusters_V = _clusters(shape.vocab, int(spec.get("clusters", 1)))
+        head = head_from_target(spec, head_VH.cpu(), {"ids": torch.arange(shape.vocab), "cluster_of": clusters_V})
+    head.quantize()
+    return head
+
+
+def _fill(module: nn.Module) -> None:
+    """Norms of one, matrices that keep the size of what they multiply."""
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.ones_(parameter)
+        else:
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
 
 
 def _vocabulary(shape: ModelShape) -> dict[str, int]:

@@ -23,6 +23,7 @@ def test_a_random_drafter_of_every_head(name: str, tmp_path: Path) -> None:
     write_drafter(tmp_path / name, SHAPE, spec)
     drafter, info = load_drafter(tmp_path / name)
     assert drafter.lm_head.kind == spec["kind"]
+    assert all(bool(tensor.float().isfinite().all()) for tensor in drafter.state_dict().values())
     assert info.target is not None
     assert (info.target.vocab_size, len(set(info.target.tap_layers))) == (SHAPE.vocab, 3)
 
