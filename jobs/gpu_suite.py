@@ -56,7 +56,7 @@ def main() -> int:
     from rayspec_kernels.common.report import write_report, write_whole
 
     if args.report:
-        write_report(json.loads((args.report / "results.json").read_text()), args.report)
+        write_report(stored(args.report, "results.json"), args.report)
         return 0
     results = run(args.ops, args.interpret)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -113,13 +113,19 @@ def engines(args: argparse.Namespace) -> int:
         if unknown:
             raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
     if args.report:
-        found = json.loads((args.report / "engines.json").read_text())
+        found = stored(args.report, "engines.json")
         write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
         return 0
     found = measure_engines(args.shape, args.engines or list(known), batches=args.batches)
     write_curves({**found, "provenance": provenance(is_interpreted=False), "tau": dict(args.tau)}, args.out)
     print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
     return 1 if found["failed"] else 0
+
+
+def stored(folder: Path, name: str) -> dict[str, Any]:
+    if not (folder / name).is_file():
+        raise SystemExit(f"--report must be the --out folder of an earlier run; {folder} has no {name}")
+    return json.loads((folder / name).read_text())
 
 
 def _tau(text: str) -> tuple[str, float]:

@@ -78,7 +78,8 @@ def test_a_tau_measured_elsewhere_predicts_the_speed_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [("--shape", "huge", "--engines"), ("--engines", "oak"), ("--tau", "oak=2", "--engines"),
-     ("--tau", "full=0.5", "--engines"), ("--tau", "full", "--engines"), ("--tau", "full=3")],
+     ("--tau", "full=0.5", "--engines"), ("--tau", "full", "--engines"), ("--tau", "full=3"),
+     ("--report", "nowhere", "--engines"), ("--report", "nowhere")],
 )  # fmt: skip
 def test_unknown_names_are_refused(wrong: tuple[str, ...], tmp_path: Path) -> None:
     done = subprocess.run(
