@@ -211,6 +211,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
     ),
     Internal(
+        "sglang.srt.mem_cache.kv_cache_builder.create_tree_cache",
+        ("ctx",),
+        "sglang_ext.adapter.standalone_cache.match_pairs",
+    ),
+    Internal(
         "sglang.srt.arg_groups.overrides.declare_resolution",
         ("server_args", "source", "fields"),
         "called by sglang_ext.adapter.drawn_standalone",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_laws import draft_p_value, run_rounds
+from draft_laws import PROMPT, draft_p_value, run_rounds
 from engines import running_engine
 from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
@@ -58,6 +58,21 @@ def test_seeds(engine: Any) -> None:
 
 def test_greedy_requests_stay_greedy(engine: Any, toy: Toy) -> None:
     check_greedy_in_a_mixed_batch(engine, toy)
+
+
+def test_what_followed_a_prompt_before_is_forgotten(engine: Any, drafters: dict[str, Path]) -> None:
+    """The drafter's cache of a prompt ends with the token after it, which is each request's own."""
+    swap_drafter(engine, str(drafters["full"]))
+
+    def drafts(seed: int) -> tuple[list[int], int]:
+        sampling = {"temperature": 0.7, "max_new_tokens": 16, "ignore_eos": True, "sampling_seed": seed}
+        answer = engine.generate(input_ids=list(PROMPT), sampling_params=sampling)
+        return answer["output_ids"], answer["meta_info"]["spec_num_correct_drafts"]
+
+    one_after_the_other = [drafts(seed) for seed in range(25)]
+    for seed, found in enumerate(one_after_the_other):
+        engine.flush_cache()
+        assert drafts(seed) == found, seed
 
 
 @pytest.mark.parametrize("name", HEADS)
