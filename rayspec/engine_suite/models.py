@@ -114,7 +114,7 @@ def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> N
 
 
 def _head(spec: Mapping[str, Any], shape: ModelShape) -> DraftHead:
-    if "rank" in spec:  # the best approximation of a matrix so large takes minutes, and any factors cost the same
+    if "rank" in spec:  # to decompose a matrix so large is slow, and any factors cost the same
         kind, config = head_config(spec, hidden_size=shape.hidden, vocab_size=shape.vocab)
         head = kind(config)
         _fill(head)
