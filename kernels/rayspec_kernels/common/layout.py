@@ -16,6 +16,11 @@ def check_layouts(wanted: Mapping[str, tuple[Tensor, tuple[int, ...], torch.dtyp
             )
 
 
+def fits(sizes: tuple[int, ...], most: tuple[int, ...]) -> bool:
+    """Whether no size is larger than the kernel takes."""
+    return all(size <= limit for size, limit in zip(sizes, most, strict=True))
+
+
 def check_sizes(sizes: Mapping[str, int], most: Mapping[str, int]) -> None:
     """Raises ValueError for one that is not in 1..most."""
     for what, size in sizes.items():

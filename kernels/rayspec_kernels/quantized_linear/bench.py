@@ -6,8 +6,8 @@ third of what int4 moves at all. The projection in front of the router (512 x 40
 microsecond, so that its launch is what it costs.
 
 Measured: nothing yet; no GPU has run this. Not built, since nothing could be measured: splitting H over programs. The
-small projection has 32 tiles for 132 multiprocessors and would win a microsecond or two of some 15 in front of a head,
-less a second pass over the parts.
+small projection in front of a head has 32 tiles for 132 multiprocessors, so that by this arithmetic it could win a
+microsecond or two of the head's 31 (bf16), less a second pass over the parts.
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.common.layout import fits
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.host import fits_host, slim_posterior_host
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior, slim_posterior_reference
@@ -59,8 +60,7 @@ def slim_posterior(
     """
     _, D, k = ids_BDk.shape
     sizes = Sizes(D, k, count, num_nodes)
-    is_small = all(size <= most for size, most in zip(sizes, MAX_SIZES, strict=True))
-    if is_small and uses_kernel(log_p_BDk, root_B, ids_BDk, *correlations):
+    if fits(sizes, MAX_SIZES) and uses_kernel(log_p_BDk, root_B, ids_BDk, *correlations):
         tokens_BN, *links, num_nodes_B = _slim_posterior(
             root_B, ids_BDk, log_p_BDk, *correlations, length_bonus, count, num_nodes
         )

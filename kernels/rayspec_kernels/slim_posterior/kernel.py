@@ -30,7 +30,7 @@ def log_correlation(x, y, key_ptr, log_r_ptr, first_ptr, second_ptr, V, P, searc
     unseen = tl.load(first_ptr + x, mask=(x >= 0) & (x < V), other=0.0)
     unseen = unseen + tl.load(second_ptr + y, mask=(y >= 0) & (y < V), other=0.0)
     wanted = x * V + y
-    place = (wanted * 0).to(tl.int32)  # how many keys are known to be smaller
+    place = tl.zeros_like(wanted).to(tl.int32)  # how many keys are known to be smaller
     for step in range(search_steps):
         probe = place + (1 << (search_steps - 1 - step))
         probed = tl.load(key_ptr + probe - 1, mask=probe <= P, other=0)

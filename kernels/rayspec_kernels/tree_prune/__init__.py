@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.common.layout import fits
 from rayspec_kernels.slim_posterior import fake_tree
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
@@ -57,8 +58,9 @@ def tree_prune(
     its way. Nodes keep the order of the loop, which took `depth` steps with `topk` in its beam. Nothing synchronises.
     """
     C = expansion.tokens_BC.shape[1]
-    is_small = all(n <= most for n, most in zip(Sizes(C, min(count, C), num_nodes), MAX_SIZES, strict=True))
-    if is_small and uses_kernel(expansion.p_BC, root_B, *expansion, *correlations):
+    if fits(Sizes(C, min(count, C), num_nodes), MAX_SIZES) and uses_kernel(
+        expansion.p_BC, root_B, *expansion, *correlations
+    ):
         tokens_BN, *links, num_nodes_B = _tree_prune(
             root_B, *(t.contiguous() for t in expansion), *correlations, length_bonus, topk, depth, count, num_nodes
         )
