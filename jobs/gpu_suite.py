@@ -140,7 +140,7 @@ def _tau(text: str) -> tuple[str, float]:
 
 def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
     benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
-    return (case for size in sizes for batch in batches for bench in benches for case in bench.cases(size, batch))
+    return (case for batch in batches for size in sizes for bench in benches for case in bench.cases(size, batch))
 
 
 def checked(case: Any, device: Any) -> dict[str, Any]:

@@ -74,20 +74,23 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
 
 def timing(op: str, batch: int, seconds: float, **rivals_s: float) -> dict[str, Any]:
     return {"op": op, "shape": "Llama", "batch": batch, "variant": "bf16", "bytes": 1, "flops": 1, "seconds": seconds,
-            "spread": 0.01, "floor_s": seconds / 2, "rivals_s": rivals_s}  # fmt: skip
+            "spread": 0.01, "floor_s": seconds / 2, "rivals_s": rivals_s, "alternatives_s": {}}  # fmt: skip
 
 
 def test_report_of_timings(tmp_path: Path) -> None:
     timings = [
         timing("head_topk", 1, 1e-4, **{"product alone": 0.9e-4, "product, top-k, log-sum-exp": 3e-4}),
+        timing("gather_dot", 64, 2e-4),
         timing("gather_dot", 1, 2e-5),
     ]
+    timings[0]["alternatives_s"] = {"a tile a program": 1.1e-4}
     assert speedup(timings[0]) == pytest.approx(3.0)  # against what gives the same, not against a part of it
     results = {"provenance": {"GPU": "some"}, "ceilings": {"copy_bytes_per_s": 4e12, "gemm_flops_per_s": 7e14},
                "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"}}  # fmt: skip
     write_report(results, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| head_topk | bf16 | Llama | 1 | 100.0 | 1% | 50.0 | 50% |" in text
-    assert "3.00x" in text
+    assert "3.00x | a tile a program 110.0 |" in text
+    assert text.index("| gather_dot | bf16 | Llama | 1 |") < text.index("| gather_dot | bf16 | Llama | 64 |")
     assert "- b: no time" in text
     assert (tmp_path / "share_of_floor.png").exists()

@@ -1,5 +1,7 @@
 """Weights in fewer bits: rounding errors as small as the format allows, and the kernels against the reference."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,9 @@ from rayspec_kernels.common.quantized import (
     unpack_int4,
 )
 from rayspec_kernels.quantized_linear import _quantized_linear, quantized_linear
+from rayspec_kernels.quantized_linear import kernel as module
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
-from rayspec_kernels.quantized_linear.kernel import linear_kernel
+from rayspec_kernels.quantized_linear.kernel import gemv_kernel, linear_kernel, tiled_kernel
 from rayspec_kernels.quantized_linear.reference import linear_reference
 
 N, K = 96, 128
@@ -103,20 +106,46 @@ def test_kernel_matches_float64(
 ) -> None:
     x_BH, weight = drawn(rows, width, dtype=dtype, device=device), stored(outputs, width, weight_format, device)
     exact = x_BH.double() @ dequantize_reference(weight).double().T
-    y_BN = linear_kernel(x_BH, weight)
-    assert y_BN.dtype == dtype
-    assert_close(y_BN, exact, ROUNDED[dtype])
+    for y_BN in (tiled_kernel(x_BH, weight), gemv_kernel(x_BH, weight, 2), gemv_kernel(x_BH, weight, 8)):
+        assert y_BN.dtype == dtype
+        assert_close(y_BN, exact, ROUNDED[dtype])
     assert_close(linear_reference(x_BH.double(), weight), exact, ROUNDED[torch.float32])
 
 
+@pytest.mark.parametrize("kernel", [tiled_kernel, gemv_kernel])
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_kernel_on_some_rows_far_apart(weight_format: str, device: torch.device) -> None:
+def test_kernel_on_some_rows_far_apart(
+    weight_format: str, kernel: Callable[[Tensor, Quantized], Tensor], device: torch.device
+) -> None:
     """Row 299 lies 2.7e9 elements from row 0; heads ask for the first rows of a matrix."""
     x_BH, weight = drawn(2, 32, dtype=torch.bfloat16, device=device), stored(300, 32, weight_format, device)
     far = Quantized(with_row_stride(weight.values, 9_000_000), weight.scales)
-    assert torch.equal(linear_kernel(x_BH, far), linear_kernel(x_BH, weight))
+    assert torch.equal(kernel(x_BH, far), kernel(x_BH, weight))
     first = Quantized(*(t[:130] for t in weight))
-    assert torch.equal(linear_kernel(x_BH, first), linear_kernel(x_BH, weight)[:, :130])
+    assert torch.equal(kernel(x_BH, first), kernel(x_BH, weight)[:, :130])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_plain_matrices_and_widths_beyond_a_block(dtype: torch.dtype, device: torch.device) -> None:
+    """The matrices in front of fused heads: a width of several blocks with a rest, rows of x that lie apart."""
+    wide_BH = drawn(3, 4600, dtype=dtype, device=device)
+    x_BH, weight_NH = wide_BH[:, :4500], drawn(21, 4500, dtype=dtype, device=device, seed=1)
+    exact = x_BH.double() @ weight_NH.double().T
+    for y_BN in (tiled_kernel(x_BH, weight_NH), gemv_kernel(x_BH, weight_NH, 2), gemv_kernel(x_BH, weight_NH, 8)):
+        assert_close(y_BN, exact, ROUNDED[dtype])
+
+
+@pytest.mark.parametrize(
+    ("B", "N", "expected"), [(1, 512, "gemv_kernel"), (5, 512, "tiled_kernel"), (1, 4096, "tiled_kernel")]
+)
+def test_small_matrices_of_few_rows_go_without_tensor_cores(
+    B: int, N: int, expected: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    for name in ("gemv_kernel", "tiled_kernel"):
+        monkeypatch.setattr(module, name, lambda x_BH, weight, name=name: name)
+    x_BH, weight_NH = torch.ones(B, 16, device=device), torch.ones(N, 16, device=device)
+    assert linear_kernel(x_BH, weight_NH) == expected
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -124,11 +153,11 @@ def test_kernel_keeps_faults_where_they_are(device: torch.device) -> None:
     x_BH, weight = drawn(3, 32, dtype=torch.float32, device=device), stored(20, 32, "int8", device)
     x_BH[1, 5] = float("nan")
     weight.scales[4] = float("inf")
-    is_finite_BN = linear_kernel(x_BH, weight).isfinite()
     expected = torch.ones(3, 20, dtype=torch.bool, device=device)
     expected[1] = False
     expected[:, 4] = False
-    assert torch.equal(is_finite_BN, expected)
+    for kernel in (tiled_kernel, gemv_kernel):
+        assert torch.equal(kernel(x_BH, weight).isfinite(), expected)
 
 
 def test_kernel_refuses_layouts_and_types(device: torch.device) -> None:

@@ -18,7 +18,8 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`bytes`: what one call must read and write at least, each byte once; `flops`: multiply-adds counted as two."""
+    """`bytes`: what one call must read and write at least, each byte once; `flops`: multiply-adds counted as two.
+    `alternatives`: the same result from our kernels launched otherwise, to see whether the dispatch chooses well."""
 
     op: str
     shape: str
@@ -30,6 +31,7 @@ class Case:
     kernel: Callable[..., Any]
     check: Callable[[Inputs, Any], None]  # raises AssertionError
     rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    alternatives: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -58,6 +60,7 @@ class Timing:
     spread: float  # (slowest - fastest) / median of the rounds
     floor_s: float  # no version runs faster on this card
     rivals_s: dict[str, float]
+    alternatives_s: dict[str, float]
 
     @property
     def share_of_floor(self) -> float:
@@ -86,7 +89,8 @@ def check(case: Case, device: torch.device, seed: int = 0) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         inputs = case.make(generator(device, seed))
-        case.check(inputs, case.kernel(*inputs))
+        for kernel in (case.kernel, *case.alternatives.values()):
+            case.check(inputs, kernel(*inputs))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -96,9 +100,12 @@ def measure(case: Case, ceilings: Ceilings, device: torch.device) -> Timing:
     sets = [case.make(generator(device, seed)) for seed in range(_num_sets(case.bytes, device))]
     seconds, spread = _graph_seconds(case.kernel, sets)
     floor_s = max(case.bytes / ceilings.copy_bytes_per_s, case.flops / ceilings.gemm_flops_per_s)
-    rivals_s = {name: _graph_seconds(rival, sets)[0] for name, rival in case.rivals.items()}
+    rivals_s, alternatives_s = (
+        {name: _graph_seconds(call, sets)[0] for name, call in calls.items()}
+        for calls in (case.rivals, case.alternatives)
+    )
     return Timing(case.op, case.shape, case.batch, case.variant, case.bytes, case.flops, seconds, spread, floor_s,
-                  rivals_s)  # fmt: skip
+                  rivals_s, alternatives_s)  # fmt: skip
 
 
 def _num_sets(call_bytes: int, device: torch.device) -> int:
@@ -156,5 +163,5 @@ def run(cases: Iterable[Case]) -> None:
     for case in cases:
         check(case, device)
         timing = measure(case, measured, device)
-        rivals = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in timing.rivals_s.items())
+        rivals = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in (timing.rivals_s | timing.alternatives_s).items())
         print(f"{case.name:60} {timing.seconds * 1e6:8.1f} us, {timing.share_of_floor:4.0%} of the floor; {rivals}")

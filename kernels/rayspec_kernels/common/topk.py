@@ -1,8 +1,8 @@
-"""The k best of many scores that never reach memory: each tile of them leaves its own k best, a merge picks.
+"""The k best of many scores that never reach memory: each program keeps the k best of its tiles, a merge picks.
 
 A candidate travels as one int64 key: its score as an integer that sorts like the float (NaN above everything), then
 2^31 - 1 - id. Keys are distinct, a larger one is better, and equal scores resolve to the lowest id.
-B = rows, n = tiles, k = kept candidates.
+B = rows, n = programs, k = kept candidates.
 """
 
 import torch
@@ -14,6 +14,7 @@ from rayspec_kernels.common.best import Best
 
 _LOWEST = tl.constexpr(-(2**31))  # sorts below every score, -inf included
 _NO_KEY = tl.constexpr(-(2**63))
+_PADDING = tl.constexpr(2**63 - 1)  # no candidate has it: its place would be -2^31
 
 
 @triton.jit
@@ -48,16 +49,16 @@ def finite_or_zero(x):
 
 
 @triton.jit
-def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr,
+def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
                K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Leave a tile's K best of each row in keys [B, K, n] and its (maximum, sum of exponentials) in norms [B, 2, n].
-    The tile's candidates are at the places first, first + 1, ... of the list of all."""
+    """A program's only tile: its K best of each row into keys [B, K, n], its (maximum, sum of exponentials) into norms
+    [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all."""
     row_B = b_B.to(tl.int64)
     score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
     top_B = tl.max(score_NB, axis=0)
     total_B = tl.sum(tl.exp(score_NB - finite_or_zero(top_B)[None, :]), axis=0)
-    tl.store(norms_ptr + row_B * 2 * num_tiles + tile, top_B, mask=is_row_B)
-    tl.store(norms_ptr + (row_B * 2 + 1) * num_tiles + tile, total_B, mask=is_row_B)
+    tl.store(norms_ptr + row_B * 2 * programs + program, top_B, mask=is_row_B)
+    tl.store(norms_ptr + (row_B * 2 + 1) * programs + program, total_B, mask=is_row_B)
 
     n_N = tl.arange(0, BLOCK_N)
     sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
@@ -65,43 +66,93 @@ def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys
         best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
         key_B = (best_B.to(tl.int64) << 32) | (0x7FFFFFFF - (first + at_B)).to(tl.int64)
         key_B = tl.where(best_B == _LOWEST, _NO_KEY, key_B)
-        tl.store(keys_ptr + (row_B * K + j) * num_tiles + tile, key_B, mask=is_row_B)
+        tl.store(keys_ptr + (row_B * K + j) * programs + program, key_B, mask=is_row_B)
         sorting_NB = tl.where(n_N[:, None] == at_B[None, :], _LOWEST, sorting_NB)
 
 
 @triton.jit
-def store_empty_tile(b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K: tl.constexpr, BLOCK_B: tl.constexpr):
+def store_empty_tile(b_B, is_row_B, program, programs, keys_ptr, norms_ptr, K: tl.constexpr, BLOCK_B: tl.constexpr):
     row_B = b_B.to(tl.int64)
-    tl.store(norms_ptr + row_B * 2 * num_tiles + tile, tl.full((BLOCK_B,), float("-inf"), tl.float32), mask=is_row_B)
-    tl.store(norms_ptr + (row_B * 2 + 1) * num_tiles + tile, tl.zeros((BLOCK_B,), tl.float32), mask=is_row_B)
+    tl.store(norms_ptr + row_B * 2 * programs + program, tl.full((BLOCK_B,), float("-inf"), tl.float32), mask=is_row_B)
+    tl.store(norms_ptr + (row_B * 2 + 1) * programs + program, tl.zeros((BLOCK_B,), tl.float32), mask=is_row_B)
     for j in range(K):
         key_B = tl.full((BLOCK_B,), _NO_KEY, tl.int64)
-        tl.store(keys_ptr + (row_B * K + j) * num_tiles + tile, key_B, mask=is_row_B)
+        tl.store(keys_ptr + (row_B * K + j) * programs + program, key_B, mask=is_row_B)
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
-def _merge_kernel(keys_ptr, norms_ptr, names_ptr, scores_ptr, ids_ptr, log_norm_ptr, num_tiles,
-                  HAS_NAMES: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
+@triton.jit
+def no_best(K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_B: tl.constexpr):
+    """(keys [BLOCK_K, B], maximum [B], sum of exponentials [B]) of a program that has seen nothing. Of the keys, K are
+    places to fill; the rest pads to a power of two and is never the lowest."""
+    key_KB = tl.where(tl.arange(0, BLOCK_K)[:, None] < K, tl.full((BLOCK_K, BLOCK_B), _NO_KEY, tl.int64), _PADDING)
+    return key_KB, tl.full((BLOCK_B,), float("-inf"), tl.float32), tl.zeros((BLOCK_B,), tl.float32)
+
+
+@triton.jit
+def keep_best(score_NB, is_valid_N, first, key_KB, top_B, total_B, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """What a program has seen, with a tile more, whose candidates are at the places first, first + 1, ...
+
+    A round puts the tile's best into the place of the lowest kept one, until it is none in any row of the batch: K
+    rounds for the first tile, fewer and fewer for those behind it, few of whose candidates are among the best.
+    """
+    score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
+    new_top_B = tl.maximum(top_B, tl.max(score_NB, axis=0))
+    shift_B = finite_or_zero(new_top_B)
+    total_B = total_B * tl.exp(top_B - shift_B) + tl.sum(tl.exp(score_NB - shift_B[None, :]), axis=0)
+
+    n_N, k_K = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
+    is_more = 1
+    while is_more > 0:
+        best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
+        candidate_B = (best_B.to(tl.int64) << 32) | (0x7FFFFFFF - (first + at_B)).to(tl.int64)
+        candidate_B = tl.where(best_B == _LOWEST, _NO_KEY, candidate_B)
+        lowest_B, place_B = tl.min(key_KB, axis=0, return_indices=True)
+        is_better_B = candidate_B > lowest_B
+        is_place_KB = (k_K[:, None] == place_B[None, :]) & is_better_B[None, :]
+        key_KB = tl.where(is_place_KB, candidate_B[None, :], key_KB)
+        sorting_NB = tl.where(n_N[:, None] == at_B[None, :], _LOWEST, sorting_NB)
+        is_more = tl.max(is_better_B.to(tl.int32), axis=0)
+    return key_KB, new_top_B, total_B
+
+
+@triton.jit
+def store_best(key_KB, top_B, total_B, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
+               K: tl.constexpr):  # fmt: skip
+    """The keys of a program into keys [B, K, n], best first; its maximum and sum into norms [B, 2, n]."""
+    row_B = b_B.to(tl.int64)
+    tl.store(norms_ptr + row_B * 2 * programs + program, top_B, mask=is_row_B)
+    tl.store(norms_ptr + (row_B * 2 + 1) * programs + program, total_B, mask=is_row_B)
+    key_KB = tl.where(key_KB == _PADDING, _NO_KEY, key_KB)
+    for j in range(K):
+        best_B = tl.max(key_KB, axis=0)
+        tl.store(keys_ptr + (row_B * K + j) * programs + program, best_B, mask=is_row_B)
+        key_KB = tl.where(key_KB == best_B[None, :], _NO_KEY, key_KB)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _merge_kernel(keys_ptr, norms_ptr, names_ptr, scores_ptr, ids_ptr, log_norm_ptr, programs,
+                  HAS_NAMES: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    tile_T = tl.arange(0, BLOCK_T)
-    is_tile_T = tile_T < num_tiles
+    program_P = tl.arange(0, BLOCK_P)
+    is_program_P = program_P < programs
 
-    top_T = tl.load(norms_ptr + row * 2 * num_tiles + tile_T, mask=is_tile_T, other=float("-inf"))
-    total_T = tl.load(norms_ptr + (row * 2 + 1) * num_tiles + tile_T, mask=is_tile_T, other=0.0)
-    top = finite_or_zero(tl.max(top_T, axis=0))
-    tl.store(log_norm_ptr + row, tl.log(tl.sum(total_T * tl.exp(top_T - top), axis=0)) + top)
+    top_P = tl.load(norms_ptr + row * 2 * programs + program_P, mask=is_program_P, other=float("-inf"))
+    total_P = tl.load(norms_ptr + (row * 2 + 1) * programs + program_P, mask=is_program_P, other=0.0)
+    top = finite_or_zero(tl.max(top_P, axis=0))
+    tl.store(log_norm_ptr + row, tl.log(tl.sum(total_P * tl.exp(top_P - top), axis=0)) + top)
 
-    # the k best lie in the k tiles whose best is best
+    # the k best lie with the k programs whose best is best
     j_K = tl.arange(0, BLOCK_K)
     chosen_K = tl.zeros((BLOCK_K,), tl.int32)
-    key_T = tl.load(keys_ptr + row * K * num_tiles + tile_T, mask=is_tile_T, other=_NO_KEY)
+    key_P = tl.load(keys_ptr + row * K * programs + program_P, mask=is_program_P, other=_NO_KEY)
     for j in range(K):
-        _, at = tl.max(key_T, axis=0, return_indices=True)
+        _, at = tl.max(key_P, axis=0, return_indices=True)
         chosen_K = tl.where(j_K == j, at, chosen_K)
-        key_T = tl.where(tile_T == at, _NO_KEY, key_T)
+        key_P = tl.where(program_P == at, _NO_KEY, key_P)
 
-    # with fewer than k tiles one of them comes twice; equal keys leave together below
-    places_KK = (row * K + j_K[:, None]) * num_tiles + chosen_K[None, :]
+    # with fewer than k programs one of them comes twice; equal keys leave together below
+    places_KK = (row * K + j_K[:, None]) * programs + chosen_K[None, :]
     key_KK = tl.load(keys_ptr + places_KK, mask=(j_K[:, None] < K) & (j_K[None, :] < K), other=_NO_KEY)
     key_KK = tl.reshape(key_KK, (BLOCK_K * BLOCK_K,))
     for j in range(K):
@@ -114,22 +165,22 @@ def _merge_kernel(keys_ptr, norms_ptr, names_ptr, scores_ptr, ids_ptr, log_norm_
         key_KK = tl.where(key_KK == key, _NO_KEY, key_KK)
 
 
-def tile_buffers(rows: int, k: int, num_tiles: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(keys int64 [B, k, n], norms float32 [B, 2, n]): tiles last, since the merge reads along them."""
-    keys_BKn = torch.empty(rows, k, num_tiles, dtype=torch.int64, device=device)
-    return keys_BKn, torch.empty(rows, 2, num_tiles, dtype=torch.float32, device=device)
+def best_buffers(rows: int, k: int, programs: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(keys int64 [B, k, n], norms float32 [B, 2, n]): programs last, since the merge reads along them."""
+    keys_BKn = torch.empty(rows, k, programs, dtype=torch.int64, device=device)
+    return keys_BKn, torch.empty(rows, 2, programs, dtype=torch.float32, device=device)
 
 
-def merge_tiles(keys_BKn: Tensor, norms_B2n: Tensor, names_L: Tensor | None) -> Best:
+def merge_best(keys_BKn: Tensor, norms_B2n: Tensor, names_L: Tensor | None) -> Best:
     """`names_L`: the id of each candidate, None where that is its place."""
-    B, k, num_tiles = keys_BKn.shape
+    B, k, programs = keys_BKn.shape
     scores_Bk = torch.empty(B, k, dtype=torch.float32, device=keys_BKn.device)
     best = Best(scores_Bk, torch.empty_like(scores_Bk, dtype=torch.int64), torch.empty_like(scores_Bk[:, 0]))
-    block = triton.next_power_of_2(num_tiles)
-    # one program a row; 4 to 8 tiles a thread keep the k dependent reductions short
+    block = triton.next_power_of_2(programs)
+    # one program a row; 4 to 8 lists a thread keep the k dependent reductions short
     warps = min(16, max(1, block // 256))
     _merge_kernel[(B,)](
-        keys_BKn, norms_B2n, keys_BKn if names_L is None else names_L, *best, num_tiles,
-        HAS_NAMES=names_L is not None, K=k, BLOCK_K=triton.next_power_of_2(k), BLOCK_T=block, num_warps=warps,
+        keys_BKn, norms_B2n, keys_BKn if names_L is None else names_L, *best, programs,
+        HAS_NAMES=names_L is not None, K=k, BLOCK_K=triton.next_power_of_2(k), BLOCK_P=block, num_warps=warps,
     )  # fmt: skip
     return best

@@ -1,7 +1,7 @@
 """The k best tokens of a dense head in one pass over its matrix; logits [B, V] are never written.
 
-One program a tile of rows keeps that tile's k best and its share of the log-sum-exp, a second launch merges the tiles
-(common/topk.py). B = rows, H = width, V = candidates, k = kept ones.
+A program keeps the k best of its tiles of rows and their share of the log-sum-exp (common/score_tiles.py), a second
+launch merges the programs' (common/topk.py). B = rows, H = width, V = candidates, k = kept ones.
 """
 
 from torch import Tensor

@@ -2,12 +2,17 @@
 
 A router of rank 512 of Llama-3.1-8B scores 128256 tokens: 131 MB in bf16, 30 us at an H200's 4.3 TB/s; 66 MB in int8
 and fp8, 15 us; 37 MB in int4 with groups of 64, 9 us. The results are 0.26 MB a row of x: at B = 64 they are 16 MB, a
-third of what int4 moves at all. The projection in front of the router (512 x 4096) is of 1 to 2 MB, less than a
-microsecond, so that its launch is what it costs.
+third of what int4 moves at all.
 
-Measured: nothing yet; no GPU has run this. Not built, since nothing could be measured: splitting H over programs. The
-small projection in front of a head has 32 tiles for 132 multiprocessors, so that by this arithmetic it could win a
-microsecond or two of the head's 31 (bf16), less a second pass over the parts.
+The projection in front of that router or of a low-rank head (512 x 4096) is 4.2 MB in bf16, 1 us, 1.2 MB in int4. What
+it costs is a launch and how few programs it makes: 32 tiles of 16 rows, each of which streams 131 KB, some 2 us for a
+multiprocessor with 48 KB in flight and 800 ns of latency. For up to 4 rows of x there are 256 programs without tensor
+cores instead, each with all of its 16 KB in flight. The suite times both.
+
+Measured: nothing yet; no GPU has run this. Not built: splitting the width over programs for 5 to 16 rows, which could
+win a microsecond of some 35 in front of a head. Its parts must be added up by another launch (a microsecond), by
+whoever reads them (at 16 rows as many bytes of L2 as the head's own matrix has) or by the last program to arrive
+(counters that outlive the call, which a fault or a second stream leaves wrong).
 """
 
 from collections.abc import Iterator
@@ -21,18 +26,21 @@ from rayspec_kernels.common.closeness import ROUNDED, assert_close
 from rayspec_kernels.common.inputs import DTYPE, float64_scores, formats, random, random_weight, stored_bytes
 from rayspec_kernels.common.quantized import FORMATS
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
-from rayspec_kernels.quantized_linear.kernel import linear_kernel
+from rayspec_kernels.quantized_linear.kernel import gemv_kernel, linear_kernel, tiled_kernel
 from rayspec_kernels.quantized_linear.reference import linear_reference
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
     for weight_format in FORMATS:
         if weight_format in formats(shape.rank):
-            yield _case(shape, batch, weight_format)
+            yield _case(shape, batch, shape.vocab, shape.rank, weight_format)
+    for weight_format in ("bf16", "int4"):
+        if weight_format in formats(shape.hidden):
+            yield _case(shape, batch, shape.rank, shape.hidden, weight_format)
 
 
-def _case(shape: Shape, batch: int, weight_format: str) -> Case:
-    outputs, width = shape.vocab, shape.rank
+def _case(shape: Shape, batch: int, outputs: int, width: int, weight_format: str) -> Case:
+    is_small = outputs == shape.rank
 
     def make(generator: torch.Generator) -> Inputs:
         weight = random_weight(generator, outputs, width, weight_format)
@@ -45,16 +53,22 @@ def _case(shape: Shape, batch: int, weight_format: str) -> Case:
         op="quantized_linear",
         shape=shape.name,
         batch=batch,
-        variant=f"r={width}, {weight_format}",
+        variant=f"{'r x H' if is_small else 'V x r'} {weight_format}",
         bytes=stored_bytes(outputs, width, weight_format) + 2 * batch * (width + outputs),
         flops=2 * batch * outputs * width,
         make=make,
         kernel=lambda x, weight, _: linear_kernel(x, weight),
         check=check,
-        rivals={
-            "product in bf16": lambda x, _, plain: linear(x, plain),
-            "dequantise, product": lambda x, weight, _: linear_reference(x, weight),
-        },
+        rivals={"product in bf16": lambda x, _, plain: linear(x, plain)}
+        | (
+            {"dequantise, product": lambda x, weight, _: linear_reference(x, weight)} if weight_format != "bf16" else {}
+        ),
+        alternatives={
+            "on tensor cores": lambda x, weight, _: tiled_kernel(x, weight),
+            "without them": lambda x, weight, _: gemv_kernel(x, weight),
+        }
+        if is_small and batch <= 16
+        else {},
     )
 
 

@@ -1,7 +1,10 @@
 """y = x W^T for few rows and a matrix in floating point or in fewer bits, dequantised in registers.
 
-A small matrix (the projection in front of a fused head) is cut into tiles as short as tensor cores allow (16 rows),
-also along the batch: 4 MiB otherwise occupy a fifth of the chip. B = rows, N = outputs, H = width.
+A large matrix goes through tensor cores in tall tiles. A small one (the projection in front of a fused head: 4 MiB are
+32 tiles of 16 rows, the fewest of a tensor core, for 132 multiprocessors) is cut into tiles as short as that, also
+along the batch; for up to 4 rows of x it goes without tensor cores in tiles of 2 to 8 rows, whose columns the warps of
+a program share. That fills a device as well as splitting the width over programs would, and leaves no parts to add.
+B = rows, N = outputs, H = width.
 """
 
 import torch
@@ -9,10 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.gemv import columns_at_a_time, gemv
 from rayspec_kernels.common.quantized import Quantized
-from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
+from rayspec_kernels.common.rows_dot import Operand, choose_tiling, multiprocessors, rows_dot
 
-_SHORTEST = 16  # tile
+_SHORTEST = 16  # tile of a tensor core
+_FEW = 4  # rows of x, each of which reads the whole matrix (from L2, where a small one fits)
 
 
 @triton.jit(do_not_specialize=["B", "N"])
@@ -27,8 +32,26 @@ def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, strid
     tl.store(y_ptrs, acc_NB.to(y_ptr.dtype.element_ty), mask=(row_N[:, None] < N) & (b_B[None, :] < B))
 
 
+@triton.jit(do_not_specialize=["N"])
+def _gemv_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, N, H, stride_x, stride_w, stride_s,
+                 FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                 BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    out_N = gemv(x_ptr + row * stride_x, weight_ptr, scale_ptr, row_N.to(tl.int64), row_N < N, H, stride_w, stride_s,
+                 FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_H)  # fmt: skip
+    tl.store(y_ptr + row * N + row_N, out_N.to(y_ptr.dtype.element_ty), mask=row_N < N)
+
+
 def linear_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
     """[B, N] in the dtype of x. Raises ValueError for layouts it does not take."""
+    operand = Operand.of(weight, x_BH)
+    is_small = triton.cdiv(len(operand.values), _SHORTEST) < multiprocessors(x_BH.device)
+    return gemv_kernel(x_BH, weight) if is_small and len(x_BH) <= _FEW else tiled_kernel(x_BH, weight)
+
+
+def tiled_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
+    """`linear_kernel` through tensor cores."""
     operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
     N = len(operand.values)
     tiling = choose_tiling(operand, x_BH, N)
@@ -41,5 +64,24 @@ def linear_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
         FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
         num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return y_BN
+
+
+def gemv_kernel(x_BH: Tensor, weight: Tensor | Quantized, rows: int | None = None) -> Tensor:
+    """`linear_kernel` without tensor cores, in tiles of `rows` rows: 2, 4 or 8, by default so few that there is a
+    program for each multiprocessor."""
+    operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
+    N = len(operand.values)
+    if rows is None:
+        rows = 8
+        while rows > 2 and triton.cdiv(N, rows) * B < multiprocessors(x_BH.device):
+            rows //= 2
+    width = columns_at_a_time(operand.format, rows, H)
+    y_BN = torch.empty(B, N, dtype=x_BH.dtype, device=x_BH.device)
+    _gemv_kernel[(B, triton.cdiv(N, rows))](
+        x_BH, operand.values, operand.scales, y_BN, N, H, x_BH.stride(0), operand.values.stride(0),
+        operand.scales.stride(0),
+        FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % width == 0, BLOCK_N=rows, BLOCK_H=width, num_warps=4,
     )  # fmt: skip
     return y_BN

@@ -4,7 +4,9 @@ Llama-3.1-8B, r = 512: down 4.2 MB and up 131 MB, so 31 us at an H200's 4.3 TB/s
 projection is 3% of the bytes but a launch of its own, and the merge another: some microseconds that only a single
 persistent launch could save.
 
-Measured: nothing yet; no GPU has run this. Not tried yet: both projections in one persistent launch.
+Measured: nothing yet; no GPU has run this. The suite times a tile a program (see head_topk) and a down projection on
+tensor cores (see quantized_linear) beside what the dispatch chooses. Not tried: both projections in one persistent
+launch, whose programs would have to wait for each other.
 """
 
 from collections.abc import Iterator
@@ -17,8 +19,10 @@ from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.common.closeness import ROUNDED
 from rayspec_kernels.common.inputs import DTYPE, best_bytes, check_best, random, stored_bytes
+from rayspec_kernels.common.score_tiles import EVERY_TILE, score_tiles
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.bench import K, topk_and_norm
+from rayspec_kernels.quantized_linear.kernel import linear_kernel, tiled_kernel
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
 
 
@@ -49,6 +53,12 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
             "products, top-k": lambda x, down, up: linear(linear(x, down), up).topk(k),
             "products, top-k, log-sum-exp": lambda x, down, up: topk_and_norm(linear(linear(x, down), up), k),
         },
+        alternatives={
+            "a tile a program": lambda x, down, up: score_tiles(linear_kernel(x, down), up, k, programs=EVERY_TILE),
+            "down on tensor cores": lambda x, down, up: score_tiles(tiled_kernel(x, down), up, k),
+        }
+        if batch <= 16
+        else {},
     )
 
 

@@ -1,6 +1,6 @@
 """SlimSpec's low-rank head with its k best; logits [B, V] are never written.
 
-Three launches: down (a matrix of r x H, some 3% of the bytes), up with the k best of each tile, merge.
+Three launches: down (a matrix of r x H, some 3% of the bytes), up with the k best of each program, merge.
 B = rows, H = width, r = rank, V = vocabulary.
 """
 
