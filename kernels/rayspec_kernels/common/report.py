@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayspec_kernels.common.goals import goals_table
+
 Results = Mapping[str, Any]
 
 
@@ -20,6 +22,8 @@ def write_report(results: Results, folder: Path) -> None:
     lines += [f"- {c['name']}: {c['error']}" for c in wrong]
     if results["left_out"]:
         lines += ["", "Left out:", *(f"- {name}: {why}" for name, why in results["left_out"].items())]
+    if timings:
+        lines += ["", "## Goals", "", *goals_table(timings)]
     lines += ["", "## Times", "", *_table(timings)]
     lines += [f"\n![{figure.stem}]({figure.name})" for figure in figures]
     write_whole(folder / "report.md", "\n".join(lines) + "\n")

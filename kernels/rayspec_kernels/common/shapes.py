@@ -22,5 +22,5 @@ MODELS = (
 BATCHES = (1, 64, 4, 16)  # the ends first, since a suite that is out of time leaves out the rest
 
 # for correctness alone: several tiles with a rest, and widths that no block divides where the format allows it
-SMALL = (Shape("small", 301, 128), Shape("odd", 173, 72), Shape("tiny", 17, 8))
+SMALL = (Shape("small", 301, 128), Shape("odd", 173, 72), Shape("wide", 90, 512), Shape("tiny", 17, 8))
 SMALL_BATCHES = (1, 3, 19)

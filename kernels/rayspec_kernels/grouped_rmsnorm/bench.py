@@ -66,6 +66,15 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
         assert_close(out[0], wide_x.grad, ROUNDED[DTYPE])
         assert_close(out[1][None], wide_weight.grad[None], ROUNDED[DTYPE])
 
+    def composition_backward(
+        dy_NC: Tensor, x_NC: Tensor, weight_C: Tensor, inverse_NG: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        inverse_NG1 = inverse_NG[:, :, None]
+        unit_NGD = x_NC.view(N, _GROUPS, -1) * inverse_NG1
+        scaled_NGD = (dy_NC * weight_C).view(N, _GROUPS, -1)
+        dx_NGD = inverse_NG1 * (scaled_NGD - unit_NGD * (scaled_NGD * unit_NGD).mean(dim=2, keepdim=True))
+        return dx_NGD.view(N, C).to(x_NC.dtype), (dy_NC * unit_NGD.view(N, C)).sum(dim=0).to(weight_C.dtype)
+
     yield Case(
         **common,  # type: ignore[arg-type]
         variant=f"backward, {N} rows",
@@ -74,6 +83,7 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
         make=make_backward,
         kernel=grouped_rmsnorm_backward_kernel,
         check=check_backward,
+        rivals={"torch": composition_backward},
     )
 
 

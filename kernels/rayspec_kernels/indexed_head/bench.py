@@ -1,12 +1,14 @@
 """indexed_head: |I| x H weights and |I| indices of 4 bytes, 2 B |I| H flops.
 
-DynaSpec's 28 K of Llama-3.1-8B's rows: 229 MB, so 53 us at an H200's 4.3 TB/s; a row is 8 KiB in one piece, so the
-floor is the same wherever the rows lie. Gathering first moves every byte three times (read, write, read).
+DynaSpec's 28 K of Llama-3.1-8B's rows: 235 MB, so 55 us at an H200's 4.3 TB/s, half of that in int8 and fp8, 15 us in
+int4; a row is 8 KiB in one piece, so the floor is the same wherever the rows lie. Gathering first moves every byte
+three times (read, write, read).
 
 Measured: nothing yet; no GPU has run this. Not tried yet: bulk tensor copies of whole ranges.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch.nn.functional import linear
 from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.best import Best, best_reference
 from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best
-from rayspec_kernels.common.inputs import best_bytes, float64_scores, random, stored_bytes
+from rayspec_kernels.common.inputs import best_bytes, float64_scores, formats, random, random_weight, stored_bytes
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.bench import K, topk_and_norm
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
@@ -28,18 +30,20 @@ _TILE = 128
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
     rows = min(28 * 1024, shape.vocab // 2)
     clusters = -(-rows // _CLUSTER)
-    for variant in ("list", "ranges", "ranges, stored in order"):
-        yield _case(shape, batch, variant, clusters, min(_CLUSTER, rows))
+    for where in ("list", "ranges", "ranges stored in order"):
+        yield _case(shape, batch, where, "bf16", clusters, min(_CLUSTER, rows))
+    for weight_format in formats(shape.hidden)[1:]:
+        yield _case(shape, batch, "ranges stored in order", weight_format, clusters, min(_CLUSTER, rows))
 
 
-def _case(shape: Shape, batch: int, variant: str, clusters: int, cluster: int) -> Case:
+def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: int, cluster: int) -> Case:
     V, H, k = shape.vocab, shape.hidden, min(K, clusters * cluster)
     rows = clusters * cluster
-    is_listed_order = variant.endswith("in order")
+    is_listed_order = where.endswith("in order")
 
     def make(generator: torch.Generator) -> Inputs:
         """Clusters spread over the matrix; the ranges in as many tiles again that are empty, as a padded union has."""
-        weight_VH = random(generator, V, H, scale=H**-0.5)
+        weight = random_weight(generator, V, H, weight_format)
         device = generator.device
         chosen = torch.randperm(V // cluster, generator=generator, device=device)[:clusters].sort().values * cluster
         place_T = torch.arange(0, cluster, _TILE, device=device)
@@ -49,38 +53,37 @@ def _case(shape: Shape, batch: int, variant: str, clusters: int, cluster: int) -
         ranges_t2 = torch.cat([ranges_t2, torch.zeros_like(ranges_t2)])
         ids_n = (chosen[:, None] + torch.arange(cluster, device=device)).flatten().int()
         every = torch.arange(V, device=device, dtype=torch.int32)
-        return random(generator, batch, H), weight_VH, every, ids_n, ranges_t2, weight_VH[ids_n]
+        trimmed = weight[ids_n] if isinstance(weight, Tensor) else None
+        return random(generator, batch, H), weight, every, ids_n, ranges_t2, trimmed
 
-    def arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, int, Tiles | None, bool]:
-        x_BH, weight_VH, every, ids_n, ranges_t2, _ = inputs
-        if variant == "list":
-            return x_BH, weight_VH, ids_n, k, None, False
-        return x_BH, weight_VH, every, k, Tiles(ranges_t2, _TILE), is_listed_order
-
-    def kernel(*inputs: Tensor) -> Best:
-        return indexed_head_kernel(*arguments(inputs))
+    def kernel(*inputs: Any) -> Best:
+        x_BH, weight, every, ids_n, ranges_t2, _ = inputs
+        if where == "list":
+            return indexed_head_kernel(x_BH, weight, ids_n, k)
+        return indexed_head_kernel(x_BH, weight, every, k, Tiles(ranges_t2, _TILE), is_listed_order)
 
     def check(inputs: Inputs, out: Best) -> None:
-        x_BH, weight_VH, _, ids_n, *_ = inputs
-        scores_BV = float64_scores(x_BH, weight_VH)
+        x_BH, weight, _, ids_n, *_ = inputs
+        scores_BV = float64_scores(x_BH, weight)
         chosen = best_reference(scores_BV[:, ids_n], k)
         assert_best(out, chosen._replace(ids_Bk=ids_n.long()[chosen.ids_Bk]), scores_BV, FLOAT32_SUMS)
 
+    rivals = {
+        "product with trimmed head": lambda *inputs: linear(inputs[0], inputs[-1]),
+        "trimmed, top-k, log-sum-exp": lambda *inputs: topk_and_norm(linear(inputs[0], inputs[-1]), k),
+        "gather, product": lambda *inputs: linear(inputs[0], inputs[1].index_select(0, inputs[3])),
+    }
     return Case(
         op="indexed_head",
         shape=shape.name,
         batch=batch,
-        variant=f"{rows} rows, {variant}",
-        bytes=stored_bytes(rows, H, "bf16") + 4 * rows + 2 * batch * H + best_bytes(batch, k),
+        variant=f"{rows} rows, {where} {weight_format}",
+        bytes=stored_bytes(rows, H, weight_format) + 4 * rows + 2 * batch * H + best_bytes(batch, k),
         flops=2 * batch * rows * H,
         make=make,
         kernel=kernel,
         check=check,
-        rivals={
-            "product with trimmed head": lambda *inputs: linear(inputs[0], inputs[-1]),
-            "trimmed, top-k, log-sum-exp": lambda *inputs: topk_and_norm(linear(inputs[0], inputs[-1]), k),
-            "gather, product": lambda *inputs: linear(inputs[0], inputs[1].index_select(0, inputs[3])),
-        },
+        rivals=rivals if weight_format == "bf16" else {},
     )
 
 
