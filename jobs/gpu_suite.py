@@ -19,7 +19,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,21 @@ def main() -> int:
     if args.report:
         write_report(stored(args.report, "results.json"), args.report)
         return 0
-    results = run(args.ops, args.interpret)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_whole(args.out / "results.json", json.dumps(results, indent=1))
+
+    def save(results: dict[str, Any]) -> None:
+        write_whole(args.out / "results.json", json.dumps(results, indent=1))
+
+    results = run(args.ops, args.interpret, save)
+    save(results)
     write_report(results, args.out)
     wrong = [c for c in results["checks"] if c["error"]]
     print(f"{len(results['checks'])} results checked, {len(wrong)} wrong, {len(results['timings'])} timed: {args.out}")
     return 1 if wrong else 0
 
 
-def run(ops: Iterable[str], is_interpreted: bool) -> dict[str, Any]:
+def run(ops: Iterable[str], is_interpreted: bool, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """`save` is given what there is after every case, so that whatever ends the run, its results stay."""
     import torch
 
     from rayspec_kernels.common import bench, shapes
@@ -78,25 +84,50 @@ def run(ops: Iterable[str], is_interpreted: bool) -> dict[str, Any]:
     start = time.monotonic()
     results: dict[str, Any] = {"provenance": provenance(is_interpreted), "ceilings": None, "checks": [], "timings": [],
                                "left_out": {}}  # fmt: skip
-    for case in _cases(ops, shapes.SMALL, shapes.SMALL_BATCHES):
-        results["checks"].append(checked(case, device))
-    if is_interpreted:
-        return results
-    ceilings = bench.ceilings(device)
-    results["ceilings"] = vars(ceilings)
-    for case in _cases(ops, shapes.MODELS, shapes.BATCHES):
-        if time.monotonic() - start > LIMIT_S:
-            results["left_out"][case.name] = f"{LIMIT_S} s were over"
+    ceilings = None if is_interpreted else bench.ceilings(device)
+    results["ceilings"] = vars(ceilings) if ceilings else None
+    cases: list[tuple[Any, Any]] = [(case, None) for case in _cases(ops, shapes.SMALL, shapes.SMALL_BATCHES)]
+    if not is_interpreted:
+        cases += [(case, ceilings) for case in _cases(ops, shapes.MODELS, shapes.BATCHES)]
+    why = ""
+    for number, (case, ceilings) in enumerate(cases, 1):
+        if not why and not is_interpreted and time.monotonic() - start > LIMIT_S:
+            why = f"{LIMIT_S} s were over"
+        if why:
+            results["left_out"][case.name] = why
             continue
-        try:
-            results["checks"].append(checked(case, device))
-            if not results["checks"][-1]["error"]:
-                results["timings"].append(bench.measure(case, ceilings, device).as_dict())
-                print(f"{case.name}: {results['timings'][-1]['seconds'] * 1e6:.1f} us", flush=True)
-        except torch.cuda.OutOfMemoryError:
-            results["left_out"][case.name] = "does not fit into this card's memory"
-            torch.cuda.empty_cache()
+        print(f"[{number}/{len(cases)}] {case.name}: {one(case, ceilings, device, results)}", flush=True)
+        if bench.is_lost(device):
+            why = f"the GPU was lost in {case.name}"
+            results["checks"].append({"name": case.name, "error": "the GPU was lost"})
+        save(results)
     return results
+
+
+def one(case: Any, ceilings: Any, device: Any, results: dict[str, Any]) -> str:
+    """Check a case and, where there are ceilings, time what is right of it. In a few words, what came of it."""
+    import torch
+
+    from rayspec_kernels.common import bench
+
+    try:
+        wrong = bench.check(case, device)
+        error = "; ".join(f"{launch}: {why}" for launch, why in wrong.items())
+        results["checks"].append({"name": case.name, "error": error or None})
+        if ceilings is None or bench.KERNEL in wrong:
+            return f"WRONG: {error}" if error else "right"
+        right = {name: call for name, call in case.alternatives.items() if name not in wrong}
+        timing = bench.measure(replace(case, alternatives=right), ceilings, device)
+        results["timings"].append(timing.as_dict())
+        return f"{timing.seconds * 1e6:.1f} us" + (f", WRONG: {error}" if error else "")
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        results["left_out"][case.name] = "does not fit into this card's memory"
+    except Exception as error:
+        if [check["name"] for check in results["checks"][-1:]] != [case.name]:  # it did not come as far as a launch
+            results["checks"].append({"name": case.name, "error": bench.described(error)})
+        results["left_out"][case.name] = f"not timed: {bench.described(error)}"
+    return f"left out: {results['left_out'][case.name]}"
 
 
 def engines(args: argparse.Namespace) -> int:
@@ -116,8 +147,12 @@ def engines(args: argparse.Namespace) -> int:
         found = stored(args.report, "engines.json")
         write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
         return 0
-    found = measure_engines(args.shape, args.engines or list(known), batches=args.batches)
-    write_curves({**found, "provenance": provenance(is_interpreted=False), "tau": dict(args.tau)}, args.out)
+    made_by = provenance(is_interpreted=False)
+
+    def save(found: dict[str, Any]) -> None:
+        write_curves({**found, "provenance": made_by, "tau": dict(args.tau)}, args.out)
+
+    found = measure_engines(args.shape, args.engines or list(known), batches=args.batches, save=save)
     print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
     return 1 if found["failed"] else 0
 
@@ -141,18 +176,6 @@ def _tau(text: str) -> tuple[str, float]:
 def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
     benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
     return (case for batch in batches for size in sizes for bench in benches for case in bench.cases(size, batch))
-
-
-def checked(case: Any, device: Any) -> dict[str, Any]:
-    """{name, error}: the error is None where the kernel gives what float64 gives."""
-    from rayspec_kernels.common import bench
-
-    try:
-        bench.check(case, device)
-    except AssertionError as error:
-        print(f"WRONG: {case.name}: {error}", flush=True)
-        return {"name": case.name, "error": str(error) or "wrong"}
-    return {"name": case.name, "error": None}
 
 
 def provenance(is_interpreted: bool) -> dict[str, str]:

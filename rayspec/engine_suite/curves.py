@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,16 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by engine, one a batch
 
 
 def measure_engines(
-    shape: str, heads: Sequence[str], *, batches: Sequence[int], draft_steps: int = 4, limit_s: float = 240
+    shape: str,
+    heads: Sequence[str],
+    *,
+    batches: Sequence[int],
+    save: Callable[[dict[str, Any]], None],
+    draft_steps: int = 4,
+    limit_s: float = 240,
 ) -> dict[str, Any]:
-    """{rows: {engine: its rows}, failed: {engine: the end of its output}} of plain decoding and of each head."""
+    """{rows: {engine: its rows}, failed: {engine: what went wrong}} of plain decoding and of each head. `save` is given
+    what there is after every engine, so that whatever ends the run, its results stay."""
     model, specs = SHAPES[shape], head_specs(SHAPES[shape])
     found: dict[str, Any] = {"shape": shape, "draft_steps": draft_steps, "accepted": ACCEPTED, "rows": {}, "failed": {}}
     with tempfile.TemporaryDirectory(prefix="rayspec-") as folder:
@@ -36,37 +43,38 @@ def measure_engines(
         write_target(target, model)
         for name in tqdm([PLAIN, *heads], desc="engines"):
             drafter = None if name == PLAIN else Path(folder) / "drafter"
-            if drafter is not None:
-                write_drafter(drafter, model, specs[name])
             command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(model.vocab)]
             command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
             command += ["--drafter", str(drafter)] if drafter is not None else []
-            status, output = _run(command, limit_s)
-            lines = output.splitlines()
-            if status == 0:
-                found["rows"][name] = json.loads(lines[-1])
-            else:
-                found["failed"][name] = "\n".join([*lines[-30:], f"exit status {status}"])
+            try:
+                if drafter is not None:
+                    write_drafter(drafter, model, specs[name])
+                found["rows"][name] = _run(command, limit_s)
+            except Exception as error:  # of a head too large for the card, say: the others are worth having
+                found["failed"][name] = f"{type(error).__name__}: {error}"
+            save(found)
     return found
 
 
-def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """(exit status, what it wrote, its answer last); whatever it started ends with it."""
+def _run(command: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+    """Its answer; RuntimeError with the end of its log if it gives none. Whatever it started ends with it."""
     environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as log, tempfile.NamedTemporaryFile("r") as answer:
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            [*command, "--out", answer.name], env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            answer, _ = process.communicate(timeout=limit_s)
+            status: int | str = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            log.write(f"no answer within {limit_s} s\n")
-            answer = ""
+            status = f"none within {limit_s} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        log.seek(0)
-        return process.wait(), log.read() + answer
+            process.wait()
+        if status != 0:
+            log.seek(0)
+            raise RuntimeError("\n".join([f"exit status {status}", *log.read().splitlines()[-30:]]))
+        return json.load(answer)
 
 
 def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:

@@ -1,4 +1,4 @@
-"""Step times of one engine, as JSON on the last line: python -m rayspec.engine_suite.steps TARGET [--drafter FOLDER].
+"""Step times of one engine, as JSON: python -m rayspec.engine_suite.steps TARGET --out FILE [--drafter FOLDER].
 
 A process of its own, since an engine's memory returns only with its process, and the accepted length is an environment
 variable that SGLang reads once.
@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import time
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,8 +27,9 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, default=4)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--vocab", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    print(json.dumps(measure(options)))
+    options.out.write_text(json.dumps(measure(options)))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -166,8 +166,23 @@ CPU_MISSING: tuple[Internal, ...] = (
     ),
 )
 
-# Wrapped through the hook registry on every platform: sampling follows one law.
-SAMPLING_WRAPPED: tuple[Internal, ...] = (
+# Wrapped through the hook registry on every platform; the last two so that sampling follows one law.
+WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        ("self", "server_args"),
+        "sglang_ext.adapter.plugin.create_worker",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
+        ("self", "server_args"),
+        "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
+    ),
+    Internal(
+        "sglang.srt.mem_cache.kv_cache_builder.create_tree_cache",
+        ("ctx",),
+        "sglang_ext.adapter.standalone_cache.match_pairs",
+    ),
     Internal(
         "sglang.srt.speculative.eagle_utils.eagle_sample",
         (
@@ -198,23 +213,8 @@ SAMPLING_WRAPPED: tuple[Internal, ...] = (
     ),
 )
 
-# Wrapped or overridden on every platform.
-WRAPPED: tuple[Internal, ...] = (
-    Internal(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
-        ("self", "server_args"),
-        "sglang_ext.adapter.plugin.create_worker",
-    ),
-    Internal(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
-        ("self", "server_args"),
-        "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
-    ),
-    Internal(
-        "sglang.srt.mem_cache.kv_cache_builder.create_tree_cache",
-        ("ctx",),
-        "sglang_ext.adapter.standalone_cache.match_pairs",
-    ),
+# Called, overridden or read on every platform.
+RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.arg_groups.overrides.declare_resolution",
         ("server_args", "source", "fields"),

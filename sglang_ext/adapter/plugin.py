@@ -11,9 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sglang_ext.adapter import SGLANG_VERSION
-from sglang_ext.adapter.drawn_standalone import offer_drawn_drafts
-from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, SAMPLING_WRAPPED, WRAPPED, Internal
-from sglang_ext.adapter.standalone_cache import match_pairs
+from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS, CPU_WRAPPED, WRAPPED, Internal
 
 MODEL_PACKAGE = "sglang_ext.adapter.models"
 
@@ -42,10 +40,7 @@ def register() -> None:
     from sglang_ext.adapter.spec_algorithm import register_algorithms
 
     register_algorithms()
-    HookRegistry.register(WRAPPED[0].target, create_worker, HookType.AROUND)
-    HookRegistry.register(WRAPPED[1].target, offer_drawn_drafts, HookType.AROUND)
-    HookRegistry.register(WRAPPED[2].target, match_pairs, HookType.AROUND)
-    for internal in SAMPLING_WRAPPED:
+    for internal in WRAPPED:
         HookRegistry.register(internal.target, pkgutil.resolve_name(internal.replacement), HookType.AROUND)
     if _is_cpu_platform(current_platform):
         for internal in CPU_REPLACEMENTS:
@@ -79,7 +74,7 @@ def prepare_scheduler() -> None:
     from sglang_ext.adapter.step_clock import start_step_clock, write_step_clock
     from sglang_ext.adapter.swap import swap_drafter
 
-    check_hooks((*SAMPLING_WRAPPED, WRAPPED[2]))
+    check_hooks(WRAPPED)
     Scheduler.rayspec_swap_drafter = swap_drafter
     Scheduler.rayspec_start_step_clock = start_step_clock
     Scheduler.rayspec_write_step_clock = write_step_clock

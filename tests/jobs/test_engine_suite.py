@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayspec.engine_suite import curves
 from rayspec.engine_suite.curves import draw, table
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -33,16 +34,37 @@ def test_a_head_in_sglang(tmp_path: Path) -> None:
     write_target(tmp_path / "target", SHAPE)
     write_drafter(tmp_path / "drafter", SHAPE, head_specs(SHAPE)["dynaspec"])
     command = [sys.executable, "-m", "rayspec.engine_suite.steps", tmp_path / "target", "--vocab", str(SHAPE.vocab)]
-    command += ["--drafter", tmp_path / "drafter", "--batches", "2"]
+    command += ["--drafter", tmp_path / "drafter", "--batches", "2", "--out", tmp_path / "rows.json"]
     environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    rows: list[dict[str, Any]] = json.loads((tmp_path / "rows.json").read_text())
     assert [row["batch"] for row in rows] == [2]
     for row in rows:
         assert row["tokens_per_step"] == pytest.approx(3, abs=0.1)
         assert 0 < row["head_ms"] < row["draft_ms"] < row["step_ms"]
         assert 0 < row["verify_ms"] < row["step_ms"]
+
+
+def test_an_engine_that_fails_costs_no_other_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answers, the first ends with an error, the third hangs."""
+    say = "import sys; open(sys.argv[-1], 'w').write('[7]')"
+    scripts = {"plain": "raise SystemExit('no memory')", "full": say, "slimspec": "import time; time.sleep(60)"}
+    run = curves._run
+
+    def as_scripted(command: list[str], limit_s: float) -> list[dict[str, Any]]:
+        return run([sys.executable, "-c", next(left)], limit_s)
+
+    left = iter(scripts.values())
+    monkeypatch.setattr(curves, "_run", as_scripted)
+    saved: list[int] = []
+    found = curves.measure_engines(
+        "tiny", ["full", "slimspec"], batches=[1], limit_s=3, save=lambda f: saved.append(len(f["rows"]))
+    )
+    assert found["rows"] == {"full": [7]}
+    assert "no memory" in found["failed"]["plain"]
+    assert "none within 3 s" in found["failed"]["slimspec"]
+    assert saved == [0, 1, 1]
 
 
 def found(**failed: str) -> dict[str, Any]:

@@ -61,14 +61,17 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def launch_everything() -> None:
     int4 = Quantized(empty(V, H // 2, dtype=torch.uint8), empty(V, H // 64, 2))
     int8 = Quantized(empty(V, H, dtype=torch.int8), empty(V))
+    fp8 = Quantized(empty(V, H, dtype=torch.float8_e4m3fn), empty(V))
     for batch in (1, 64):
         slim_head_kernel(empty(batch, H), empty(R, H), empty(V, R), 8)
         head_topk_kernel(empty(batch, H), int4, 8)
     head_topk_kernel(empty(1, H), int8, 8)
     head_topk_kernel(empty(16, H), empty(V, H), MAX_K)
+    head_topk_kernel(empty(1, H), empty(V, H), 1)
+    for batch in (1, 64):
+        head_topk_kernel(empty(batch, H), fp8, 1)
     ids_V, ranges_t2 = empty(V, dtype=torch.int32), empty(400, 2, dtype=torch.int32)
     indexed_head_kernel(empty(4, H), empty(V, H), ids_V, 8, Tiles(ranges_t2, 128))
-    fp8 = Quantized(empty(V, H, dtype=torch.float8_e4m3fn), empty(V))
     for weight in (empty(V, H), int8, fp8, int4):
         gather_dot_kernel(empty(2, H), weight, empty(2, 2048, dtype=torch.int64))
     for weight in (

@@ -14,12 +14,12 @@ from sglang_ext.adapter.internals import (
     CPU_MISSING,
     CPU_REPLACEMENTS,
     CPU_WRAPPED,
-    SAMPLING_WRAPPED,
+    RELIED_ON,
     WRAPPED,
     Internal,
 )
 
-WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + SAMPLING_WRAPPED + WRAPPED
+WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED + RELIED_ON
 
 
 def test_pinned_version_is_installed() -> None:

@@ -2,10 +2,12 @@
 
 A `Case` is one operation at one size, with its inputs, what it must move and compute, and the torch compositions that
 it competes with. It is checked against float64 before it is timed; nothing is timed that is wrong. Timing replays a
-CUDA graph of calls on inputs that rotate through more memory than the L2 cache holds, so that each call finds it cold.
+CUDA graph of calls on inputs that rotate through more memory than the L2 cache holds, so that each call finds them cold
+(calls so small that hundreds fit are timed warm, and say so). What calls write may stay in the cache.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -14,6 +16,9 @@ from typing import Any
 import torch
 
 Inputs = tuple[Any, ...]
+KERNEL = "kernel"  # the launch that the dispatch chooses
+_MOST_SETS, _WARM_SETS = 640, 16  # of inputs that rotate
+_WARM_UP_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one call, on a cold cache, launches within a graph included."""
+    """Median seconds of one call, launches within a graph included."""
 
     op: str
     shape: str
@@ -58,7 +63,8 @@ class Timing:
     flops: int
     seconds: float
     spread: float  # (slowest - fastest) / median of the rounds
-    floor_s: float  # no version runs faster on this card
+    floor_s: float  # of the card's ceilings; what reads more than it writes may beat a copy's bandwidth a little
+    is_cold: bool
     rivals_s: dict[str, float]
     alternatives_s: dict[str, float]
 
@@ -76,7 +82,7 @@ def tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
     for one in inputs:
         if isinstance(one, torch.Tensor):
             yield one
-        else:
+        elif one is not None:
             yield from tensors(one)
 
 
@@ -84,20 +90,51 @@ def generator(device: torch.device, seed: int = 0) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def check(case: Case, device: torch.device, seed: int = 0) -> None:
-    """Raise AssertionError where the kernel is wrong on fresh random inputs. Uninitialised memory holds NaN."""
+def check(case: Case, device: torch.device, seed: int = 0) -> dict[str, str]:
+    """{launch: what is wrong with it}, of `KERNEL` and of the alternatives, on fresh random inputs; empty is right.
+
+    Uninitialised memory holds NaN. Whatever a launch raises is what is wrong with it, but OutOfMemoryError goes on.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         inputs = case.make(generator(device, seed))
-        for kernel in (case.kernel, *case.alternatives.values()):
-            case.check(inputs, kernel(*inputs))
+        found = {
+            name: _wrong(case, launch, inputs) for name, launch in {KERNEL: case.kernel, **case.alternatives}.items()
+        }
+        return {name: wrong for name, wrong in found.items() if wrong}
     finally:
         torch.use_deterministic_algorithms(False)
 
 
+def _wrong(case: Case, launch: Callable[..., Any], inputs: Inputs) -> str:
+    try:
+        case.check(inputs, launch(*inputs))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler's, a launch's, a device's: none may cost the results of other cases
+        return described(error)
+    return ""
+
+
+def described(error: Exception) -> str:
+    """Short: the compiler's messages carry whole programs."""
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether an illegal access or the like has ended every further call of this process on the device."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def measure(case: Case, ceilings: Ceilings, device: torch.device) -> Timing:
-    """Assumes that `check` passed."""
-    sets = [case.make(generator(device, seed)) for seed in range(_num_sets(case.bytes, device))]
+    """Assumes that `check` found nothing wrong."""
+    num_sets, is_cold = _num_sets(case.bytes, device)
+    sets = [case.make(generator(device, seed)) for seed in range(num_sets)]
     seconds, spread = _graph_seconds(case.kernel, sets)
     floor_s = max(case.bytes / ceilings.copy_bytes_per_s, case.flops / ceilings.gemm_flops_per_s)
     rivals_s, alternatives_s = (
@@ -105,13 +142,14 @@ def measure(case: Case, ceilings: Ceilings, device: torch.device) -> Timing:
         for calls in (case.rivals, case.alternatives)
     )
     return Timing(case.op, case.shape, case.batch, case.variant, case.bytes, case.flops, seconds, spread, floor_s,
-                  rivals_s, alternatives_s)  # fmt: skip
+                  is_cold, rivals_s, alternatives_s)  # fmt: skip
 
 
-def _num_sets(call_bytes: int, device: torch.device) -> int:
-    """So many that three times the L2 cache passes before an input comes again."""
+def _num_sets(call_bytes: int, device: torch.device) -> tuple[int, bool]:
+    """(so many that three times the L2 cache passes before an input comes again, whether they are that many)."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(1, min(64, math.ceil(3 * cache / call_bytes)))
+    wanted = math.ceil(3 * cache / call_bytes)
+    return (max(1, wanted), True) if wanted <= _MOST_SETS else (_WARM_SETS, False)
 
 
 def _graph_seconds(call: Callable[..., Any], sets: list[Inputs], rounds: int = 9) -> tuple[float, float]:
@@ -127,10 +165,14 @@ def _graph_seconds(call: Callable[..., Any], sets: list[Inputs], rounds: int = 9
     with torch.cuda.graph(graph):
         for i in range(calls):
             call(*sets[i % len(sets)])
-    graph.replay()
+    until = time.monotonic() + _WARM_UP_S
+    while time.monotonic() < until:  # an idle card's clock is slow
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
     for _ in range(rounds):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()  # keeps the card busy while the host launches the one that counts
         start.record()
         graph.replay()
         end.record()
@@ -161,7 +203,9 @@ def run(cases: Iterable[Case]) -> None:
     print(f"{torch.cuda.get_device_name()}: copy {measured.copy_bytes_per_s / 1e12:.2f} TB/s, "
           f"bf16 products {measured.gemm_flops_per_s / 1e12:.0f} TFLOP/s")  # fmt: skip
     for case in cases:
-        check(case, device)
+        wrong = check(case, device)
+        if wrong:
+            raise SystemExit(f"{case.name} is wrong: {wrong}")
         timing = measure(case, measured, device)
         rivals = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in (timing.rivals_s | timing.alternatives_s).items())
         print(f"{case.name:60} {timing.seconds * 1e6:8.1f} us, {timing.share_of_floor:4.0%} of the floor; {rivals}")

@@ -72,6 +72,9 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
         "product with trimmed head": lambda *inputs: linear(inputs[0], inputs[-1]),
         "trimmed, top-k, log-sum-exp": lambda *inputs: topk_and_norm(linear(inputs[0], inputs[-1]), k),
         "gather, product": lambda *inputs: linear(inputs[0], inputs[1].index_select(0, inputs[3])),
+        "gather, product, top-k, log-sum-exp": lambda *inputs: topk_and_norm(
+            linear(inputs[0], inputs[1].index_select(0, inputs[3])), k
+        ),
     }
     return Case(
         op="indexed_head",
