@@ -142,5 +142,5 @@ def write_curves(found: Mapping[str, Any], folder: Path) -> None:
     made_by = [f"- {name}: {value}" for name, value in found["provenance"].items()]
     write_whole(folder / "engines.md", "\n".join(["# Draft heads in SGLang", "", *made_by, "", *table(found)]) + "\n")
     with contextlib.suppress(ImportError):
-        if PLAIN in found["rows"]:
+        if PLAIN in found["rows"] and len(found["rows"]) > 1:
             draw(found, folder / "engines.png")
