@@ -1,7 +1,8 @@
 """Compile every kernel for an H100 or H200 on a machine without a GPU, and print what the assembler says of each.
 
 The interpreter finds wrong results; this finds what only the compiler refuses, and registers that spill. The host code
-runs as it is: only the last step, the launch, is left out. One line a kernel: {name, registers, spilled, wgmma}.
+runs as it is: only the last step, the launch, is left out. One line a kernel: {name, registers, spilled, wgmma}; wgmma
+is "none", or where its left operand comes from, "shared" or "registers".
 """
 
 import json
@@ -118,6 +119,13 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2]) + int(found[3])
 
 
+def left_operand(ptx: str) -> str:
+    """Of `wgmma.mma_async {sums}, left, right`: a descriptor of shared memory, or {registers}."""
+    lefts = re.findall(r"wgmma\.mma_async\S*\s*\{[^}]*\},\s*(\S)", ptx)
+    assert len(lefts) == ptx.count("wgmma.mma_async"), "an instruction of another form"
+    return "registers" if "{" in lefts else "shared" if lefts else "none"
+
+
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET", "0") != "1", "the interpreter compiles nothing"
     driver.set_active(NoDevice())
@@ -136,8 +144,8 @@ def main() -> None:
     launch_everything()
     for name, kernel in compiled.values():
         registers, spilled = resources(kernel.asm["cubin"])
-        has_wgmma = "wgmma.mma_async" in kernel.asm["ptx"]
-        print(json.dumps({"name": name, "registers": registers, "spilled": spilled, "wgmma": has_wgmma}))
+        wgmma = left_operand(kernel.asm["ptx"])
+        print(json.dumps({"name": name, "registers": registers, "spilled": spilled, "wgmma": wgmma}))
 
 
 if __name__ == "__main__":

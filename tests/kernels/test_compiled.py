@@ -34,7 +34,9 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
     names = {kernel["name"] for kernel in kernels}
     assert len(names) == 15, names
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
-    assert all(kernel["wgmma"] for kernel in kernels if kernel["name"] in HEADS)
+    # CUDA's assemblers before 13.3 overwrite registers that a wgmma still reads (common/rows_dot.py)
+    assert [kernel for kernel in kernels if kernel["wgmma"] == "registers"] == []
+    assert {kernel["wgmma"] for kernel in kernels if kernel["name"] in HEADS} >= {"shared"}
 
 
 @pytest.mark.gpu

@@ -39,7 +39,7 @@ def exact_scores(x_BH: Tensor, weight: Quantized) -> Tensor:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("B", "V", "H", "k"), [(1, 150, 64, 3), (17, 33, 96, 2)], ids=["one_row", "batch"])
+@pytest.mark.parametrize(("B", "V", "H", "k"), [(1, 150, 64, 3), (40, 33, 96, 2)], ids=["one_row", "two_batches"])
 def test_dense_head(
     weight_format: str, B: int, V: int, H: int, k: int, dtype: torch.dtype, device: torch.device
 ) -> None:

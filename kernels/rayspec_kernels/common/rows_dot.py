@@ -1,8 +1,11 @@
 """Dot products of a few activations with rows of a large matrix: the loop that every head kernel shares.
 
-The matrix tile is the left operand of the tensor cores, so that a batch of one wastes 15 of 16 columns of a small
-operand and never rows of the large one. Weights in fewer bits become the dtype of x in registers (exactly: int8, e4m3
-and 0..15 are bf16 and fp16 numbers); scales are applied to sums, never to single weights.
+Weights in floating point are the left operand of the tensor cores (wgmma: 64 rows of them at a time, from shared
+memory), so that a batch of one wastes 15 of 16 columns of a small operand and never rows of the large one. Weights in
+fewer bits become the dtype of x in registers (exactly: int8, e4m3 and 0..15 are bf16 and fp16 numbers) and are the
+right operand of up to 32 rows of x, which is mma.sync: a wgmma is asynchronous, and assemblers before CUDA 13.3
+overwrite registers that it still reads (triton-lang/triton 9433, 11781). Scales are applied to sums, never to single
+weights.
 B = activations, N = rows of the tile, H = width, g = columns that share a scale.
 """
 
@@ -24,11 +27,19 @@ FORMAT_OF = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"
 
 
 @triton.jit
-def dot(weight_NH, x_HB, acc_NB):
-    """acc + weight x in float32 sums, the weight in the dtype of x; float32 operands are not rounded to tf32."""
+def dot(left, right, acc):
+    """acc + left right in float32 sums; float32 operands are not rounded to tf32."""
     if _IS_INTERPRETED:
-        return tl.dot(weight_NH.to(tl.float32), x_HB.to(tl.float32), acc_NB, input_precision="ieee")
-    return tl.dot(weight_NH.to(x_HB.dtype), x_HB, acc_NB, input_precision="ieee")
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, acc, input_precision="ieee")
+
+
+@triton.jit
+def as_numbers(weight_NH, x_BH):
+    """The weights in the dtype of x, transposed."""
+    if _IS_INTERPRETED:
+        return tl.trans(weight_NH).to(tl.float32)
+    return tl.trans(weight_NH).to(x_BH.dtype)
 
 
 @triton.jit
@@ -43,37 +54,40 @@ def scale_and_offset(pair):
 @triton.jit
 def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
              FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-             BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+             BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """weight[row] . x[b] as float32 [N, B]; 0 where the row is not valid. Rows of both are contiguous."""
     x_rows_ptr = x_ptr + b_B.to(tl.int64)[:, None] * stride_x
     weight_rows_ptr = weight_ptr + row_N.to(tl.int64)[:, None] * stride_w  # row * stride passes 2^31
-    acc_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
     h_H = tl.arange(0, BLOCK_H)
+    # stages are asked for, since by itself the compiler asks ahead for what dots read alone, not for scales of int4
     if FORMAT == "int4":
+        acc_BN = tl.zeros((BLOCK_B, BLOCK_N), tl.float32)
         byte_H = tl.arange(0, BLOCK_H // 2)
         scale_rows_ptr = scale_ptr + row_N.to(tl.int64) * stride_s
-        for h in range(0, H, BLOCK_H):  # one group a turn
+        for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):  # one group a turn
             x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_row_B[:, None], other=0.0)
             two_NH = tl.load(weight_rows_ptr + h // 2 + byte_H[None, :], mask=is_valid_N[:, None], other=0)
             pair_N = tl.load(scale_rows_ptr + h // GROUP, mask=is_valid_N, other=0)
-            even_BH, odd_BH = tl.split(tl.reshape(x_BH, (BLOCK_B, BLOCK_H // 2, 2)))
-            part_NB = tl.zeros((BLOCK_N, BLOCK_B), tl.float32)
-            part_NB = dot(two_NH & 15, tl.trans(even_BH), part_NB)
-            part_NB = dot(two_NH >> 4, tl.trans(odd_BH), part_NB)
+            weight_NH = tl.interleave(two_NH & 15, two_NH >> 4)
+            part_BN = dot(x_BH, as_numbers(weight_NH, x_BH), tl.zeros((BLOCK_B, BLOCK_N), tl.float32))
             scale_N, offset_N = scale_and_offset(pair_N)
             sum_B = tl.sum(x_BH.to(tl.float32), axis=1)
-            acc_NB += scale_N[:, None] * part_NB + offset_N[:, None] * sum_B[None, :]
-    else:
-        for h in range(0, H, BLOCK_H):
-            is_x_BH, is_w_NH = is_row_B[:, None], is_valid_N[:, None]
-            if not EVEN_H:
-                is_x_BH, is_w_NH = is_x_BH & (h + h_H < H)[None, :], is_w_NH & (h + h_H < H)[None, :]
-            x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_x_BH, other=0.0)
-            weight_NH = tl.load(weight_rows_ptr + h + h_H[None, :], mask=is_w_NH, other=0.0)
+            acc_BN += scale_N[None, :] * part_BN + offset_N[None, :] * sum_B[:, None]
+        return tl.trans(acc_BN)
+    acc_NB, acc_BN = tl.zeros((BLOCK_N, BLOCK_B), tl.float32), tl.zeros((BLOCK_B, BLOCK_N), tl.float32)
+    for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
+        is_x_BH, is_w_NH = is_row_B[:, None], is_valid_N[:, None]
+        if not EVEN_H:
+            is_x_BH, is_w_NH = is_x_BH & (h + h_H < H)[None, :], is_w_NH & (h + h_H < H)[None, :]
+        x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_x_BH, other=0.0)
+        weight_NH = tl.load(weight_rows_ptr + h + h_H[None, :], mask=is_w_NH, other=0.0)
+        if FORMAT == "plain":
             acc_NB = dot(weight_NH, tl.trans(x_BH), acc_NB)
-        if FORMAT != "plain":
-            scale_N = tl.load(scale_ptr + row_N.to(tl.int64) * stride_s, mask=is_valid_N, other=0.0)
-            acc_NB *= scale_N.to(tl.float32)[:, None]
+        else:
+            acc_BN = dot(x_BH, as_numbers(weight_NH, x_BH), acc_BN)
+    if FORMAT != "plain":
+        scale_N = tl.load(scale_ptr + row_N.to(tl.int64) * stride_s, mask=is_valid_N, other=0.0)
+        acc_NB = tl.trans(acc_BN * scale_N.to(tl.float32)[None, :])
     return acc_NB
 
 
@@ -153,7 +167,7 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
     sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
     measured them yet.
     """
-    batch = min(64, max(16, triton.next_power_of_2(x_BH.shape[0])))
+    batch = min(64 if operand.format == "plain" else 32, max(16, triton.next_power_of_2(x_BH.shape[0])))
     tile = exactly or largest
     while exactly is None and tile > 16 and triton.cdiv(rows, tile) < 3 * multiprocessors(x_BH.device) // 2:
         tile //= 2
@@ -167,7 +181,7 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
             width //= 2
     # sums and keys of a tile live in registers, and int4 needs a second set of sums
     warps = 8 if tile * batch > (64 * 64 if operand.format == "int4" else 128 * 64) else 4
-    return Tiling(tile, batch, width, warps, min(6, max(2, _SHARED_BYTES // (width * column_bytes))))
+    return Tiling(tile, batch, width, warps, min(8, max(2, _SHARED_BYTES // (width * column_bytes))))
 
 
 @cache

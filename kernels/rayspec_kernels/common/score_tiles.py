@@ -39,7 +39,7 @@ def _range_of(tile, tiles_ptr, L, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr
 @triton.jit
 def _scores(x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
             FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr, IS_GATHERED: tl.constexpr,
-            BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+            BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """(scores [N, B], whether a place of the range holds a candidate [N])."""
     row_N = first + tl.arange(0, BLOCK_N)
     is_valid_N = tl.arange(0, BLOCK_N) < count
@@ -47,7 +47,7 @@ def _scores(x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N
         row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
         is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
     score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
-                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
+                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
     return score_NB, is_valid_N
 
 
@@ -56,7 +56,8 @@ def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr,
                       B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                       K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                       IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
-                      BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+                      BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
+                      STAGES: tl.constexpr):  # fmt: skip
     """A tile a program."""
     tile = tl.program_id(1)  # the batch runs fastest, so that its programs share a tile of the matrix in L2
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -67,7 +68,7 @@ def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr,
         return
     score_NB, is_valid_N = _scores(
         x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
-        FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H,
+        FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H, STAGES,
     )  # fmt: skip
     store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
 
@@ -77,7 +78,8 @@ def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_
                           B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                           K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                           IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
-                          BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+                          BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
+                          STAGES: tl.constexpr):  # fmt: skip
     """Persistent programs: every num_programs-th tile is one program's."""
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     is_row_B = b_B < B
@@ -88,7 +90,7 @@ def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_
         if count > 0:
             score_NB, is_valid_N = _scores(
                 x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
-                FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H,
+                FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H, STAGES,
             )  # fmt: skip
             key_KB, top_B, total_B = keep_best(score_NB, is_valid_N, first, key_KB, top_B, total_B, BLOCK_N, BLOCK_K)
     store_best(key_KB, top_B, total_B, b_B, is_row_B, tl.program_id(1), tl.num_programs(1), keys_ptr, norms_ptr,
@@ -140,7 +142,7 @@ def score_tiles(
         K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     return merge_best(keys_BKn, norms_B2n, ids_L)
 

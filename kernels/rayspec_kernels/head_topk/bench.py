@@ -8,9 +8,11 @@ float32 and sorting them, whole launches of its own.
 Up to B = 16 two persistent programs a multiprocessor share the tiles (common/score_tiles.py): behind their first tile
 fewer selection rounds, and 264 instead of 1002 lists to merge. The suite times a tile a program beside it.
 
-Measured: nothing yet; no GPU has run this. Compiled for sm_90 the kernel uses wgmma with the weight tile as left
-operand and 16-byte asynchronous copies, without spilling. Tried, and it did not help: persistent programs beyond
-B = 16, whose lists spill registers at B = 64 (152 bytes a thread). Not tried yet: bulk tensor copies.
+Measured: nothing yet; no GPU has run this. Compiled for sm_90 bf16 is wgmma with the weight tile as left operand in
+shared memory, fewer bits are mma.sync with the weights as right operand in registers, all weights and scales come by
+asynchronous copies, and nothing spills. Tried, and it did not help: persistent programs beyond B = 16, whose lists spill
+registers at B = 64 (152 bytes a thread); weights of fewer bits as left operand of wgmma, which assemblers before CUDA
+13.3 miscompile (common/rows_dot.py). Not tried yet: bulk tensor copies.
 """
 
 from collections.abc import Iterator

@@ -23,11 +23,12 @@ _FEW = 4  # rows of x, each of which reads the whole matrix (from L2, where a sm
 @triton.jit(do_not_specialize=["B", "N"])
 def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, stride_x, stride_w, stride_s,
                    FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                   BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+                   BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
+                   STAGES: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     acc_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, b_B < B, row_N, row_N < N, H, stride_x, stride_w, stride_s,
-                      FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H)  # fmt: skip
+                      FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
     y_ptrs = y_ptr + b_B.to(tl.int64)[None, :] * N + row_N[:, None]
     tl.store(y_ptrs, acc_NB.to(y_ptr.dtype.element_ty), mask=(row_N[:, None] < N) & (b_B[None, :] < B))
 
@@ -63,7 +64,7 @@ def tiled_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
         operand.scales.stride(0),
         FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     return y_BN
 
