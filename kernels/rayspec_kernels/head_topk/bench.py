@@ -9,10 +9,10 @@ Up to B = 16 two persistent programs a multiprocessor share the tiles (common/sc
 fewer selection rounds, and 264 instead of 1002 lists to merge. The suite times a tile a program beside it.
 
 Measured: nothing yet; no GPU has run this. Compiled for sm_90 bf16 is wgmma with the weight tile as left operand in
-shared memory, fewer bits are mma.sync with the weights as right operand in registers, all weights and scales come by
-asynchronous copies, and nothing spills. Tried, and it did not help: persistent programs beyond B = 16, whose lists spill
-registers at B = 64 (152 bytes a thread); weights of fewer bits as left operand of wgmma, which assemblers before CUDA
-13.3 miscompile (common/rows_dot.py). Not tried yet: bulk tensor copies.
+shared memory, fewer bits are mma.sync with the weights as right operand in registers, weights and the scales of int4
+come by asynchronous copies, and nothing spills. Tried, and it did not help: persistent programs beyond B = 16, whose
+lists spill registers at B = 64 (152 bytes a thread); weights of fewer bits as left operand of wgmma, which assemblers
+before CUDA 13.3 miscompile (common/rows_dot.py). Not tried yet: bulk tensor copies.
 """
 
 from collections.abc import Iterator
