@@ -86,17 +86,17 @@ def run(ops: Iterable[str], is_interpreted: bool, save: Callable[[dict[str, Any]
                                "left_out": {}}  # fmt: skip
     ceilings = None if is_interpreted else bench.ceilings(device)
     results["ceilings"] = vars(ceilings) if ceilings else None
-    cases: list[tuple[Any, Any]] = [(case, None) for case in _cases(ops, shapes.SMALL, shapes.SMALL_BATCHES)]
-    if not is_interpreted:
-        cases += [(case, ceilings) for case in _cases(ops, shapes.MODELS, shapes.BATCHES)]
+    small = list(_cases(ops, shapes.SMALL, shapes.SMALL_BATCHES))
+    cases = [*small, *([] if is_interpreted else _cases(ops, shapes.MODELS, shapes.BATCHES))]
     why = ""
-    for number, (case, ceilings) in enumerate(cases, 1):
+    for number, case in enumerate(cases, 1):
         if not why and not is_interpreted and time.monotonic() - start > LIMIT_S:
             why = f"{LIMIT_S} s were over"
         if why:
             results["left_out"][case.name] = why
             continue
-        print(f"[{number}/{len(cases)}] {case.name}: {one(case, ceilings, device, results)}", flush=True)
+        said = one(case, ceilings if number > len(small) else None, device, results)
+        print(f"[{number}/{len(cases)}] {case.name}: {said}", flush=True)
         if bench.is_lost(device):
             why = f"the GPU was lost in {case.name}"
             results["checks"].append({"name": case.name, "error": "the GPU was lost"})
