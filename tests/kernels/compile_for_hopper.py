@@ -28,7 +28,7 @@ from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kern
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles
-from rayspec_kernels.quantized_linear.kernel import linear_kernel
+from rayspec_kernels.quantized_linear.kernel import linear_kernel, tiled_kernel
 from rayspec_kernels.router_topk.kernel import router_topk_kernel
 from rayspec_kernels.router_topk.reference import Router
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
@@ -84,6 +84,7 @@ def launch_everything() -> None:
     for weight in (empty(R, H), Quantized(empty(R, H // 2, dtype=torch.uint8), empty(R, H // 64, 2))):
         for batch in (1, 4, 64):
             linear_kernel(empty(batch, H), weight)
+        tiled_kernel(empty(16, H), weight, parts=4)
     x_BH, starts = empty(4, H), empty(M + 2, dtype=torch.int32)
     few = (
         Quantized(empty(R, H, dtype=torch.uint8), empty(R, H // 32, 2)),

@@ -135,6 +135,23 @@ def test_plain_matrices_and_widths_beyond_a_block(dtype: torch.dtype, device: to
         assert_close(y_BN, exact, ROUNDED[dtype])
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("parts", [2, 3, 100])
+@pytest.mark.parametrize("weight_format", ["plain", *FORMATS])
+def test_a_width_in_parts(weight_format: str, parts: int, device: torch.device) -> None:
+    """Parts are whole blocks of columns: 1120 of them do not divide evenly, and there are at most 5 to 35."""
+    x_BH = drawn(19, 1120, dtype=torch.bfloat16, device=device)
+    if weight_format == "plain":
+        weight = drawn(21, 1120, dtype=torch.bfloat16, device=device, seed=1)
+        wide_NH = weight.double()
+    else:
+        weight = stored(21, 1120, weight_format, device)
+        wide_NH = dequantize_reference(weight).double()
+    y_BN = tiled_kernel(x_BH, weight, parts)
+    assert_close(y_BN, x_BH.double() @ wide_NH.T, ROUNDED[torch.bfloat16])
+    assert torch.equal(y_BN, tiled_kernel(x_BH, weight, parts)), "sums of another order"
+
+
 @pytest.mark.parametrize(
     ("B", "N", "expected"), [(1, 512, "gemv_kernel"), (5, 512, "tiled_kernel"), (1, 4096, "tiled_kernel")]
 )

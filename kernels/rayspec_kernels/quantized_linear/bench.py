@@ -7,12 +7,13 @@ third of what int4 moves at all.
 The projection in front of that router or of a low-rank head (512 x 4096) is 4.2 MB in bf16, 1 us, 1.2 MB in int4. What
 it costs is a launch and how few programs it makes: 32 tiles of 16 rows, each of which streams 131 KB, some 2 us for a
 multiprocessor with 48 KB in flight and 800 ns of latency. For up to 4 rows of x there are 256 programs without tensor
-cores instead, each with all of its 16 KB in flight. The suite times both.
+cores instead, each with all of its 16 KB in flight. Splitting the width over four programs (split-K) fills the device
+for any number of rows, but a second launch must add the parts, about the microsecond that it wins; so that nothing
+chooses it yet. The suite times all three.
 
-Measured: nothing yet; no GPU has run this. Not built: splitting the width over programs for 5 to 16 rows, which could
-win a microsecond of some 35 in front of a head. Its parts must be added up by another launch (a microsecond), by
-whoever reads them (at 16 rows as many bytes of L2 as the head's own matrix has) or by the last program to arrive
-(counters that outlive the call, which a fault or a second stream leaves wrong).
+Measured: nothing yet; no GPU has run this. Not built: adding the parts up without a launch, by whoever reads them (at
+16 rows as many bytes of L2 as the head's own matrix has) or by the last program to arrive (counters that outlive the
+call, which a fault or a second stream leaves wrong).
 """
 
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def _case(shape: Shape, batch: int, outputs: int, width: int, weight_format: str
         alternatives={
             "on tensor cores": lambda x, weight, _: tiled_kernel(x, weight),
             "without them": lambda x, weight, _: gemv_kernel(x, weight),
+            "split in 4": lambda x, weight, _: tiled_kernel(x, weight, parts=4),
         }
         if is_small and batch <= 16
         else {},
