@@ -123,7 +123,7 @@ def one(case: Any, ceilings: Any, device: Any, results: dict[str, Any]) -> str:
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         results["left_out"][case.name] = "does not fit into this card's memory"
-    except Exception as error:
+    except Exception as error:  # no case may cost the others their results
         if [check["name"] for check in results["checks"][-1:]] != [case.name]:  # it did not come as far as a launch
             results["checks"].append({"name": case.name, "error": bench.described(error)})
         results["left_out"][case.name] = f"not timed: {bench.described(error)}"

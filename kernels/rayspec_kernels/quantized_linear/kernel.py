@@ -45,10 +45,10 @@ def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, part_H, stride_
 
 @triton.jit(do_not_specialize=["size"])
 def _add_parts_kernel(parts_ptr, y_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(parts_ptr + part * size + at, mask=at < size, other=0.0)
+        total += tl.load(parts_ptr + part * tl.cast(size, tl.int64) + at, mask=at < size, other=0.0)
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=at < size)
 
 
