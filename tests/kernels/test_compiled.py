@@ -36,7 +36,7 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
     # CUDA's assemblers before 13.3 overwrite registers that a wgmma still reads (common/rows_dot.py)
     assert [kernel for kernel in kernels if kernel["wgmma"] == "registers"] == []
-    assert {kernel["wgmma"] for kernel in kernels if kernel["name"] in HEADS} >= {"shared"}
+    assert sum(kernel["wgmma"] == "shared" for kernel in kernels if kernel["name"] in HEADS) == 5  # those of bf16
 
 
 @pytest.mark.gpu

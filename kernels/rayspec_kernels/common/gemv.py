@@ -1,9 +1,9 @@
 """Dot products of one activation with a few rows of a matrix, without tensor cores: the loop of `gather_dot` and of
 products too small to fill a device with their tiles.
 
-A program's warps share each of its rows, so that all of a row's bytes are asked for at once and sums meet at the end.
-Weights in fewer bits become float32 in registers; their scales meet sums, of a row at the end and of a group of int4 as
-soon as it is read. N = rows, H = width, G = groups of int4, P = pairs of columns of int4.
+A program's warps share each of its rows, and their sums meet at the end. Weights in fewer bits become float32 in
+registers; their scales meet sums, of a row at the end and of a group of int4 as soon as it is read.
+N = rows, H = width, G = groups of int4, P = pairs of columns of int4.
 """
 
 import triton

@@ -156,6 +156,7 @@ class Tiling(NamedTuple):
 
 
 _STAGE_BYTES = 36 * 1024
+_SYNCHRONOUS = 32  # rows of x up to which a product with x on the left is mma.sync: weights in fewer bits need that
 _SHARED_BYTES = 110 * 1024  # two programs fit into the 228 KiB of a Hopper multiprocessor
 
 
@@ -167,7 +168,8 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
     sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
     measured them yet.
     """
-    batch = min(64 if operand.format == "plain" else 32, max(16, triton.next_power_of_2(x_BH.shape[0])))
+    most = 64 if operand.format == "plain" else _SYNCHRONOUS
+    batch = min(most, max(16, triton.next_power_of_2(x_BH.shape[0])))
     tile = exactly or largest
     while exactly is None and tile > 16 and triton.cdiv(rows, tile) < 3 * multiprocessors(x_BH.device) // 2:
         tile //= 2

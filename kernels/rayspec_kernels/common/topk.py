@@ -49,6 +49,12 @@ def finite_or_zero(x):
 
 
 @triton.jit
+def _key_in_tile(sorting, place):
+    key = (sorting.to(tl.int64) << 32) | (0x7FFFFFFF - place).to(tl.int64)
+    return tl.where(sorting == _LOWEST, _NO_KEY, key)
+
+
+@triton.jit
 def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
                K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """A program's only tile: its K best of each row into keys [B, K, n], its (maximum, sum of exponentials) into norms
@@ -64,8 +70,7 @@ def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, ke
     sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
     for j in range(K):
         best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
-        key_B = (best_B.to(tl.int64) << 32) | (0x7FFFFFFF - (first + at_B)).to(tl.int64)
-        key_B = tl.where(best_B == _LOWEST, _NO_KEY, key_B)
+        key_B = _key_in_tile(best_B, first + at_B)
         tl.store(keys_ptr + (row_B * K + j) * programs + program, key_B, mask=is_row_B)
         sorting_NB = tl.where(n_N[:, None] == at_B[None, :], _LOWEST, sorting_NB)
 
@@ -105,8 +110,7 @@ def keep_best(score_NB, is_valid_N, first, key_KB, top_B, total_B, BLOCK_N: tl.c
     is_more = 1
     while is_more > 0:
         best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
-        candidate_B = (best_B.to(tl.int64) << 32) | (0x7FFFFFFF - (first + at_B)).to(tl.int64)
-        candidate_B = tl.where(best_B == _LOWEST, _NO_KEY, candidate_B)
+        candidate_B = _key_in_tile(best_B, first + at_B)
         lowest_B, place_B = tl.min(key_KB, axis=0, return_indices=True)
         is_better_B = candidate_B > lowest_B
         is_place_KB = (k_K[:, None] == place_B[None, :]) & is_better_B[None, :]

@@ -65,8 +65,8 @@ def _gemv_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, N, H, stride_x, stride_w, 
 
 def linear_kernel(x_BH: Tensor, weight: Tensor | Quantized) -> Tensor:
     """[B, N] in the dtype of x. Raises ValueError for layouts it does not take."""
-    operand = Operand.of(weight, x_BH)
-    is_small = triton.cdiv(len(operand.values), _SHORTEST) < multiprocessors(x_BH.device)
+    values = weight if isinstance(weight, Tensor) else weight.values
+    is_small = triton.cdiv(len(values), _SHORTEST) < multiprocessors(x_BH.device)
     return gemv_kernel(x_BH, weight) if is_small and len(x_BH) <= _FEW else tiled_kernel(x_BH, weight)
 
 

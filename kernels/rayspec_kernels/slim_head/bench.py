@@ -1,9 +1,8 @@
 """slim_head: r H + V r weights, 2 B r (H + V) flops; at r = H / 8 an eighth of the full head and a little.
 
 Llama-3.1-8B, r = 512: down 4.2 MB and up 131 MB, so 31 us at an H200's 4.3 TB/s (the full head: 244 us); half of that
-in int8 and fp8, 9 us in int4 with groups of 64. The down
-projection is 3% of the bytes but a launch of its own, and the merge another: some microseconds that only a single
-persistent launch could save.
+in int8 and fp8, 9 us in int4 with groups of 64. The down projection is 3% of the bytes but a launch of its own, and the
+merge another: some microseconds that only a single persistent launch could save.
 
 Measured: nothing yet; no GPU has run this. The suite times a tile a program (see head_topk) and a down projection on
 tensor cores (see quantized_linear) beside what the dispatch chooses. Not tried: both projections in one persistent
