@@ -31,7 +31,7 @@ def write_report(results: Results, folder: Path) -> None:
 
 def _table(timings: Sequence[Mapping[str, Any]]) -> list[str]:
     if not timings:
-        return ["None: nothing was timed."]
+        return ["None: nothing was timed, so that there is no GPU figure here."]
     rows = [
         "Median of one call in a CUDA graph, inputs cold unless it says warm; the floor is bytes over the copy's "
         "bandwidth, or flops over the product's rate, whichever is longer; compositions are what torch and cuBLAS need "
