@@ -34,6 +34,7 @@ from sglang_ext.drafters.checkpoint import (
     parse_info,
     shared_tensors,
 )
+from sglang_ext.drafters.numbers import check_finite
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Pruner, PruningTree, build_tree
 
@@ -193,7 +194,8 @@ class HostsHead(nn.Module, ABC):
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = {own_name(self.info, name): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
+        check_tensors(tensors, self.info)
+        check_finite(tensors, self.info.path)
         self.pruner = _pruner_of(self.info, tensors, self._device)
         _load_head(self.lm_head, tensors, self.info)
         self._load_body(tensors)
@@ -249,7 +251,7 @@ def check_replaces(running: CheckpointInfo, info: CheckpointInfo, tensors: Mappi
     check_target(info)
     if info.body != running.body:
         raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {running.body}; restart")
-    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+    check_tensors(tensors, info)
 
 
 def check_target(info: CheckpointInfo) -> None:
