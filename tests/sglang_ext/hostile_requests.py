@@ -1,5 +1,7 @@
-"""Requests of a hostile or clumsy client, and what a server says to each. V is the demo target's vocabulary, 16,384."""
+"""Requests of a hostile or clumsy client, and what is said to each: by a server (`REQUESTS`), and by an engine that is
+called in the same process (`in_process`), which no JSON schema stands before. V is the demo target's vocabulary."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -42,23 +44,27 @@ def _prompts() -> Iterator[Hostile]:
     yield generate("no_texts", "the list of prompts is empty", text=[])
     yield generate("nothing", "should be provided")
     yield generate("null_text", "should be provided", text=None)
-    yield generate("number_for_text", "text", text=5)
     yield generate("no_ids", "cannot be empty", input_ids=[])
     yield generate("no_ids_in_a_list", "the prompt has no tokens", input_ids=[[]])
     yield generate("id_too_large", f"the prompt has the token id {V}; ids must be in 0..{V - 1}", input_ids=[1, V])
     yield generate("id_far_too_large", "the prompt has the token id", input_ids=[2**40])
-    yield generate("id_beyond_64_bits", "input_ids", input_ids=[HUGE])
+    yield generate("id_beyond_64_bits", "", input_ids=[HUGE])
     yield generate("id_negative", "the prompt has the token id -1", input_ids=[-1])
     yield generate("id_too_large_of_two", f"the prompt has the token id {V}", input_ids=[[1], [V]])
     yield generate("id_a_fraction", "input_ids", input_ids=[1.5])
     yield generate("id_a_string", "input_ids", input_ids=["a"])
-    yield generate("ids_too_deep", "input_ids", input_ids=[[[1]]])
+    yield generate("ids_too_deep", "", input_ids=[[[1]]])
     yield generate("too_long", "longer than the model's context", input_ids=[1] * 3000)
     yield generate("too_many_new", "context length", input_ids=[1] * 2000, sampling_params={"max_new_tokens": 100})
-    yield generate("embeddings", "disable-radix-cache", input_embeds=[[0.1] * 256])
     yield generate("an_image", "reads text alone", text="a", image_data="nowhere.png")
     yield generate("audio", "reads text alone", text="a", audio_data="nowhere.wav")
+
+
+def _no_requests() -> Iterator[Hostile]:
+    yield generate("number_for_text", "text", text=5)
+    yield generate("embeddings", "disable-radix-cache", input_embeds=[[0.1] * 256])
     yield Hostile("no_json", "/generate", b"{", "JSON")
+    yield Hostile("no_numbers", "/generate", {"text": "a", "sampling_params": {"temperature": float("nan")}}, "JSON")
     yield Hostile("no_text", "/generate", b"\xff\xfe", "", None)
     yield Hostile("deep_json", "/generate", b'{"text": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "", None)
     yield Hostile("a_list", "/generate", [1, 2], "")
@@ -103,11 +109,8 @@ def _logprobs() -> Iterator[Hostile]:
 
 def _numbers() -> Iterator[Hostile]:
     yield sampling("temperature_negative", "temperature", temperature=-1)
-    yield sampling("temperature_nan", "temperature", temperature=float("nan"))
-    yield sampling("temperature_infinite", "temperature", temperature=float("inf"))
     yield sampling("temperature_a_string", "", temperature="hot")
     yield sampling("top_p_zero", "top_p", top_p=0)
-    yield sampling("top_p_nan", "top_p", top_p=float("nan"))
     yield sampling("min_p_two", "min_p", min_p=2)
     yield sampling("top_k_zero", "top_k", top_k=0)
     yield sampling("top_k_huge", "top_k must be at most", top_k=2**40)
@@ -124,8 +127,6 @@ def _numbers() -> Iterator[Hostile]:
     yield sampling("beams", "eam", beam_width=4, n=2)
     yield sampling("seed_huge", "", sampling_seed=2**70)
     yield sampling("stream_interval_negative", "stream_interval must be at least 1", stream_interval=-2)
-    yield sampling("bias_nan", "logit_bias must be finite", logit_bias={"5": float("nan")}, temperature=1)
-    yield sampling("bias_infinite", "logit_bias must be finite", logit_bias={"5": float("inf")}, temperature=1)
     yield sampling("bias_huge", "logit_bias must be finite", logit_bias={"5": 1e300}, temperature=1)
     yield sampling("bias_of_an_id_outside", "logit_bias", logit_bias={str(V): 1.0})
     yield sampling("bias_of_a_word", "", logit_bias={"os": 1.0})
@@ -137,12 +138,18 @@ def _numbers() -> Iterator[Hostile]:
     yield completion("bias_of_an_id_outside", "logit_bias", logit_bias={str(10**9): 1})
     yield completion("n_huge", "n must be in 1..1024", n=10**9)
     yield completion("max_tokens_negative", "", max_tokens=-5)
-    yield completion("seed_huge", "sampling_seed", seed=2**70)
+    yield completion("seed_huge", "seed", seed=2**70)
     for name, value in {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.1}.items():
         yield sampling(name, f"{name} is {value}, but this server speculates", **{name: value})
-        yield sampling(f"{name}_nan", name, **{name: float("nan")})
         yield completion(name, f"{name} is {value}, but this server speculates", **{name: value})
     yield sampling("min_new_tokens", "min_new_tokens is 1, but this server speculates", min_new_tokens=1)
+
+
+def _not_in_json() -> Iterator[Hostile]:
+    for value in (float("nan"), float("inf")):
+        for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
+            yield sampling(f"{name}_{value}", name, **{name: value})
+        yield sampling(f"bias_{value}", "logit_bias must be finite", logit_bias={"5": value}, temperature=1)
 
 
 def _stops_and_grammars() -> Iterator[Hostile]:
@@ -185,7 +192,8 @@ def _openai() -> Iterator[Hostile]:
     yield Hostile("rerank", "/v1/rerank", {"query": "a", "documents": ["b"]}, "")
     score = {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [V]}
     yield Hostile("score_outside", "/v1/score", score, "")
-    yield Hostile("detokenize_outside", "/detokenize", {"model": "demo", "tokens": [-1]}, "", None)
+    # SGLang's own answer, which ends nothing
+    yield Hostile("detokenize_outside", "/detokenize", {"model": "demo", "tokens": [-1]}, "out of range", 500)
     yield Hostile("detokenize_huge", "/detokenize", {"model": "demo", "tokens": [HUGE]}, "", None)
     yield Hostile("tokenize_nothing", "/tokenize", {"model": "demo", "prompt": None}, "")
     yield Hostile("unknown_model", "/v1/models/nobody", None, "", 404, "GET")
@@ -228,6 +236,7 @@ def _administration() -> Iterator[Hostile]:
 
 REQUESTS: tuple[Hostile, ...] = (
     *_prompts(),
+    *_no_requests(),
     *_lists(),
     *_logprobs(),
     *_numbers(),
@@ -236,3 +245,16 @@ REQUESTS: tuple[Hostile, ...] = (
     *_inner_fields(),
     *_administration(),
 )
+
+
+def in_process() -> list[Hostile]:
+    """Those of /generate as arguments of `sglang.Engine.generate`."""
+    from sglang import Engine
+
+    known = inspect.signature(Engine.generate).parameters
+    found = []
+    for request in (*_prompts(), *_lists(), *_logprobs(), *_numbers(), *_not_in_json(), *_stops_and_grammars()):
+        if request.route == "/generate":
+            arguments = {"prompt" if name == "text" else name: value for name, value in request.body.items()}
+            found += [request._replace(body=arguments)] if set(arguments) <= set(known) else []
+    return found

@@ -72,6 +72,16 @@ TENSOR_FAULTS = {
     "unknown": (lambda t: t.update(extra=torch.ones(2)), r"unknown extra \[2\]"),
     "shape": (lambda t: t.update({"lm_head.up": torch.ones(V, 4)}), r"lm_head.up has shape \[96, 4\], expected"),
     "other_head": (lambda t: t.update({"lm_head.weight": torch.ones(V, H)}), r"unknown lm_head.weight"),
+    "nan": (lambda t: t["midlayer.mlp.up_proj.weight"][3, 5].fill_(float("nan")), r"up_proj.weight holds NaN or Inf"),
+    "infinite": (lambda t: t["lm_head.up"][9].fill_(float("-inf")), r"lm_head.up holds NaN or Inf"),
+    "integers": (
+        lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int32)}),
+        r"fc.weight holds torch.int32, expected floating-point numbers",
+    ),
+    "bytes": (
+        lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.int8)}),
+        r"norm.weight holds torch.int8, expected floating-point numbers",
+    ),
 }
 
 
@@ -82,6 +92,22 @@ def test_tensors_must_fit(tmp_path: Path, fault: str) -> None:
     edit_tensors(tmp_path / "d", change)
     with pytest.raises(ValueError, match=message):
         load_drafter(tmp_path / "d")
+
+
+def test_the_kinds_of_numbers_are_known_without_reading_them(tmp_path: Path) -> None:
+    make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
+    edit_tensors(tmp_path / "d", lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int64)}))
+    with pytest.raises(ValueError, match=r"fc.weight holds torch.int64, expected floating-point numbers"):
+        check_files(read_info(tmp_path / "d"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_other_floating_point_numbers_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
+    drafter = make(tmp_path / "d", {"kind": "full"})
+    edit_tensors(tmp_path / "d", lambda t: t.update({name: value.to(dtype) for name, value in t.items()}))
+    check_files(read_info(tmp_path / "d"))
+    loaded, _ = load_drafter(tmp_path / "d")
+    torch.testing.assert_close(loaded.fc.weight, drafter.fc.weight.bfloat16().float())
 
 
 CONFIG_FAULTS = {
@@ -199,6 +225,20 @@ def test_what_is_one_matrix_goes_through_the_stock_form(tmp_path: Path) -> None:
         torch.testing.assert_close(
             loaded.lm_head.target_logits(hidden_TH), drafter.lm_head.target_logits(hidden_TH), rtol=0.02, atol=0.1
         )
+
+
+def test_a_stock_drafter_without_taps_has_the_default_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    edit_config(tmp_path / "stock", lambda c: c.pop("eagle_config"))
+    loaded, info = load_drafter(tmp_path / "stock")
+    check_files(info)
+    assert info.body.tap_layers is None
+    assert loaded.fc.weight.shape == (H, 3 * H)
+    assert "the tapped layers are SGLang's default, 2, n // 2 and n - 3" in caplog.text
+    edit_config(tmp_path / "stock", lambda c: c.update(num_aux_hidden_states=4))
+    with pytest.raises(ValueError, match="num_aux_hidden_states is 4, but eagle_config names no layers"):
+        read_info(tmp_path / "stock")
 
 
 REFUSED = {
