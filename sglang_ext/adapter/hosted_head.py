@@ -257,6 +257,7 @@ def check_replaces(running: CheckpointInfo, info: CheckpointInfo, tensors: Mappi
 def check_target(info: CheckpointInfo) -> None:
     """Raise ValueError unless the drafter was trained for the target that this server serves."""
     assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
+    assert info.body.tap_layers is not None, "only a stock checkpoint leaves them open"
     served = served_target(info.body.tap_layers, with_output=info.kind == "specformer")
     info.target.check_served_with(served, info.path)
 
