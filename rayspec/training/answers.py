@@ -191,7 +191,8 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
     for key in wanted.keys() | made.keys():
         if made.get(key) != wanted.get(key):
             raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; {way_out}"
+                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
+                f"{way_out}"
             )
 
 
