@@ -1,11 +1,16 @@
 """Requests of a hostile or clumsy client, and what is said to each: by a server (`REQUESTS`), and by an engine that is
-called in the same process (`in_process`), which no JSON schema stands before. V is the demo target's vocabulary."""
+called in the same process (`in_process`), which no JSON schema stands before. V is the target's vocabulary."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-V, CONTEXT = 16384, 2048
+from engines import TARGET
+
+CONFIG = json.loads((TARGET / "config.json").read_text())
+V, CONTEXT = CONFIG["vocab_size"], CONFIG["max_position_embeddings"]
+HAS_TEMPLATE = "chat_template" in (TARGET / "tokenizer_config.json").read_text()
 HUGE = 10**30
 
 
@@ -54,8 +59,9 @@ def _prompts() -> Iterator[Hostile]:
     yield generate("id_a_fraction", "input_ids", input_ids=[1.5])
     yield generate("id_a_string", "input_ids", input_ids=["a"])
     yield generate("ids_too_deep", "", input_ids=[[[1]]])
-    yield generate("too_long", "longer than the model's context", input_ids=[1] * 3000)
-    yield generate("too_many_new", "context length", input_ids=[1] * 2000, sampling_params={"max_new_tokens": 100})
+    yield generate("too_long", "longer than the model's context", input_ids=[1] * (CONTEXT + 9))
+    new = {"max_new_tokens": 100}
+    yield generate("too_many_new", "context length", input_ids=[1] * (CONTEXT - 48), sampling_params=new)
     yield generate("an_image", "reads text alone", text="a", image_data="nowhere.png")
     yield generate("audio", "reads text alone", text="a", audio_data="nowhere.wav")
 
@@ -180,8 +186,9 @@ def _openai() -> Iterator[Hostile]:
     yield completion("ids_outside", "the prompt has the token id", prompt=[V, 1])
     yield completion("a_number", "", prompt=7)
     yield completion("best_of_nothing", "", prompt=None)
-    yield chat("plain", "chat template")
-    yield chat("stream", "chat template", stream=True)
+    if not HAS_TEMPLATE:
+        yield chat("without_a_template", "chat_template is not set")
+        yield chat("stream_without_a_template", "chat_template is not set", stream=True)
     yield chat("nothing", "", messages=[])
     yield chat("unknown_role", "", messages=[{"role": "nobody", "content": 1}])
     yield chat("own_template", "chat_template", chat_template_kwargs={"chat_template": "{{ messages }}"})
