@@ -8,9 +8,11 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
 MAX_SAMPLES = 1024  # `n`: each is a request of its own, made at once
 # Far beyond any use, and far enough from float32's limits that no logit becomes infinite.
@@ -65,12 +67,18 @@ def check_request(original: Callable[..., None], request: Any) -> None:
             )
 
 
-def _check_types(params: Any) -> None:
+@cache
+def _types() -> dict[str, Any]:
+    """Of the sampling parameters that a request may have."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
+    return {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in INTERNAL}
+
+
+def _check_types(params: Any) -> None:
     if not isinstance(params, dict):
         raise ValueError(f"sampling_params must be an object, got {type(params).__name__}")
-    types = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in INTERNAL}
+    types = _types()
     for name, value in params.items():
         if name not in types:
             raise ValueError(f"sampling_params has no {name!r}; known are {', '.join(types)}")
@@ -133,12 +141,13 @@ def _check_prompt(manager: Any, request: Any, tokenized: Any) -> None:
         raise ValueError("the served model reads text alone; leave images, videos and audio out")
     if tokenized.mm_inputs is not None or tokenized.input_embeds is not None:
         return  # their tokens are made by the model's processor
-    ids: array[int] = tokenized.input_ids
+    ids: array[int] = tokenized.input_ids  # of 64-bit integers
     if not ids:
         if tokenized.session_params is None:  # a session may hold the prompt
             raise ValueError("the prompt has no tokens; give at least one")
         return
-    _check_ids("the prompt", (min(ids), max(ids)), manager)
+    values = np.frombuffer(ids, dtype=np.int64)
+    _check_ids("the prompt", (int(values.min()), int(values.max())), manager)
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         places = getattr(tokenized, name)
         if places is not None and (tokenized.logprob_start_len != 0 or not all(0 <= i < len(ids) for i in places)):
