@@ -137,6 +137,12 @@ def _named(message: str, tokenized: Any) -> str:
 
 
 def _check_prompt(manager: Any, request: Any, tokenized: Any) -> None:
+    session = tokenized.session_params
+    if session is not None and session.replace and session.rid is None:
+        # SGLang's "all of them" changes a dictionary while it goes over it
+        raise ValueError(
+            "session_params.replace needs the rid of the request that is replaced; give it, or a new session"
+        )
     if request.contains_mm_input() and manager.mm_processor is None:
         raise ValueError("the served model reads text alone; leave images, videos and audio out")
     if tokenized.mm_inputs is not None or tokenized.input_embeds is not None:

@@ -180,6 +180,12 @@ def _stops_and_grammars() -> Iterator[Hostile]:
 
 
 def _openai() -> Iterator[Hostile]:
+    streamed = {"stream": True, "sampling_params": {"max_new_tokens": 2}}
+    yield generate(
+        "stream_id_outside", '{"error":{"message":"the prompt has the token id', 200, input_ids=[V], **streamed
+    )
+    yield completion("stream_id_outside", "the prompt has the token id", prompt=[V], stream=True)
+    yield completion("stream_of_stop_regex", "no regular expression", stop_regex="(", stream=True)
     yield completion("empty", "", prompt="")
     yield completion("empty_list", "", prompt=[])
     yield completion("an_empty_one", "", prompt=["a", ""])
@@ -218,6 +224,7 @@ def _inner_fields() -> Iterator[Hostile]:
     yield generate("session_unknown", "does not exist", **ask, session_params={"id": "nobody"})
     yield generate("session_of_nothing", "", **ask, session_params={"nobody": 1})
     yield generate("session_id_a_number", "", **ask, session_params={"id": 5})
+    yield generate("session_replaced", "replace needs the rid", **ask, session_params={"id": "a", "replace": True})
     yield generate("two_sessions", "cannot both", **ask, session_id="a", session_params={"id": "b"})
     yield generate("hidden_states", "return", **ask, return_hidden_states=True)
     yield generate("logit_processor", "custom logit processor", **ask, custom_logit_processor="x")

@@ -52,6 +52,15 @@ def test_what_would_end_the_scheduler_is_refused(engine: Any, prompts: list[Ids]
     assert output_ids(generate(engine, prompts[:2], **neutral, stop_token_ids=None)) == oracle.answers[:2]
 
 
+def test_a_session_is_not_replaced_as_a_whole(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    session, ask = engine.open_session(capacity_of_str_len=999), {"max_new_tokens": 2}
+    engine.generate(input_ids=[1], sampling_params=ask, session_params={"id": session})
+    with pytest.raises(ValueError, match="replace needs the rid of the request"):
+        engine.generate(input_ids=[1], sampling_params=ask, session_params={"id": session, "replace": True})
+    engine.close_session(session)
+    assert output_ids(generate(engine, prompts[:1])) == oracle.answers[:1]
+
+
 def test_swap_changes_what_is_accepted(engine: Any, prompts: list[Ids]) -> None:
     accepted = {}
     for kind in ("full", "slimspec"):
