@@ -19,7 +19,7 @@ _OPS = "sglang_ext.adapter.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
-_REFUSED = "sglang_ext.adapter.requests.refuse_without_accelerator"
+_REFUSED = "sglang_ext.adapter.requests.refuse_on_cpu"
 
 # Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
 CPU_REPLACEMENTS: tuple[Internal, ...] = (
@@ -139,7 +139,7 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
     ),
 )
 
-# Wrapped on the CPU platform; the last four in the process that takes requests, since they would end the scheduler.
+# Wrapped on the CPU platform; those of _CONTROL in the process that takes requests.
 CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
@@ -162,6 +162,9 @@ CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(f"{_CONTROL}.resume_memory_occupation", ("self", "obj", "request"), _REFUSED),
     Internal(f"{_CONTROL}.start_profile", ("self", "req"), _REFUSED),
     Internal(f"{_CONTROL}.stop_profile", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.start_expert_distribution_record", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.stop_expert_distribution_record", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.dump_expert_distribution_record", ("self",), _REFUSED),
 )
 
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take

@@ -218,8 +218,8 @@ def _check_exact(params: Any) -> None:
             )
 
 
-def refuse_without_accelerator(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND operations of TokenizerControlMixin that need CUDA, and end the scheduler of the CPU platform."""
+def refuse_on_cpu(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND operations of TokenizerControlMixin that would end the scheduler of the CPU platform."""
     from fastapi import HTTPException  # the one error that these routes answer with its status
 
-    raise HTTPException(400, f"{original.__name__} needs an accelerator; rayspec's CPU platform does not offer it")
+    raise HTTPException(400, f"{original.__name__} is not offered by rayspec's CPU platform")

@@ -238,9 +238,16 @@ def _inner_fields() -> Iterator[Hostile]:
 
 
 def _administration() -> Iterator[Hostile]:
-    for route in ("/release_memory_occupation", "/resume_memory_occupation", "/start_profile", "/stop_profile"):
-        yield Hostile(route[1:], route, {}, "needs an accelerator")
-    yield Hostile("profile_by_get", "/start_profile", None, "needs an accelerator", 400, "GET")
+    records = tuple(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
+    for route in (
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/start_profile",
+        "/stop_profile",
+        *records,
+    ):
+        yield Hostile(route[1:], route, {}, "not offered by rayspec's CPU platform")
+    yield Hostile("profile_by_get", "/start_profile", None, "not offered by rayspec's CPU platform", 400, "GET")
     disk = {"model_path": "/nowhere"}
     yield Hostile("weights_from_nowhere", "/update_weights_from_disk", disk, "", 400)
     yield Hostile("adapter_from_nowhere", "/load_lora_adapter", {"lora_name": "x", "lora_path": "/nowhere"}, "", 400)
