@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.sharded_head import shared_over_ranks
 from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import (
@@ -80,7 +81,7 @@ class HeadLogits(LogitsProcessor):
     """
 
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
-        super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
+        super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
         self.question: Question | None = None
         self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
         self._layer_inputs = layer_inputs
@@ -222,6 +223,7 @@ class HostsHead(nn.Module, ABC):
         check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
         self.pruner = _pruner_of(self.info, tensors, self._device)
         _load_head(self.lm_head, tensors, self.info)
+        self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
 
     @property
@@ -247,7 +249,7 @@ class HostsHead(nn.Module, ABC):
         _load_head(head, tensors, info)
         self.pruner = _pruner_of(info, tensors, self._device)
         present = held_in_common(info, self.info)
-        self.lm_head, self.info = head, info
+        self.lm_head, self.info = shared_over_ranks(head), info
         self._load_body({name: tensor for name, tensor in tensors.items() if name not in present})
 
 

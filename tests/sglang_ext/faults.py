@@ -51,12 +51,26 @@ class ReplayPrefills(CustomLogitProcessor):
         return logits
 
 
+class ShareSmallHeads(CustomLogitProcessor):
+    """From the next swap on, tensor-parallel ranks share heads of any size."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        from sglang_ext.adapter import sharded_head
+
+        sharded_head.LEAST_SAVED_BYTES = 0
+        return logits
+
+
 def plant(engine: Any, shortlist: list[int]) -> None:
     _run_in(engine, DrawFromShortlist, shortlist=shortlist)
 
 
 def replay_prefills(engine: Any) -> None:
     _run_in(engine, ReplayPrefills)
+
+
+def share_small_heads(engine: Any) -> None:
+    _run_in(engine, ShareSmallHeads)
 
 
 def _run_in(engine: Any, processor: type[CustomLogitProcessor], **parameters: Any) -> None:
