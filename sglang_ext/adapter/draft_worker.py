@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
+from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.hosted_head import HostsHead, Question
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.tree_verify import tree_verify_input
@@ -104,8 +105,9 @@ class HeadDraftWorker(EagleDraftWorker):
         question = self._question(0, batch.sampling_info)
         with self._asking(question), self._extending_by(batch_result.speculative_num_draft_tokens):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
-        if question.best is None and question.law_TV is None:  # a graph was replayed, which asks nothing anew
-            question.best = getattr(self.cuda_graph_runner_for_draft_extend, "answer", None)
+        graphs = self.cuda_graph_runner_for_draft_extend
+        if isinstance(graphs, HeadExtendGraphs):  # a replay asks nothing anew
+            question.best = graphs.take_answer() or question.best
         self._take_answer(batch_result.next_draft_input, question, batch.sampling_info, batch_result.new_seq_lens)
 
     @contextmanager

@@ -20,7 +20,7 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
 
     def __init__(self, worker: Any, **options: Any) -> None:
         self._captured: dict[int, Answer] = {}  # by the requests that a graph is for; its replay writes there
-        self.answer: Answer | None = None  # of the last replay
+        self._answer: Answer | None = None  # of the last replay
         super().__init__(worker, **options)  # which captures
 
     def capture_one_shape(self, size: int, *args: Any, **kwargs: Any) -> None:
@@ -37,5 +37,10 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
         output = super().execute(forward_batch, select_index)
         captured = self._captured.get(self.bs)
         # the next replay writes over it, while a step may still be to come that reads it
-        self.answer = None if captured is None else Answer(*(x[: self.raw_bs].clone() for x in captured))
+        self._answer = None if captured is None else Answer(*(x[: self.raw_bs].clone() for x in captured))
         return output
+
+    def take_answer(self) -> Answer | None:
+        """Of the replay since the last call; None where nothing was replayed, or nothing asked."""
+        answer, self._answer = self._answer, None
+        return answer

@@ -255,7 +255,12 @@ class HostsHead(nn.Module, ABC):
 
 def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:
     """The checkpoint that SGLang builds a model of ours from. Raises ValueError where it is for another target, or
-    another algorithm."""
+    another algorithm, or where this server cannot serve any."""
+    if get_parallel().attn_dp_enabled:
+        raise ValueError(
+            "--enable-dp-attention is not offered for rayspec's drafters, whose draft loop does not pad the batches of "
+            "idle ranks; leave it out"
+        )
     # config.json itself: SGLang pads sizes in `config` on some devices
     raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
     info = parse_info(raw, config._name_or_path)

@@ -11,7 +11,7 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDra
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter import draft_worker, extend_graphs
+from sglang_ext.adapter import draft_worker, extend_graphs, hosted_head
 from sglang_ext.adapter.draft_worker import HeadDraftWorker
 from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.hosted_head import HeadLogits, HostsHead, Question
@@ -111,7 +111,8 @@ def test_a_replayed_extend_answers_the_heads_own_question(worker: Any) -> None:
     for rows in (3, 1, 4):
         hiddens.append(torch.randn(rows, H))
         graphs.execute(SimpleNamespace(hidden_BH=hiddens[-1]), torch.arange(rows))
-        answers.append(graphs.answer)
+        answers.append(graphs.take_answer())
+        assert graphs.take_answer() is None
     for answer, hidden_BH in zip(answers, hiddens, strict=True):  # the first outlives the others
         p_Bk, ids_Bk = expected(worker.draft_runner.model.head, hidden_BH, 3)
         assert torch.equal(answer.token_ids_Tk, ids_Bk)
@@ -122,7 +123,7 @@ def test_under_rejection_sampling_nothing_is_asked(worker: Any, spec: SimpleName
     spec.speculative_use_rejection_sampling = True
     graphs = HeadExtendGraphs(worker)
     graphs.execute(SimpleNamespace(hidden_BH=torch.randn(2, H)), torch.arange(2))
-    assert graphs.answer is None
+    assert graphs.take_answer() is None
 
 
 def test_the_first_drafts_come_from_the_graph(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +194,9 @@ def test_adaptive_lengths_and_swaps_exclude_each_other(worker: Any, spec: Simple
     spec.speculative_adaptive = True
     with pytest.raises(ValueError, match="--speculative-adaptive keeps graphs of other draft lengths"):
         worker.check_swappable()
+
+
+def test_attention_of_data_parallel_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(attn_dp_enabled=True))
+    with pytest.raises(ValueError, match=r"--enable-dp-attention is not offered .* leave it out"):
+        hosted_head.hosted_info(SimpleNamespace(_name_or_path="a drafter"), "EAGLE3")
