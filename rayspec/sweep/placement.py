@@ -35,11 +35,8 @@ class Placement:
 
 def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     """For a cluster whose nodes have so many GPUs. Raises ValueError where an engine has no room."""
-    most, tp_size, nodes = (
-        max(gpus_of_nodes, default=0.0),
-        int(config.engine.extra.get("tp_size", 1)),
-        config.engine.nodes,
-    )
+    most, nodes = max(gpus_of_nodes, default=0.0), config.engine.nodes
+    tp_size = int(config.engine.extra.get("tp_size", 1))
     num_gpus, side_by_side = config.ray.num_gpus, config.ray.side_by_side
     if num_gpus is None:
         whole = tp_size // nodes  # Ray divides one GPU, of several it gives whole ones
