@@ -299,6 +299,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.execute",
     ),
     Internal(
+        "sglang.srt.distributed.communication_op.tensor_model_parallel_all_gather",
+        ("input_", "dim"),
+        "called by sglang_ext.adapter.sharded_head.ShardedHead",
+    ),
+    Internal(
         "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend.cleanup",
         ("self",),
         "called by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
