@@ -316,9 +316,34 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
     ),
     Internal(
-        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_cuda_graphs",
+        "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.capture_one_shape",
+        ("self", "size", "forward", "stream_idx", "variant_label", "attention_variant"),
+        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.capture_one_shape",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute",
+        ("self", "forward_batch", "select_index"),
+        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.execute",
+    ),
+    Internal(
+        "sglang.srt.distributed.communication_op.tensor_model_parallel_all_gather",
+        ("input_", "dim"),
+        "called by sglang_ext.adapter.sharded_head.ShardedHead",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend.cleanup",
         ("self",),
-        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker.swap",
+        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_utils.draft_tp_context",
+        ("layout",),
+        "entered by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again, with three without parameters",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context.is_in_breakable_cuda_graph",
+        (),
+        "called by sglang_ext.adapter.hosted_head.HeadLogits.start_routing",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
@@ -419,7 +444,8 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
         ("self",),
-        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs",
+        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs, and called by "
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.forward",

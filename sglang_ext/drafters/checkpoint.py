@@ -14,10 +14,11 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,6 +53,7 @@ FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
+SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,8 +345,23 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     return tensors
 
 
+def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
+    """Names of tensors that two drafters take from the same weights of a third: they are equal."""
+    one, two = ({n: s.sha256 for s in i.shares for n in s.tensors} for i in (info, other))
+    return {name for name, sha256 in one.items() if two.get(name) == sha256}
+
+
 def weights_sha256(file: str | Path) -> str:
-    with Path(file).open("rb") as handle:
+    """Of a file that stays what it is, read once in a process: a base may hold gigabytes, and many heads name it."""
+    stat = Path(file).stat()
+    # what was written a moment ago can be written again without a change of its time
+    read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
+    return read(Path(file).resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _sha256(file: Path, *version: int) -> str:
+    with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
 from hostile_requests import in_process
+from faults import replay_prefills
 from lossless import Lossless, check_counts, check_greedy_identity
 from safetensors.torch import load_file, save_file
 
@@ -21,7 +22,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Any]:
-    with running_engine(DRAFTERS["full"], draft_steps=STEPS) as engine:
+    with running_engine(DRAFTERS["full"], draft_steps=STEPS, enable_custom_logit_processor=True) as engine:
         yield engine
 
 
@@ -138,3 +139,15 @@ def test_a_faulty_drafter_is_refused_and_the_running_one_stays(
     after = generate(engine, prompts[:2])
     assert output_ids(after) == oracle.answers[:2]
     assert [a["meta_info"]["spec_verify_ct"] for a in after] == [a["meta_info"]["spec_verify_ct"] for a in before]
+
+
+def test_a_head_that_routes_needs_no_code_of_ours_in_a_prefill(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    """SGLang replays the layers of a prefill from graphs. Its end, where the first draft is made, is run by Python."""
+    swap_drafter(engine, str(DRAFTERS["dynaspec"]))
+    eager = generate(engine, prompts[:8])
+    replay_prefills(engine)
+    swap_drafter(engine, str(DRAFTERS["dynaspec"]))  # empties the prefix cache
+    replayed = generate(engine, prompts[:8])
+    assert output_ids(replayed) == oracle.answers[:8]
+    accepted = [[a["meta_info"]["spec_correct_drafts_histogram"] for a in answers] for answers in (eager, replayed)]
+    assert accepted[0] == accepted[1]

@@ -1,7 +1,10 @@
 """The checkpoint format: what is written is read back, and everything that does not fit stops with a way out."""
 
+import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,15 @@ import torch
 from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import (
+    WEIGHTS,
+    check_files,
+    held_in_common,
+    load_drafter,
+    read_info,
+    save_drafter,
+    weights_sha256,
+)
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
@@ -271,6 +282,41 @@ def test_a_body_is_stored_once(tmp_path: Path) -> None:
     assert [shares.drafter for shares in info.shares] == ["../full"]
     for name, tensor in drafter.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name].float(), tensor.bfloat16().float(), msg=name)
+
+
+def test_weights_that_stay_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read, digest = tmp_path / WEIGHTS, [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: read.append(0) or digest(*arguments))
+
+    def write(content: bytes, age_s: float) -> str:
+        file.write_bytes(content)
+        os.utime(file, (time.time() - age_s,) * 2)
+        return hashlib.sha256(content).hexdigest()
+
+    first = write(b"one", age_s=60)
+    assert [weights_sha256(file), weights_sha256(file)] == [first, first]
+    assert len(read) == 1
+    second = write(b"two", age_s=30)
+    assert [weights_sha256(file), weights_sha256(file)] == [second, second]
+    assert len(read) == 2
+    just_now = write(b"tri", age_s=0)
+    assert [weights_sha256(file), weights_sha256(file)] == [just_now, just_now]
+    assert len(read) == 4, "it may change again within the tick of the clock"
+
+
+def test_what_two_drafters_take_from_a_third(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    for name in ("one", "two"):
+        save_drafter(tmp_path / name, drafter, TARGET, share_with=tmp_path / "full")
+    full, one, two = (read_info(tmp_path / name) for name in ("full", "one", "two"))
+    body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
+    assert held_in_common(one, two) == body
+    assert held_in_common(one, full) == set()
+    edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    drafter.fc.weight.data += 1
+    save_drafter(tmp_path / "three", drafter, TARGET, share_with=tmp_path / "full")
+    assert held_in_common(one, read_info(tmp_path / "three")) == set(), "the weights have changed between the two"
 
 
 def test_shared_tensors_that_changed_or_went(tmp_path: Path) -> None:
