@@ -15,6 +15,7 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent
+from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
@@ -22,7 +23,7 @@ from sglang_ext.drafters.checkpoint import WEIGHTS, Drafter, load_drafter, weigh
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
-from sglang_ext.heads import DraftHead, head_config, head_from_target
+from sglang_ext.heads import DraftHead, head_class, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -33,6 +34,9 @@ class Origin:
     artifacts: Mapping[str, Tensor] = field(default_factory=dict)
     base: Path | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_artifacts(self, more: Mapping[str, Tensor]) -> Origin:
+        return replace(self, artifacts={**self.artifacts, **more})
 
 
 NOTHING = Origin()
@@ -58,9 +62,11 @@ def new_drafter(
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
-        return _drafter_on_base(target, head, origin)
+        return _drafter_on_base(target, head, recipe, answers, origin)
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
+    if head_class(head.draft_head["kind"]).uses_moments:
+        origin = origin.with_artifacts(head_moments(target, answers))
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     if head.drafter_kind != "eagle3":
         drafter = _new_last_hidden(target, head, origin)
@@ -90,7 +96,9 @@ def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> L
     return cls(config, config.heads(make))
 
 
-def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Drafter:
+def _drafter_on_base(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+) -> Drafter:
     assert origin.base is not None, "the caller looked"
     drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
     if info.target is not None:
@@ -109,6 +117,9 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
             )
     drafter.draft_tree = None
     drafter.requires_grad_(False)
+    if info.head["kind"] == "full" and head_class(head.draft_head["kind"]).uses_moments:
+        steps = drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+        origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 
     def on_base(found: DraftHead) -> DraftHead:
         return _head_on_base(found, dict(info.head), head, origin)

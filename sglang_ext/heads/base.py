@@ -149,6 +149,7 @@ class DraftHead(nn.Module, ABC):
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
     routes: ClassVar[bool] = False
+    uses_moments: ClassVar[bool] = False  # whether `from_target` takes `hidden_moment` and `token_share`
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()

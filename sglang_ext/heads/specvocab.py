@@ -42,6 +42,7 @@ class SpecVocabHead(DraftHead):
     kind = "specvocab"
     projections = ("down", "up")
     gathered = ("weight",)
+    uses_moments = True
     taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
@@ -54,9 +55,9 @@ class SpecVocabHead(DraftHead):
 
     @classmethod
     def from_target(cls, config: SpecVocabConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """The router starts as the best approximation of its rank."""
+        """The router starts as the best approximation of its rank; `artifacts` as `low_rank` takes them."""
         head = cls(config)
-        down_rH, up_Vr = low_rank(target_head_VH, config.rank)
+        down_rH, up_Vr = low_rank(target_head_VH, config.rank, artifacts)
         head.down.data.copy_(down_rH)
         head.up.data.copy_(up_Vr)
         head.weight.data.copy_(target_head_VH)

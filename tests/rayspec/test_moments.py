@@ -1,0 +1,120 @@
+"""What a head meets on the target's answers, and what a low-rank head's start makes of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayspec.shipped import DEMO_TARGET, drafter_path, target_path
+from rayspec.training import moments
+from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.drafter_config import NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.moments import head_moments
+from rayspec.training.origin import Origin, new_drafter
+from rayspec.training.recipe import Recipe
+from rayspec.training.ttt import Batch, roll_out
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.heads.slimspec import low_rank
+
+RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
+FULL = NamedHead(name="full", draft_head={"kind": "full"})
+ON_BASE = NamedHead(name="on_base", base="full", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
+FROM_SCRATCH = {
+    "eagle3": NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8}),
+    "medusa": NamedHead(
+        name="slim",
+        draft_head={"kind": "slimspec", "rank": 8},
+        drafter={"kind": "medusa", "positions": 2, "shared_head": False},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
+    folder = tmp_path_factory.mktemp("data") / "answers"
+    config = AnswersConfig(count=10, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=10)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(10)]
+    make_answers(folder, tiny_target, config, prompts)
+    return read_answers(folder)
+
+
+def test_moments_are_over_all_answer_positions(
+    tiny_target: FrozenTarget, answers: AnswerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "CHUNK_ROWS", 7)
+    states = []
+    for row, mask_L in zip(answers.token_ids_NL.long(), answers.loss_mask_NL, strict=True):
+        last_TH = tiny_target.last_hidden(row[None])[0]
+        states += [last_TH[place - 1] for place in range(len(row)) if mask_L[place]]
+    states_NH = torch.stack(states)
+    found = head_moments(tiny_target, answers)
+    torch.testing.assert_close(found["hidden_moment"], states_NH.T @ states_NH / len(states_NH))
+    laws_NV = (states_NH @ tiny_target.head_VG.T).softmax(dim=-1)
+    torch.testing.assert_close(found["token_share"], laws_NV.mean(dim=0))
+
+
+@pytest.mark.parametrize("family", FROM_SCRATCH)
+def test_a_low_rank_head_from_scratch_starts_from_the_targets_states(
+    family: str, tiny_target: FrozenTarget, answers: AnswerSet
+) -> None:
+    drafter = new_drafter(tiny_target, FROM_SCRATCH[family], RECIPE, answers)
+    down_rH, up_Vr = low_rank(tiny_target.head_VG, 8, head_moments(tiny_target, answers))
+    head = drafter.lm_head.at(0)
+    torch.testing.assert_close(head.up @ head.down, up_Vr @ down_rH)
+
+
+def test_a_router_on_a_base_starts_from_the_bases_states(
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    save_drafter(tmp_path / "full", new_drafter(tiny_target, FULL, RECIPE, answers), tiny_target.info(), {})
+    base, _ = load_drafter(tmp_path / "full")  # as stored
+    drafter = new_drafter(tiny_target, ON_BASE, RECIPE, answers, Origin(base=tmp_path / "full"))
+    rows = roll_out(base, tiny_target, Batch.of(answers, torch.arange(len(answers))), RECIPE.ttt_steps)
+    states_NH = rows.hidden_KNH.detach().flatten(0, 1)
+    found = head_moments(tiny_target, answers, base, RECIPE.ttt_steps)
+    torch.testing.assert_close(found["hidden_moment"], states_NH.T @ states_NH / len(states_NH))
+    down_rH, up_Vr = low_rank(base.lm_head.get_parameter("weight"), 4, found)
+    torch.testing.assert_close(drafter.lm_head.up @ drafter.lm_head.down, up_Vr @ down_rH)
+
+
+def text_rows(target: FrozenTarget) -> AnswerSet:
+    """Pieces of this repository as rows whose second half is the answer."""
+    files = sorted((Path(__file__).parents[2] / "sglang_ext").rglob("*.py"))
+    pieces = [target.tokenizer.encode(file.read_text())[:96] for file in files]
+    ids_NL = torch.tensor([piece for piece in pieces if len(piece) == 96][:48], dtype=torch.int32)
+    count = len(ids_NL)
+    return AnswerSet(
+        name="text",
+        sha256="",
+        token_ids_NL=ids_NL,
+        loss_mask_NL=(torch.arange(96) >= 48).expand(count, -1),
+        prompt_length_N=torch.full((count,), 48, dtype=torch.int32),
+        length_N=torch.full((count,), 96, dtype=torch.int32),
+        temperature_N=torch.zeros(count),
+    )
+
+
+@torch.no_grad()
+def test_the_weighted_start_agrees_more_often_with_the_target() -> None:
+    """A quarter of the rank, on the shipped drafter's states, text that the moments were not taken from."""
+    target = FrozenTarget.load(target_path(DEMO_TARGET), torch.float32)
+    drafter, _ = load_drafter(drafter_path("full"))
+    text = text_rows(target)
+    weight_VH = drafter.lm_head.get_parameter("weight").float()
+    rolled = roll_out(drafter, target, Batch.of(text, torch.arange(len(text) - 8, len(text))), 2)
+    best_N = (rolled.last_hidden_NG @ target.head_VG.T).argmax(dim=-1)
+
+    def agreement(artifacts: dict[str, Tensor]) -> float:
+        down_rH, up_Vr = low_rank(weight_VH, weight_VH.shape[1] // 4, artifacts)
+        return float(((rolled.hidden_KNH @ down_rH.T @ up_Vr.T).argmax(dim=-1) == best_N).float().mean())
+
+    met = head_moments(target, first(text, len(text) - 8), drafter, 2)
+    assert agreement(met) > agreement({}) + 0.03
+
+
+def first(answers: AnswerSet, count: int) -> AnswerSet:
+    rows = {name: getattr(answers, name)[:count] for name in vars(answers) if name.endswith(("_N", "_NL"))}
+    return AnswerSet(name=answers.name, sha256="", **rows)
