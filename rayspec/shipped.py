@@ -2,15 +2,23 @@
 
 from pathlib import Path
 
+from rayspec.targets.catalogue import CATALOGUE, fetched
+
 ASSETS = Path(__file__).resolve().parent / "assets"
 DEMO_TARGET = "demo"
 
 
 def target_path(name: str) -> str:
-    """The target to serve: the shipped one for `demo`, else the given folder or Hugging Face name.
+    """The target to serve: a fetched one by name, else the given folder or Hugging Face name.
 
-    Raises ValueError for a folder that holds no model; whether a Hugging Face name exists shows when the engine starts.
+    Raises ValueError for a target that was not fetched yet and for a folder that holds no model; whether a Hugging Face
+    name exists shows when the engine starts.
     """
+    if name in CATALOGUE:
+        found = fetched(name)
+        if found is None:
+            raise ValueError(f"target {name} is not on this machine yet; python jobs/fetch_target.py {name} brings it")
+        return str(found)
     is_name = name != DEMO_TARGET and not name.startswith(("/", ".", "~")) and not Path(name).is_dir()
     if is_name:
         return name

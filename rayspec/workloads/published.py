@@ -63,6 +63,16 @@ PUBLISHED: dict[str, Published] = {
 }
 
 
+EVALUATION_ONLY = frozenset(PUBLISHED)  # what everybody reports; never trained on
+
+
+def evaluation_sets() -> list[list[Conversation]]:
+    """Those that ship, and those published ones that lie under $RAYSPEC_DATA."""
+    root = os.environ.get(DATA_VARIABLE)
+    local = [] if root is None else [n for n, p in PUBLISHED.items() if (Path(root) / p.file).is_file()]
+    return [load_named(name) for name in (*SHIPPED, *local)]
+
+
 def is_name(name: str) -> bool:
     return name in SHIPPED or name in PUBLISHED
 
