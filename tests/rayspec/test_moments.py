@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rayspec.shipped import DEMO_TARGET, drafter_path, target_path
 from rayspec.training import moments
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import NamedHead
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
@@ -32,13 +32,26 @@ FROM_SCRATCH = {
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
-    folder = tmp_path_factory.mktemp("data") / "answers"
-    config = AnswersConfig(count=10, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=10)
+def answers() -> AnswerSet:
+    """Ten rows of their own lengths."""
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(10)]
-    make_answers(folder, tiny_target, config, prompts)
-    return read_answers(folder)
+    length_N, prompt_N = 22 + torch.arange(10), 8 + torch.arange(10)
+    place_L = torch.arange(int(length_N.max()))
+    ids_NL = torch.randint(1, 257, (10, len(place_L)), generator=generator)
+    return rows_of(ids_NL * (place_L < length_N[:, None]), prompt_N, length_N)
+
+
+def rows_of(ids_NL: Tensor, prompt_N: Tensor, length_N: Tensor) -> AnswerSet:
+    place_L = torch.arange(ids_NL.shape[1])
+    return AnswerSet(
+        name="rows",
+        sha256="",
+        token_ids_NL=ids_NL.int(),
+        loss_mask_NL=(place_L >= prompt_N[:, None]) & (place_L < length_N[:, None]),
+        prompt_length_N=prompt_N.int(),
+        length_N=length_N.int(),
+        temperature_N=torch.zeros(len(ids_NL)),
+    )
 
 
 def test_moments_are_over_all_answer_positions(
@@ -80,21 +93,12 @@ def test_a_router_on_a_base_starts_from_the_bases_states(
     torch.testing.assert_close(drafter.lm_head.up @ drafter.lm_head.down, up_Vr @ down_rH)
 
 
-def text_rows(target: FrozenTarget) -> AnswerSet:
+def text_rows(target: FrozenTarget, files: slice) -> AnswerSet:
     """Pieces of this repository as rows whose second half is the answer."""
-    files = sorted((Path(__file__).parents[2] / "sglang_ext").rglob("*.py"))
-    pieces = [target.tokenizer.encode(file.read_text())[:96] for file in files]
-    ids_NL = torch.tensor([piece for piece in pieces if len(piece) == 96][:48], dtype=torch.int32)
-    count = len(ids_NL)
-    return AnswerSet(
-        name="text",
-        sha256="",
-        token_ids_NL=ids_NL,
-        loss_mask_NL=(torch.arange(96) >= 48).expand(count, -1),
-        prompt_length_N=torch.full((count,), 48, dtype=torch.int32),
-        length_N=torch.full((count,), 96, dtype=torch.int32),
-        temperature_N=torch.zeros(count),
-    )
+    found = sorted((Path(__file__).parents[2] / "sglang_ext").rglob("*.py"))
+    pieces = [target.tokenizer.encode(file.read_text())[:96] for file in found]
+    ids_NL = torch.tensor([piece for piece in pieces if len(piece) == 96][files])
+    return rows_of(ids_NL, torch.full((len(ids_NL),), 48), torch.full((len(ids_NL),), 96))
 
 
 @torch.no_grad()
@@ -102,19 +106,13 @@ def test_the_weighted_start_agrees_more_often_with_the_target() -> None:
     """A quarter of the rank, on the shipped drafter's states, text that the moments were not taken from."""
     target = FrozenTarget.load(target_path(DEMO_TARGET), torch.float32)
     drafter, _ = load_drafter(drafter_path("full"))
-    text = text_rows(target)
+    text, met = text_rows(target, slice(8)), text_rows(target, slice(8, 48))
     weight_VH = drafter.lm_head.get_parameter("weight").float()
-    rolled = roll_out(drafter, target, Batch.of(text, torch.arange(len(text) - 8, len(text))), 2)
+    rolled = roll_out(drafter, target, Batch.of(text, torch.arange(8)), 2)
     best_N = (rolled.last_hidden_NG @ target.head_VG.T).argmax(dim=-1)
 
     def agreement(artifacts: dict[str, Tensor]) -> float:
         down_rH, up_Vr = low_rank(weight_VH, weight_VH.shape[1] // 4, artifacts)
         return float(((rolled.hidden_KNH @ down_rH.T @ up_Vr.T).argmax(dim=-1) == best_N).float().mean())
 
-    met = head_moments(target, first(text, len(text) - 8), drafter, 2)
-    assert agreement(met) > agreement({}) + 0.03
-
-
-def first(answers: AnswerSet, count: int) -> AnswerSet:
-    rows = {name: getattr(answers, name)[:count] for name in vars(answers) if name.endswith(("_N", "_NL"))}
-    return AnswerSet(name=answers.name, sha256="", **rows)
+    assert agreement(head_moments(target, met, drafter, 2)) > agreement({}) + 0.03
