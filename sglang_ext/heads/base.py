@@ -250,6 +250,11 @@ class DraftHead(nn.Module, ABC):
         """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
         return self.config.vocab_size
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """How many tokens the head scores for each row, its shortlist; int64 [T], padding left out. Arguments as of
+        `candidates`. Cheap beside it, but not free where a router chooses."""
+        return torch.full((len(hidden_TH),), self.config.vocab_size, device=hidden_TH.device)
+
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
         return None

@@ -138,6 +138,17 @@ class ClusteredHead(DraftHead):
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
         """Router logits [T, M]."""
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        budget = self.config.budget(step)
+        if budget == self.config.clusters:
+            return super().scored(hidden_TH, step, routed)
+        sizes_M = self._starts[2:] - self._starts[1:-1]
+        chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
+        if not self.config.union:
+            return len(self._pinned_P) + sizes_M[chosen_Tm].sum(dim=1)
+        is_chosen_M = torch.zeros_like(sizes_M).index_fill_(0, chosen_Tm.flatten(), 1)
+        return (len(self._pinned_P) + (is_chosen_M * sizes_M).sum()).expand(len(hidden_TH))
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         budget = self.config.budget(step)
         if budget == self.config.clusters:

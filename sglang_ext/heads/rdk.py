@@ -100,6 +100,10 @@ class RdkHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.base.fewest_candidates(draft_steps)
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """The base's: what is handed on costs no score."""
+        return self.base.scored(hidden_TH, step, routed)
+
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         return self.base.route(token_embed_TH, feature_TH, step)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
@@ -68,6 +69,10 @@ class SpecVocabHead(DraftHead):
 
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.config.size
+
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the law."""
+        return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         if self.config.size == self.config.vocab_size:

@@ -94,6 +94,9 @@ class TruncatedHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return min(self.config.size_at(step) for step in range(draft_steps))
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        return torch.full((len(hidden_TH),), self.config.size_at(step), device=hidden_TH.device)
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
