@@ -23,7 +23,7 @@ from sglang_ext.drafters.checkpoint import WEIGHTS, Drafter, load_drafter, weigh
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
-from sglang_ext.heads import DraftHead, head_class, head_config, head_from_target
+from sglang_ext.heads import DraftHead, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -70,6 +70,11 @@ def new_drafter(
     return drafter
 
 
+def _uses_states(target: FrozenTarget, head: NamedHead, hidden_size: int) -> bool:
+    _, config = head_config(head.draft_head, hidden_size=hidden_size, vocab_size=target.model.config.vocab_size)
+    return config.uses_states
+
+
 def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> None:
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
     if not lm_head.taken_over:
@@ -88,7 +93,7 @@ def _drafter_from_target(
 ) -> Drafter:
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
-    if head_class(head.draft_head["kind"]).uses_moments:
+    if _uses_states(target, head, target.model.config.hidden_size):
         origin = origin.with_artifacts(head_moments(target, answers))
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     if head.drafter_kind != "eagle3":
@@ -140,7 +145,7 @@ def _drafter_on_base(
             )
     drafter.draft_tree = None
     drafter.requires_grad_(False)
-    if info.head["kind"] == "full" and head_class(head.draft_head["kind"]).uses_moments:
+    if info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
         steps = drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
         origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 

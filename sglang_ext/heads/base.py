@@ -58,6 +58,11 @@ class HeadConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
+    @property
+    def uses_states(self) -> bool:
+        """Whether `from_target` takes what the head meets on answers: `hidden_moment`, `token_share`, `states`."""
+        return False
+
     @classmethod
     def from_dict(cls, kind: str, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
         """Build from the `draft_head` entry of a checkpoint or a training config (without its `kind`).
@@ -149,7 +154,6 @@ class DraftHead(nn.Module, ABC):
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
     routes: ClassVar[bool] = False
-    uses_moments: ClassVar[bool] = False  # whether `from_target` takes `hidden_moment` and `token_share`
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()

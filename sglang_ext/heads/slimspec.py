@@ -23,6 +23,10 @@ SHARE_FLOOR = 1e-2  # of the mean share
 class SlimSpecConfig(HeadConfig):
     rank: int
 
+    @property
+    def uses_states(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         limit = min(self.hidden_size, self.vocab_size)
@@ -35,7 +39,6 @@ class SlimSpecConfig(HeadConfig):
 class SlimSpecHead(DraftHead):
     kind = "slimspec"
     projections = ("down", "up")
-    uses_moments = True
     Config = SlimSpecConfig
     config: SlimSpecConfig
 

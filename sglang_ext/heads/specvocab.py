@@ -27,6 +27,10 @@ class SpecVocabConfig(HeadConfig):
     rank: int
     size: int
 
+    @property
+    def uses_states(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, limit, meaning in (
@@ -43,7 +47,6 @@ class SpecVocabHead(DraftHead):
     kind = "specvocab"
     projections = ("down", "up")
     gathered = ("weight",)
-    uses_moments = True
     taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
