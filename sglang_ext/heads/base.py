@@ -27,7 +27,7 @@ from rayspec_kernels.gather_dot import gather_dot
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 from rayspec_kernels.quantized_linear import quantized_linear
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
 
@@ -330,18 +330,21 @@ class DraftHead(nn.Module, ABC):
         # a padding column may name any token: the largest wins, so that it never hides one
         return out_TV.scatter_reduce_(1, ids, logits_TS, "amax")
 
-    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
+    def training_targets(self, p_TV: Tensor, objective: Objective = KL) -> tuple[Tensor, Tensor]:
         """What the head is trained towards: (P [T, S] rows summing to 1, mask bool [T] of rows that count).
 
         The full support has nothing to renormalise and keeps every row.
         """
         return p_TV, torch.ones(p_TV.shape[0], dtype=torch.bool, device=p_TV.device)
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        """Training loss of each row, float32 [T], 0 where the row does not count: CE(P, q) with `training_targets`."""
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        """Training loss of each row, float32 [T], 0 where the row does not count: the objective's of q from
+        `training_targets`."""
         logits_TS = self.candidates(hidden_TH, step, routed).logits_TS
-        targets_TS, counts_T = self.training_targets(p_TV)
-        return soft_cross_entropy(logits_TS, targets_TS) * counts_T
+        targets_TS, counts_T = self.training_targets(p_TV, objective)
+        return objective.of(logits_TS, targets_TS) * counts_T
 
     @abstractmethod
     def cost(self, rows: int) -> HeadCost:

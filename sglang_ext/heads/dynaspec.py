@@ -15,6 +15,7 @@ from rayspec_kernels.router_topk import router_scores
 from rayspec_kernels.router_topk.reference import Router
 from sglang_ext.heads.base import may_fuse
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
+from sglang_ext.heads.losses import KL, Objective
 
 RULES = ("fixed", "rounded", "floor")
 _EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
@@ -91,7 +92,9 @@ class DynaSpecHead(ClusteredHead):
         assert routed is not None, "whoever drafts calls `route` first"
         return routed
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
         """Multi-label binary cross-entropy of the router, summed over clusters: a cluster is wanted if it holds one of
         the full head's best tokens. Nothing else is trained."""
         scores_TM = self.cluster_scores(hidden_TH, routed).float()

@@ -4,10 +4,9 @@ q'' = q M with q the base head's law at the request's temperature and M [V, V] r
 not published; ours is one of
 - cosine: a token keeps `self_weight` and hands the rest to its nearest neighbours, by the cosine of output-embedding
   rows less their mean row (which a softmax does not see), softmax weights;
-- counted: along the states of the full drafter, whose law is q_full, a token v hands on what the base cannot propose
-  where it proposes v, M[v, u] = E[q(v) q_full(u)] / E[q(v)] for u outside of the support, and keeps the rest. The
-  largest entries of a row are stored, and the others are handed to one law for all tokens, so that the whole share
-  arrives.
+- counted: along the states of the full drafter, whose law is q_full, a token v hands on a `share` of what the base
+  cannot propose where it proposes v, E[q(v) q_full(u)] / E[q(v)] to u outside of the support, and keeps the rest. The
+  largest entries of a row are stored, and the others are handed to one law for all tokens, so that all of it arrives.
 affinity.py makes either. T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
@@ -21,20 +20,25 @@ from torch import Tensor
 from sglang_ext.heads import build_head, head_config, head_from_target
 from sglang_ext.heads.affinity import count_affinity, nearest_tokens
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.losses import KL, Objective
 
 AFFINITIES = ("cosine", "counted")
-SELF_WEIGHT = 0.9
+SELF_WEIGHT, SHARE = 0.9, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RdkConfig(HeadConfig):
     """`base`: the `draft_head` entry of the head whose law is redistributed. `self_weight`: what a token keeps
-    with affinity cosine (None: 0.9)."""
+    with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be right
+    in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
+
+    knobs = HeadConfig.knobs | {"share"}
 
     base: dict[str, Any]
     affinity: str = "cosine"
     neighbours: int = 8
     self_weight: float | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +68,13 @@ class RdkConfig(HeadConfig):
                     f"draft_head.affinity counted needs a base that looks at the hidden state alone, but {cls.kind} "
                     "routes before the layer; use affinity cosine"
                 )
+            if self.share is None:
+                object.__setattr__(self, "share", SHARE)
+            if not 0.0 <= self.share <= 1.0:  # type: ignore[operator]
+                raise ValueError(f"draft_head.share must be in 0..1, got {self.share}")
             return
+        if self.share is not None:
+            raise ValueError(f"draft_head.share is of affinity counted, got {self.share} with cosine; leave it out")
         if self.self_weight is None:
             object.__setattr__(self, "self_weight", SELF_WEIGHT)
         if not 0.0 < self.self_weight <= 1.0:  # type: ignore[operator]
@@ -80,8 +90,8 @@ class RdkConfig(HeadConfig):
 
     def options(self) -> dict[str, Any]:
         """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
-        left_out = "self_weight" if self.is_counted else "affinity"
-        return {name: value for name, value in super().options().items() if name != left_out}
+        left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
+        return {name: value for name, value in super().options().items() if name not in left_out}
 
 
 class RdkHead(DraftHead):
@@ -177,7 +187,7 @@ class RdkHead(DraftHead):
         if ids is None:
             ids = torch.arange(self.config.vocab_size, device=q_TS.device)
         c = self.config
-        kept_TS = q_TS * (self.kept_share[ids].float() if c.is_counted else c.self_weight)
+        kept_TS = q_TS * (1 - c.share * (1 - self.kept_share[ids].float()) if c.is_counted else c.self_weight)
         handed_TS = q_TS - kept_TS
         # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
         weights_SJ = self.neighbour_weights[ids].float()
@@ -198,8 +208,10 @@ class RdkHead(DraftHead):
         # a NaN (a base that was not loaded) stays one
         return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        return self.base.loss(hidden_TH, step, routed, p_TV)
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        return self.base.loss(hidden_TH, step, routed, p_TV, objective)
 
     def cost(self, rows: int) -> HeadCost:
         """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""

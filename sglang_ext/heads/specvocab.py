@@ -14,7 +14,7 @@ from torch import Tensor
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
 ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
@@ -89,12 +89,14 @@ class SpecVocabHead(DraftHead):
         """Of the whole vocabulary; a shortlist is longer than what kernels keep, and its rescoring is one as it is."""
         return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.config.vocab_size else None
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        """The full head's cross-entropy (the shortlist is not trained through) plus a share of the router's own."""
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        """The full head's (the shortlist is not trained through) plus a share of the router's own."""
         router_T = soft_cross_entropy(self.router_logits(hidden_TH), p_TV)
         if not (hidden_TH.requires_grad or self.weight.requires_grad):  # the router alone is trained
             return router_T
-        return soft_cross_entropy(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
+        return objective.of(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
 
     def cost(self, rows: int) -> HeadCost:
         if self.config.size == self.config.vocab_size:

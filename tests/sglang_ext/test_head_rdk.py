@@ -209,17 +209,19 @@ def test_counted_affinity_is_the_mean_over_the_states(neighbours: int, monkeypat
 
 @torch.no_grad()
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_counted_law_hands_on_the_whole_share(stored: torch.dtype) -> None:
-    """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them."""
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_counted_law_hands_on_the_whole_share(stored: torch.dtype, share: float) -> None:
+    """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them, or the share
+    of it that was asked for."""
     states_NH = Rows.draw(80).hidden_TH
-    head = counted_head(COUNTED, states_NH).to(stored).double()
+    head = counted_head({**COUNTED, "share": share}, states_NH).to(stored).double()
     head.check(STOPS)
     law_NV = head.target_law(states_NH, 0)
     torch.testing.assert_close(law_NV.sum(dim=-1), torch.ones(80))
     full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
     cut = [u for u in range(V) if u not in head.base.ids.tolist()]
     tolerance = 1e-4 if stored == torch.float32 else 1e-2
-    torch.testing.assert_close(law_NV[:, cut].mean(dim=0), full_NV[:, cut].mean(dim=0), rtol=0, atol=tolerance)
+    torch.testing.assert_close(law_NV[:, cut].mean(dim=0), share * full_NV[:, cut].mean(dim=0), rtol=0, atol=tolerance)
 
 
 @torch.no_grad()
@@ -259,7 +261,8 @@ def test_each_affinity_spells_out_its_own_options() -> None:
     cosine = build_head(RDK, hidden_size=H, vocab_size=V).config.options()
     assert set(cosine) == {"base", "neighbours", "self_weight"}
     counted = build_head(COUNTED, hidden_size=H, vocab_size=V).config.options()
-    assert set(counted) == {"base", "neighbours", "affinity"}
+    assert set(counted) == {"base", "neighbours", "affinity", "share"}
+    assert counted["share"] == 0.5
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -281,6 +284,11 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"base": TRUNCATED, "affinity": "counted", "self_weight": 0.9},
         r"draft_head\.self_weight is 0\.9, but with affinity counted .* leave it out",
     ),
+    "share_above": (
+        {"base": TRUNCATED, "affinity": "counted", "share": 1.1},
+        r"draft_head\.share must be in 0\.\.1, got",
+    ),
+    "share_of_cosine": ({"base": TRUNCATED, "share": 0.5}, r"draft_head\.share is of affinity counted, got 0\.5"),
     "counted_on_routes": (
         {"base": DYNASPEC, "affinity": "counted"},
         "affinity counted needs a base that looks at the hidden state alone, but dynaspec routes",
