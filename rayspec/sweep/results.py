@@ -135,8 +135,9 @@ def _costs(
         topk=own.topk,
         num_draft_tokens=own.verified(steps),
         counted=metrics.get("step_verified_tokens"),
+        scored=metrics.get("shortlist_mean"),
     )
-    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
+    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head], costs.dtype)
 
 
 def _head_tradeoff(

@@ -347,8 +347,9 @@ class DraftHead(nn.Module, ABC):
         return objective.of(logits_TS, targets_TS) * counts_T
 
     @abstractmethod
-    def cost(self, rows: int) -> HeadCost:
-        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at a draft step; from shapes alone.
+        `scored`: the measured mean of `scored`, for heads of which a router decides it; None for an estimate."""
 
 
 def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:

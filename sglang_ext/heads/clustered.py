@@ -209,13 +209,15 @@ class ClusteredHead(DraftHead):
         super().pack()
         self.pack_rows("weight", None)
 
-    def cost(self, rows: int) -> HeadCost:
-        """Of rows that score clusters of mean size, each its own."""
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        """Of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean over
+        the draft steps, and so the same at each."""
         c = self.config
-        if c.budget(0) == c.clusters:
+        if c.budget(step) == c.clusters:
             return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
-        scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
-        parts = [gather_cost(rows, self.weight, scored)]
+        if scored is None:
+            scored = pinned + c.budget(step) * (c.vocab_size - pinned) // c.clusters
+        parts = [gather_cost(rows, self.weight, round(scored))]
         parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))

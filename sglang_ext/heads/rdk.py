@@ -29,8 +29,8 @@ SELF_WEIGHT, SHARE = 0.9, 0.5
 @dataclass(frozen=True, kw_only=True)
 class RdkConfig(HeadConfig):
     """`base`: the `draft_head` entry of the head whose law is redistributed. `self_weight`: what a token keeps
-    with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be right
-    in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
+    with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be
+    right in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
 
     knobs = HeadConfig.knobs | {"share"}
 
@@ -213,7 +213,7 @@ class RdkHead(DraftHead):
     ) -> Tensor:
         return self.base.loss(hidden_TH, step, routed, p_TV, objective)
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
-        base = self.base.cost(rows)
+        base = self.base.cost(rows, step, scored)
         return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)

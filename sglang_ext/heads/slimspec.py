@@ -66,7 +66,7 @@ class SlimSpecHead(DraftHead):
         """Up down, which is the size of a full head again."""
         return self.all_rows("up").float() @ self.all_rows("down").float(), None
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
         return HeadCost(bytes=down.bytes + up.bytes, flops=down.flops + up.flops)
 

@@ -98,7 +98,7 @@ class SpecVocabHead(DraftHead):
             return router_T
         return objective.of(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         if self.config.size == self.config.vocab_size:
             return dense_cost(rows, self.weight)
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)

@@ -131,7 +131,7 @@ class TruncatedHead(DraftHead):
         targets_TS, counts_T = self.training_targets(p_TV, objective)
         return objective.of(self.project(hidden_TH, "weight"), targets_TS) * counts_T
 
-    def cost(self, rows: int) -> HeadCost:
-        size = self.config.size_at(0)
-        scored = dense_cost(rows, self.weight, size)
-        return scored._replace(bytes=scored.bytes + size * self.ids.element_size())
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        size = self.config.size_at(step)
+        product = dense_cost(rows, self.weight, size)
+        return product._replace(bytes=product.bytes + size * self.ids.element_size())

@@ -211,8 +211,8 @@ def test_counted_affinity_is_the_mean_over_the_states(neighbours: int, monkeypat
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_counted_law_hands_on_the_whole_share(stored: torch.dtype, share: float) -> None:
-    """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them, or the share
-    of it that was asked for."""
+    """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them, or the
+    share of it that was asked for."""
     states_NH = Rows.draw(80).hidden_TH
     head = counted_head({**COUNTED, "share": share}, states_NH).to(stored).double()
     head.check(STOPS)
