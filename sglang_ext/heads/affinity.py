@@ -37,7 +37,9 @@ def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count:
     """
     V = base.config.vocab_size
     proposed_V, shared_V, lost_V = (torch.zeros(V) for _ in range(3))
-    pairs = torch.sparse_coo_tensor(torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (V, V))
+    pairs = torch.sparse_coo_tensor(
+        torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (V, V), check_invariants=False
+    )
     most = min(MOST_PAIRS, V)
     for states_nH in states_NH.float().split(_CHUNK // 4):
         q_nV = base.float().target_law(states_nH, 0)
@@ -48,7 +50,9 @@ def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count:
         lost_V += l_nV.sum(dim=0)
         (q_nk, from_nk), (l_nk, to_nk) = q_nV.topk(most), l_nV.topk(most)
         cells = torch.stack(torch.broadcast_tensors(from_nk[:, :, None], to_nk[:, None, :])).flatten(1)
-        found = torch.sparse_coo_tensor(cells, (q_nk[:, :, None] * l_nk[:, None, :]).flatten(), (V, V))
+        found = torch.sparse_coo_tensor(
+            cells, (q_nk[:, :, None] * l_nk[:, None, :]).flatten(), (V, V), check_invariants=False
+        )
         pairs = (pairs + found).coalesce()
     from_P, to_P = pairs.indices()
     # the largest of each row: sorted by size, then stably by row, in which they have the places 0, 1, ...
