@@ -8,10 +8,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rayspec.costs import DecoderCost, StepShape, cost_metrics, drafter_cost, head_cost, mbsu, step_flops, target_cost
+from rayspec.costs import (
+    DecoderCost,
+    Eagle3Cost,
+    StepShape,
+    cost_metrics,
+    drafter_cost,
+    head_cost,
+    mbsu,
+    step_flops,
+    target_cost,
+)
 from rayspec.shipped import ASSETS
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
@@ -181,37 +192,81 @@ def test_metrics_of_a_trial(make_request: object) -> None:
     assert cost_metrics({}, [request], shape, target, drafter) == {}  # no tau
 
 
-def steps_of(name: str, **shape: object) -> tuple[float, float]:
-    """(bytes that the head moves, FLOPs of drafting) of a step of three drafts, by the drafter's own cost."""
-    cost = drafter_cost(str(ASSETS / "drafters" / name))
-    step = StepShape(draft_steps=3, num_draft_tokens=4, **shape)  # type: ignore[arg-type]
+TOY_V, TOY_H = 512, 64
+CLUSTERS_V = torch.arange(TOY_V).clamp(min=0) % 17  # sixteen of 30 or 31 tokens, and the pinned one
+HEADS = {
+    "full": {"kind": "full"},
+    "int4": {"kind": "full", "weight_format": "int4"},
+    "constant": {"kind": "truncated", "size": 200},
+    "shrinking": {"kind": "truncated", "size": 200, "step_sizes": [200, 200, 60]},
+    "routed": {"kind": "dynaspec", "clusters": 16, "first": 4, "later": 4, "rule": "fixed", "router_width": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Eagle3Cost]:
+    folder = tmp_path_factory.mktemp("drafters")
+    body = Eagle3Config(
+        hidden_size=TOY_H,
+        vocab_size=TOY_V,
+        max_position_embeddings=64,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        target_hidden_size=TOY_H,
+        tap_layers=(2, 4, 5),
+        rope_theta=1e4,
+    )
+    target = TargetInfo(
+        name="toy", hidden_size=TOY_H, vocab_size=TOY_V, tokenizer_sha256="abc", tap_layers=body.tap_layers
+    )
+    found = {}
+    for name, spec in HEADS.items():
+        maps = {"ids": torch.arange(TOY_V), "cluster_of": CLUSTERS_V}
+        drafter = Eagle3Drafter(body, head_from_target(spec, torch.randn(TOY_V, TOY_H), maps))
+        for part in drafter.children():
+            if part is not drafter.lm_head:
+                for parameter in part.parameters():
+                    torch.nn.init.ones_(parameter)
+        drafter.lm_head.quantize()
+        save_drafter(folder / name, drafter, target)
+        cost = drafter_cost(str(folder / name))
+        assert isinstance(cost, Eagle3Cost)
+        found[name] = cost
+    return found
+
+
+def step_of(cost: Eagle3Cost, scored: float | None = None) -> tuple[float, float]:
+    """(bytes that the head moves, FLOPs of drafting) of a step of three drafts."""
+    step = StepShape(draft_steps=3, num_draft_tokens=4, scored=scored)
+    assert cost.read_bytes(step, 1000) == 3 * (cost.body_bytes + 1000) + head_cost(cost.head, step.rows, step).bytes
     return head_cost(cost.head, step.rows, step).bytes, cost.drafting(step, keys=10)
 
 
-def test_a_head_in_fewer_bits_reads_fewer_bytes_for_the_same_products() -> None:
-    (full, flops), (four, same) = steps_of("full"), steps_of("full-int4")
+def test_a_head_in_fewer_bits_reads_fewer_bytes_for_the_same_products(costs: dict[str, Eagle3Cost]) -> None:
+    (full, flops), (four, same) = step_of(costs["full"]), step_of(costs["int4"])
     assert flops == same
-    assert 0.25 < four / full < 0.3  # 4 bits of 16, and the scales
+    assert 0.25 < four / full < 0.31  # 4 bits of 16, scales, states and logits
+    request = StepShape(draft_steps=3, num_draft_tokens=4)
+    assert costs["full"].read_bytes(request, 0) - costs["int4"].read_bytes(request, 0) == full - four
 
 
-def test_a_head_that_shrinks_with_the_draft_step_costs_less_at_later_ones() -> None:
-    head = drafter_cost(str(ASSETS / "drafters" / "pafr-4096")).head
-    sizes, H = (4096, 4096, 1365), head.config.hidden_size
-    bytes_, _ = steps_of("pafr-4096")
-    assert bytes_ == sum(n * (2 * H + 8) + 2 * (n + H) for n in sizes)
-    _, shrinking = steps_of("pafr-4096")
-    _, constant = steps_of("frspec-4096")
-    assert constant - shrinking == 2 * H * (4096 - 1365)
+def test_a_head_that_shrinks_with_the_draft_step_costs_less_at_later_ones(costs: dict[str, Eagle3Cost]) -> None:
+    bytes_, flops = step_of(costs["shrinking"])
+    assert bytes_ == sum(n * (2 * TOY_H + 8) + 2 * (n + TOY_H) for n in (200, 200, 60))
+    assert step_of(costs["constant"])[1] - flops == 2 * TOY_H * (200 - 60)
 
 
-def test_a_routed_head_costs_what_it_was_seen_to_score() -> None:
-    by_mean_size, measured = steps_of("dynaspec-m32"), steps_of("dynaspec-m32", scored=2727.0)
-    assert measured[0] < 0.8 * by_mean_size[0]
-    head = drafter_cost(str(ASSETS / "drafters" / "dynaspec-m32")).head
-    pinned, H = len(head._pinned_P), head.config.hidden_size
-    estimated = pinned + 32 * (head.config.vocab_size - pinned) // 128
-    assert by_mean_size[1] - measured[1] == 3 * 2 * H * (estimated - 2727)
-    assert steps_of("full", scored=2727.0) == steps_of("full")  # nothing to choose
+def test_a_routed_head_costs_what_it_was_seen_to_score(costs: dict[str, Eagle3Cost]) -> None:
+    estimated, measured = step_of(costs["routed"]), step_of(costs["routed"], scored=100.0)
+    pinned = int((CLUSTERS_V == 0).sum())
+    more = pinned + 4 * (TOY_V - pinned) // 16 - 100
+    assert more > 0
+    assert estimated[1] - measured[1] == 3 * 2 * TOY_H * more
+    assert estimated[0] - measured[0] == 3 * more * (2 * TOY_H + 2 + 8)
+    assert step_of(costs["full"], scored=100.0) == step_of(costs["full"])  # nothing to choose
 
 
 def test_experts_have_no_flops_here(tmp_path: Path) -> None:

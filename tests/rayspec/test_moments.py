@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from answer_rows import random_rows, rows_of
-from torch import Tensor
+from answer_rows import random_rows
 
-from rayspec.shipped import DEMO_TARGET, drafter_path, target_path
 from rayspec.training import moments
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import NamedHead
@@ -74,28 +72,3 @@ def test_a_router_on_a_base_starts_from_the_bases_states(
     torch.testing.assert_close(found["hidden_moment"], states_NH.T @ states_NH / len(states_NH))
     down_rH, up_Vr = low_rank(base.lm_head.get_parameter("weight"), 4, found)
     torch.testing.assert_close(drafter.lm_head.up @ drafter.lm_head.down, up_Vr @ down_rH)
-
-
-def text_rows(target: FrozenTarget, files: slice) -> AnswerSet:
-    """Pieces of this repository as rows whose second half is the answer."""
-    found = sorted((Path(__file__).parents[2] / "sglang_ext").rglob("*.py"))
-    pieces = [target.tokenizer.encode(file.read_text())[:96] for file in found]
-    ids_NL = torch.tensor([piece for piece in pieces if len(piece) == 96][files])
-    return rows_of(ids_NL, torch.full((len(ids_NL),), 48), torch.full((len(ids_NL),), 96))
-
-
-@torch.no_grad()
-def test_the_weighted_start_agrees_more_often_with_the_target() -> None:
-    """A quarter of the rank, on the shipped drafter's states, text that the moments were not taken from."""
-    target = FrozenTarget.load(target_path(DEMO_TARGET), torch.float32)
-    drafter, _ = load_drafter(drafter_path("full"))
-    text, met = text_rows(target, slice(8)), text_rows(target, slice(8, 48))
-    weight_VH = drafter.lm_head.get_parameter("weight").float()
-    rolled = roll_out(drafter, target, Batch.of(text, torch.arange(8)), 2)
-    best_N = (rolled.last_hidden_NG @ target.head_VG.T).argmax(dim=-1)
-
-    def agreement(artifacts: dict[str, Tensor]) -> float:
-        down_rH, up_Vr = low_rank(weight_VH, weight_VH.shape[1] // 4, artifacts)
-        return float(((rolled.hidden_KNH @ down_rH.T @ up_Vr.T).argmax(dim=-1) == best_N).float().mean())
-
-    assert agreement(head_moments(target, met, drafter, 2)) > agreement({}) + 0.03

@@ -52,3 +52,20 @@ def test_heads_with_low_rank_factors_take_the_moments(kind: str) -> None:
     assert torch.equal(head.down, down_rH)
     assert torch.equal(head.up, up_Vr)
     assert not torch.allclose(head.up @ head.down, plain.up @ plain.down)
+
+
+def test_the_weighted_start_agrees_more_often_with_the_whole_matrix() -> None:
+    """On states that the moments were not taken from; a quarter of the rank."""
+    weight_VH = seeded(400, H, seed=5).float()
+    scale_H = torch.logspace(0.7, -0.7, H)[torch.randperm(H, generator=torch.Generator().manual_seed(1))]
+    met_TH, new_TH = (seeded(600, H, seed=seed).float() * scale_H for seed in (6, 7))
+    best_T = (new_TH @ weight_VH.T).argmax(dim=-1)
+
+    def agreement(artifacts: dict[str, Tensor]) -> float:
+        down_rH, up_Vr = low_rank(weight_VH, H // 4, artifacts)
+        return float(((new_TH @ down_rH.T @ up_Vr.T).argmax(dim=-1) == best_T).float().mean())
+
+    laws_TV = (met_TH @ weight_VH.T).softmax(dim=-1)
+    whitened = {"hidden_moment": met_TH.T @ met_TH / 600}
+    assert agreement(whitened) > agreement({}) + 0.1
+    assert agreement({**whitened, "token_share": laws_TV.mean(dim=0)}) > agreement({}) + 0.1
