@@ -41,6 +41,7 @@ class HeadConfig:
     """
 
     knobs: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
+    added: ClassVar[frozenset[str]] = frozenset()  # options that go without saying at their default: they came later
 
     hidden_size: int
     vocab_size: int
@@ -90,6 +91,7 @@ class HeadConfig:
         left_out = {"hidden_size", "vocab_size"}
         if self.weight_format is None:
             left_out |= {"weight_format", "group_size"}
+        left_out |= {f.name for f in fields(self) if f.name in self.added and getattr(self, f.name) == f.default}
         own = {k: v for k, v in asdict(self).items() if k not in left_out}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
 

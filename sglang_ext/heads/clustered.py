@@ -165,11 +165,12 @@ class ClusteredHead(DraftHead):
         return self._score_rows(hidden_TH, chosen_Tm)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """The union of the rows' clusters, whose tiles are read where they lie; each row its own has no such kernel."""
+        """The union of the rows' clusters, whose tiles are read where they lie, which for one row is its own; several
+        rows with clusters of their own have no such kernel."""
         budget = self.config.budget(step)
         if budget == self.config.clusters:
             return head_topk(hidden_TH, self.stored("weight"), k)
-        if not self.config.union:
+        if not self.config.union and len(hidden_TH) > 1:
             return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
         num_tiles = self._tiles_of[min(self.config.clusters, len(hidden_TH) * budget)]
