@@ -17,9 +17,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rayspec.names import safe_name
 from rayspec.records import BlockRecord, RequestRecord
 
 PERCENTILES = (50, 90, 99)
+TAU_CATEGORY = "tau_category/"  # before the name of a prompt category
 
 T = TypeVar("T", float, NDArray[np.float64])
 
@@ -150,8 +152,8 @@ def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def category_key(category: str) -> str:
-    """The metric of a category's tau; MLflow allows few characters in a metric's name."""
-    return "tau_category/" + "".join(c if c.isalnum() or c in "_-. /" else "_" for c in category)
+    """The metric of a category's tau."""
+    return f"{TAU_CATEGORY}{safe_name(category)}"
 
 
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:

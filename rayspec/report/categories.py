@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayspec.names import safe_name
 from rayspec.statistics import Interval, Pair, paired_speedup
 
 Request = Mapping[str, Any]  # a line of requests.jsonl
@@ -18,7 +19,7 @@ def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: in
     prompts: dict[str, dict[str, dict[int, list[float]]]] = {}
     for r in own:
         if (other := base.get(_key(r))) is not None:
-            passes = prompts.setdefault(r["category"], {}).setdefault(r["prompt_id"], {})
+            passes = prompts.setdefault(safe_name(r["category"]), {}).setdefault(r["prompt_id"], {})
             sums = passes.setdefault(r["block"], [0.0] * 4)  # over the turns of a conversation
             pair = (len(r["output_ids"]), r["e2e_s"], len(other["output_ids"]), other["e2e_s"])
             for i, value in enumerate(pair):

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayspec.metrics import break_even_rho, category_key
+from rayspec.metrics import TAU_CATEGORY, break_even_rho
 from rayspec.report.speed_figures import axes_of, bounds
 from rayspec.report.style import Heads, counted, legend_below, marker, panels, steps_entries, title
 
@@ -97,8 +97,7 @@ def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 def categories(result: "TrialResult") -> dict[str, float]:
     """tau of each prompt category."""
-    prefix = category_key("")
-    return {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+    return {k.removeprefix(TAU_CATEGORY): v for k, v in result.metrics.items() if k.startswith(TAU_CATEGORY)}
 
 
 def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:

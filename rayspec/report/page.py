@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rayspec.report.categories import category_speedups
@@ -10,7 +11,7 @@ from rayspec.report.figures import sweep_figures
 from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
-from rayspec.report.style import house_style, save_figures
+from rayspec.report.style import attempt, save_figures
 from rayspec.report.table import mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
@@ -46,10 +47,10 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     speedups = chosen_category_speedups(sweep)
     figures = sweep_figures(sweep.results)
     if any(len(own) > 1 for own in speedups.values()):
-        with house_style():
-            figures["speedup_by_category"] = category_speedup_figure(speedups)
-    save_figures(figures, pictures)
-    text = markdown(sweep, list(figures), speedups)
+        by_category = attempt("speedup_by_category", partial(category_speedup_figure, speedups))
+        figures |= {"speedup_by_category": by_category} if by_category else {}
+    drawn = {file.stem for file in save_figures(figures, pictures)}
+    text = markdown(sweep, [name for name in figures if name in drawn], speedups)
     page = to_html(text, f"{sweep.name}: sweep report", folder)
     for name, content in (("report.md", text), ("report.html", page)):
         temporary = folder / f".{name}"

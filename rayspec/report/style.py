@@ -1,10 +1,12 @@
 """What the figures share: colours and markers of heads and draft steps, panels, legends, files."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import matplotlib
 
@@ -21,6 +23,9 @@ from rayspec.farm.load import Traffic
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -34,6 +39,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold $ or a backslash
     "svg.fonttype": "none",
     "svg.hashsalt": "rayspec",
 }
@@ -145,14 +151,32 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def attempt(name: str, draw: Callable[[], T]) -> T | None:
+    """What `draw` gives in the house style; None, with a warning, where it fails: a figure is not worth a sweep."""
+    try:
+        with house_style():
+            return draw()
+    except Exception as error:  # matplotlib and its libraries have an exception for each
+        logger.warning("figure %s could not be drawn and is left out: %s: %s", name, type(error).__name__, error)
+        return None
+
+
 def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files."""
-    files: list[Path] = []
-    with house_style():
-        for name, figure in figures.items():
-            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-            figure.savefig(png, dpi=150)
-            figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
-            plt.close(figure)
-            files += [png, svg]
-    return files
+    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files.
+
+    A figure that cannot be drawn is left out, with a warning.
+    """
+    return [file for name in figures for file in attempt(name, partial(_save, figures[name], folder / name)) or ()]
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
+    try:
+        figure.savefig(png, dpi=150)
+        figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
+    except Exception:
+        png.unlink(missing_ok=True)
+        raise
+    finally:
+        plt.close(figure)
+    return [png, svg]

@@ -19,7 +19,8 @@ from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.dataset import Dataset
 
 from rayspec.config import flatten, to_yaml
-from rayspec.metrics import category_key, trial_metrics
+from rayspec.metrics import TAU_CATEGORY, trial_metrics
+from rayspec.names import safe_name
 from rayspec.records import BlockRecord
 from rayspec.report.decision import decision, verdicts
 from rayspec.report.figures import write_figures
@@ -79,7 +80,7 @@ class Publisher:
 
     def engine_started(self, name: str, seconds: float, number: int, time_s: float) -> None:
         """The `number`th start of this engine."""
-        self.parent.log_metrics({f"engine_start_s/{name}": seconds}, number, time_s)
+        self.parent.log_metrics({f"engine_start_s/{safe_name(name)}": seconds}, number, time_s)
 
     def block(self, trial: Trial, blocks: Sequence[BlockRecord], time_s: float) -> None:
         """The last of a trial's blocks as a step, under `per_block/`, and its throughput over all of them so far."""
@@ -130,7 +131,9 @@ class Publisher:
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)}, time_s=time_s)
         self.parent.log_text(summary + "\n", "summary.md")
         self.parent.set_tags({"decision": decision(results)})
-        self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
+        self.parent.set_tags(
+            {f"verdict.{safe_name(traffic.label)}": text for traffic, text in verdicts(results).items()}
+        )
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
@@ -161,7 +164,7 @@ def metric_key(name: str) -> str:
 def metric_name(key: str) -> str | None:
     """The metric of a name in MLflow; None for what is no metric of the trial (per_block/..., system/...)."""
     group, slash, name = key.partition("/")
-    if not slash or key.startswith(category_key("")):
+    if not slash or key.startswith(TAU_CATEGORY):
         return key
     return name if group in GROUPS else None
 
