@@ -16,6 +16,7 @@ from rayspec.report.table import mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
+from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import redacted
 
@@ -85,6 +86,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         f"# Sweep {sweep.name}",
         _setup(sweep),
         tell,
+        _serve(sweep),
         *show("speedup", "speedup_by_load", "speedup_by_budget", "pareto"),
         "## Where speculation hurts",
         hurts(r, speedups),
@@ -173,6 +175,19 @@ def _setup(sweep: StoredSweep) -> str:
 def _gpu(sweep: StoredSweep) -> str:
     gpu = sweep.tags.get("host.gpu", "none")
     return " without a GPU" if gpu == "none" else f" with {gpu}"
+
+
+def _serve(sweep: StoredSweep) -> str:
+    """How to serve what the decision names: a command for each setting, and plain decoding where none pays."""
+    made = [c for c in choices(sweep.results) if c.best is not None]
+    paying = {c.best.trial.name.removesuffix(f"-{c.traffic.label}"): c.best.trial for c in made if c.pays and c.best}
+    if not made:
+        return ""
+    if not paying:
+        plain = Trial(drafter=None, draft_steps=0, traffic=made[0].traffic)
+        return f"## Serve it\n\nWithout speculation:\n\n```\n{serve_command(sweep, plain)}\n```"
+    commands = [f"`{name}`:\n\n```\n{serve_command(sweep, trial)}\n```" for name, trial in paying.items()]
+    return "\n\n".join(["## Serve it", *commands])
 
 
 def _provenance(sweep: StoredSweep) -> str:
