@@ -21,13 +21,18 @@ def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: in
         if (other := base.get(_key(r))) is not None:
             passes = prompts.setdefault(safe_name(r["category"]), {}).setdefault(r["prompt_id"], {})
             sums = passes.setdefault(r["block"], [0.0] * 4)  # over the turns of a conversation
-            pair = (len(r["output_ids"]), r["e2e_s"], len(other["output_ids"]), other["e2e_s"])
+            pair = (_tokens(r), r["e2e_s"], _tokens(other), other["e2e_s"])
             for i, value in enumerate(pair):
                 sums[i] += value
     return {
         name: paired_speedup([[Pair(*sums) for sums in passes.values()] for passes in of.values()], seed=seed)
         for name, of in sorted(prompts.items())
     }
+
+
+def _tokens(request: Request) -> int:
+    """Those of the answer; sweeps of before counted them by their ids alone."""
+    return request["output_tokens"] if "output_tokens" in request else len(request["output_ids"])
 
 
 def _key(request: Request) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
         figures |= {"speedup_by_category": by_category} if by_category else {}
     drawn = {file.stem for file in save_figures(figures, pictures)}
     text = markdown(sweep, [name for name in figures if name in drawn], speedups)
-    page = to_html(text, f"{sweep.name}: sweep report", folder)
+    page = to_html(text, f"{sweep.name}: sweep report", folder, {f"{FIGURES}/{name}.svg" for name in drawn})
     for name, content in (("report.md", text), ("report.html", page)):
         temporary = folder / f".{name}"
         temporary.write_text(content)

@@ -82,11 +82,11 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
             "changed or are gone); put the measured folder back there, or sweep again"
         )
     model = model or default_model(sweep.params["target"])
-    for name in ("report.md", "report.html"):
-        client.log_artifact(sweep.run_id, str(report / name), REPORT)
-    client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
     with TemporaryDirectory() as folder:
         write_complete(trial.drafter.path, Path(folder) / ARTIFACT)
+        for name in ("report.md", "report.html"):
+            client.log_artifact(sweep.run_id, str(report / name), REPORT)
+        client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
         client.log_artifacts(run_id, str(Path(folder) / ARTIFACT), ARTIFACT)
     try:
         _register(client, model)

@@ -117,7 +117,7 @@ class Publisher:
         self.parent.set_tags(machine)  # the engines', which need not be the driver's
         for result in results:
             run, own_blocks = self._run(result.trial), blocks.get(result.trial, ())
-            run.log_text(_requests_jsonl(own_blocks), "requests.jsonl")
+            run.log_text(_requests_jsonl(own_blocks, self.config.keep_output_ids), "requests.jsonl")
             if result.error is not None:
                 run.fail(result.error)
                 continue
@@ -193,6 +193,11 @@ def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Da
     return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
 
 
-def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:
-    lines = [{"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests]
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def _requests_jsonl(blocks: Sequence[BlockRecord], keep_output_ids: bool) -> str:
+    left_out = () if keep_output_ids else ("output_ids",)
+    lines = []
+    for b in blocks:
+        for r in b.requests:
+            line = {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **r.to_dict()}
+            lines.append(json.dumps({k: v for k, v in line.items() if k not in left_out}))
+    return "".join(f"{line}\n" for line in lines)

@@ -1,5 +1,6 @@
 """From a sweep in a real MLflow store to its report, and its winner to the registry."""
 
+import base64
 import dataclasses
 import json
 import re
@@ -17,6 +18,7 @@ from synthetic import SyntheticSweep
 from rayspec.records import RequestRecord
 from rayspec.report.categories import category_speedups
 from rayspec.report.decision import decision
+from rayspec.report.html import to_html
 from rayspec.report.page import write_report
 from rayspec.sweep.promote import PromotionRefused, download_champion, promote, winner
 from rayspec.sweep.publish import metric_key, metric_name
@@ -147,6 +149,44 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
     assert "link" not in page.tags
 
 
+def test_images_of_a_page_are_its_own_figures_alone(tmp_path: Path) -> None:
+    """The text holds names that others chose."""
+    for name in ("own.svg", "other.svg"):
+        (tmp_path / name).write_text(f"<svg>{name}</svg>")
+    outside = tmp_path.parent / "outside.png"
+    outside.write_bytes(b"secret")
+    text = f"![own](own.svg) ![a](other.svg) ![b](../{outside.name}) ![c]({outside}) ![d](http://127.0.0.1/x.png)"
+    page = Page(to_html(text, "t", tmp_path, {"own.svg"}))
+    assert page.addresses == [f"data:image/svg+xml;base64,{base64.b64encode(b'<svg>own.svg</svg>').decode()}"]
+
+
+def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
+    """And nothing of the report is lost by that."""
+    few = {trial: blocks for trial, blocks in synthetic_sweep.blocks.items() if trial.head in ("plain", "slimspec-r64")}
+    results = [r for r in synthetic_sweep.results if r.trial in few]
+    silent = dataclasses.replace(
+        synthetic_sweep,
+        blocks=few,
+        results=results,
+        config=dataclasses.replace(synthetic_sweep.config, keep_output_ids=False, name="silent"),
+    )
+    stored = find_sweep(tracker.client, publish(tracker, silent))
+    trials = [r.trial for r in stored.results if r.error is None]
+    for trial in trials:
+        for line in stored.requests(trial):
+            assert "output_ids" not in line
+            assert line["output_tokens"] > 1
+    write_report(stored, tmp_path)
+    own, plain = (
+        [b for t in few if t.head != "plain" for b in few[t]][:8],
+        next(few[t] for t in few if t.head == "plain"),
+    )
+    kept = [[{"block": b.index, **r.to_dict()} for b in blocks for r in b.requests] for blocks in (own, plain)]
+    left = [[{k: v for k, v in line.items() if k != "output_ids"} | {"output_tokens": len(line["output_ids"])}
+             for line in lines] for lines in kept]  # fmt: skip
+    assert category_speedups(*left) == category_speedups(*kept) != {}
+
+
 def test_category_speedups_by_hand(make_request: Callable[..., RequestRecord]) -> None:
     def lines(*requests: RequestRecord, block: int) -> list[dict[str, object]]:
         return [{"block": block, **r.to_dict()} for r in requests]
@@ -222,6 +262,24 @@ def test_a_drafter_that_has_changed_is_not_promoted(
         file.write(b"\0")
     with pytest.raises(ValueError, match=r"is not the one that trial .* measured"):
         promote(stored, report, winner(stored.results))
+
+
+def test_a_drafter_of_symbolic_links_is_not_promoted(stored: StoredSweep, report: Path, tmp_path: Path) -> None:
+    """What they point at may be anything."""
+    best = winner(stored.results)
+    assert best.trial.drafter is not None
+    path = tmp_path / best.trial.head
+    shutil.copytree(best.trial.drafter.path, path)
+    (tmp_path / "secret").write_text("correct-horse")
+    (path / "notes.txt").symlink_to(tmp_path / "secret")
+    trial = dataclasses.replace(best.trial, drafter=dataclasses.replace(best.trial.drafter, path=str(path)))
+    linked = dataclasses.replace(stored, run_ids={**stored.run_ids, trial: stored.run_ids[best.trial]})
+    run_id, before = stored.run_ids[best.trial], len(stored.client.search_model_versions())
+    artifacts = {f.path for f in stored.client.list_artifacts(run_id)}
+    with pytest.raises(ValueError, match=r"notes.txt in it are symbolic links, .*cp -rL"):
+        promote(linked, report, dataclasses.replace(best, trial=trial))
+    assert {f.path for f in stored.client.list_artifacts(run_id)} == artifacts
+    assert len(stored.client.search_model_versions()) == before
 
 
 def test_an_unknown_champion_is_named(tracker: Tracker, tmp_path: Path) -> None:
