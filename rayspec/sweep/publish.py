@@ -17,15 +17,17 @@ import mlflow.data
 import pandas as pd
 from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.dataset import Dataset
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from rayspec.config import flatten, to_yaml
 from rayspec.metrics import TAU_CATEGORY, trial_metrics
-from rayspec.names import safe_name
+from rayspec.names import safe_name, short_names
 from rayspec.records import BlockRecord
-from rayspec.report.decision import decision, verdicts
+from rayspec.report.decision import choices, decision, verdicts
 from rayspec.report.figures import write_figures
+from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
+from rayspec.sweep.plan import PLAIN, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
@@ -63,6 +65,7 @@ class Publisher:
         self.config = config
         self.tags = tags
         self._sweep_params = {f"sweep.{key}": value for key, value in flatten(config).items()}
+        self._short = short_names([PLAIN, *map(drafter_label, config.drafters)])
         self._weights: Mapping[str, str] = {}
         self._dataset: Dataset | None = None
         self._runs: dict[Trial, Run] = {}
@@ -130,10 +133,11 @@ class Publisher:
         failed = [r.trial.name for r in results if r.error]
         self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)}, time_s=time_s)
         self.parent.log_text(summary + "\n", "summary.md")
-        self.parent.set_tags({"decision": decision(results)})
-        self.parent.set_tags(
-            {f"verdict.{safe_name(traffic.label)}": text for traffic, text in verdicts(results).items()}
-        )
+        text = verdicts(results)
+        note = "\n".join([decision(results), "", *(f"- {line}" for line in text.values())])
+        self.parent.set_tags({"decision": decision(results), MLFLOW_RUN_NOTE: note})
+        self.parent.set_tags({f"verdict.{safe_name(traffic.label)}": line for traffic, line in text.items()})
+        self.parent.log_metrics(best_metrics(results), time_s=time_s)
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder)):
                 self.parent.log_file(file, "figures")
@@ -145,12 +149,23 @@ class Publisher:
             if trial.drafter is not None:
                 tags["drafter.sha256"] = self._weights.get(trial.head, "unknown")
             run = self.tracker.child(self.parent, trial.name, tags)
-            run.log_params({**trial_params(trial), **self._sweep_params})
+            short = self._short.get(trial.head, trial.head)
+            run.log_params({**trial_params(trial), "head": short, **self._sweep_params})
             if self._dataset is not None:
                 run.log_dataset(self._dataset, "eval")
             self._logged[trial] = run.steps("per_block/wall_s")
             self._runs[trial] = run
         return self._runs[trial]
+
+
+def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:
+    """`best_` speed-up over plain decoding, with its interval, and tau of the trial that is chosen where speculation
+    gains most; empty where no speed-up could be measured."""
+    best = max(choices(results), key=lambda c: (c.pays is True, c.speedup.value if c.speedup else 0.0), default=None)
+    if best is None or best.best is None:
+        return {}
+    names = ("speedup_vs_plain", "speedup_vs_plain_ci_low", "speedup_vs_plain_ci_high", "tau")
+    return {f"best_{name}": best.best.metrics[name] for name in names if name in best.best.metrics}
 
 
 def metric_key(name: str) -> str:
@@ -175,7 +190,6 @@ def trial_params(trial: Trial) -> dict[str, object]:
         "speculative_algorithm": trial.algorithm,
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
         "draft_steps": trial.draft_steps,
-        "head": trial.head,
         "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
     if trial.drafter is not None:

@@ -84,7 +84,8 @@ def test_the_champion_is_served_by_its_own_lines(commands: dict[str, list[str]],
             meta = json.load(response)["meta_info"]
         assert meta["completion_tokens"] == 24
         assert meta["spec_verify_ct"] < 24  # drafts were accepted
-        print(listening(process.pid))
+        # PyTorch's rendezvous, which has no address of its own to set; the endpoint itself is local
+        assert {program for program, is_local in listening(process.pid) if not is_local} == {"sglang::scheduler"}
 
 
 @contextmanager
