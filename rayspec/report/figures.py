@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
+from rayspec.report.categories import RequestsOf
 from rayspec.report.cost_figures import budget_figure, work_figure
 from rayspec.report.head_figures import acceptance_figure, category_figure, prediction_figure, tradeoff_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
@@ -25,22 +26,25 @@ FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {
     "head_tradeoff": tradeoff_figure,
     "prediction": prediction_figure,
     "acceptance": acceptance_figure,
-    "tau_by_category": category_figure,
 }
 
 
-def write_figures(results: "Sequence[TrialResult]", folder: Path) -> list[Path]:
+def write_figures(results: "Sequence[TrialResult]", folder: Path, requests: RequestsOf | None = None) -> list[Path]:
     """Write all as PNG and SVG into `folder`; returns their files. Failed trials are left out."""
-    return save_figures(sweep_figures(results), folder)
+    return save_figures(sweep_figures(results, requests), folder)
 
 
-def sweep_figures(results: "Sequence[TrialResult]") -> dict[str, Figure]:
-    """The figures by name, in the order in which a reader wants them; of very many heads those of the fastest."""
+def sweep_figures(results: "Sequence[TrialResult]", requests: RequestsOf | None = None) -> dict[str, Figure]:
+    """The figures by name, in the order in which a reader wants them; of very many heads those of the fastest.
+
+    `requests` gives those of a trial, for intervals by category.
+    """
     measured = [r for r in results if r.error is None]
     all_heads = Heads.of(measured).names
     if len(all_heads) > MOST_HEADS:
         measured = _of_the_fastest(measured)
     figures = {name: attempt(name, partial(draw, measured)) for name, draw in FIGURES.items()}
+    figures["tau_by_category"] = attempt("tau_by_category", partial(category_figure, measured, requests))
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     if len(all_heads) > MOST_HEADS:
         for figure in drawn.values():

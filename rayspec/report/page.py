@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rayspec.report.categories import category_speedups
+from rayspec.report.categories import category_speedups, prompt_counts
 from rayspec.report.decision import beats_one, choices, decision, enumeration, ratio, verdict
 from rayspec.report.figures import sweep_figures
 from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.style import attempt, save_figures
-from rayspec.report.table import mismatches, notes, render_table, results_table
+from rayspec.report.table import latency_table, mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
@@ -29,7 +29,8 @@ CAPTIONS = {
     "both.",
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
     "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
-    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
+    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa); on the dotted line no "
+    "head is beaten in both.",
     "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",
@@ -45,10 +46,10 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     for name in CAPTIONS:  # of an earlier report
         for suffix in (".png", ".svg"):
             (pictures / f"{name}{suffix}").unlink(missing_ok=True)
-    speedups = chosen_category_speedups(sweep)
-    figures = sweep_figures(sweep.results)
+    speedups, counts = chosen_category_speedups(sweep)
+    figures = sweep_figures(sweep.results, sweep.requests)
     if any(len(own) > 1 for own in speedups.values()):
-        by_category = attempt("speedup_by_category", partial(category_speedup_figure, speedups))
+        by_category = attempt("speedup_by_category", partial(category_speedup_figure, speedups, counts))
         figures |= {"speedup_by_category": by_category} if by_category else {}
     drawn = {file.stem for file in save_figures(figures, pictures)}
     text = markdown(sweep, [name for name in figures if name in drawn], speedups)
@@ -60,16 +61,19 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     return folder / "report.md", folder / "report.html"
 
 
-def chosen_category_speedups(sweep: StoredSweep) -> dict[str, dict[str, Interval]]:
-    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic."""
+def chosen_category_speedups(sweep: StoredSweep) -> tuple[dict[str, dict[str, Interval]], dict[str, int]]:
+    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic, and how many
+    prompts each category has."""
     measured = {r.trial for r in sweep.results if r.error is None}
     speedups: dict[str, dict[str, Interval]] = {}
+    counts: dict[str, int] = {}
     for choice in choices(sweep.results):
         plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
         if choice.best is not None and plain in measured:
-            own = category_speedups(sweep.requests(choice.best.trial), sweep.requests(plain))
-            speedups[choice.best.trial.name] = own
-    return speedups
+            base = sweep.requests(plain)
+            speedups[choice.best.trial.name] = category_speedups(sweep.requests(choice.best.trial), base)
+            counts |= prompt_counts(base)
+    return speedups, counts
 
 
 def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, Mapping[str, Interval]]) -> str:
@@ -101,6 +105,8 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         *_failures(r),
         notes(r),
         mismatches(r),
+        "## What a user waits for",
+        latency_table(r),
         "## Provenance",
         _provenance(sweep),
         f"```yaml\n{sweep.config_yaml().strip()}\n```",

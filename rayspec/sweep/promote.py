@@ -13,7 +13,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.report.decision import choices, decision, ratio
-from rayspec.report.style import title
 from rayspec.sweep.folder import drafter_sha256
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.serve import serve_command
@@ -145,7 +144,7 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
 
 def _description(sweep: StoredSweep, best: TrialResult) -> str:
     trial, p = best.trial, sweep.params
-    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {title(trial.traffic)} on {p['workload']}"
+    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {trial.traffic} on {p['workload']}"
     source = f"runs:/{sweep.run_ids[trial]}/{ARTIFACT}"
     store = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(sweep.client.tracking_uri))}"
     fetch = f"{store} mlflow artifacts download --artifact-uri {source} --dst-path {ALIAS}"

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlflow.data
 import pandas as pd
@@ -139,7 +140,7 @@ class Publisher:
         self.parent.set_tags({f"verdict.{safe_name(traffic.label)}": line for traffic, line in text.items()})
         self.parent.log_metrics(best_metrics(results), time_s=time_s)
         with tempfile.TemporaryDirectory() as folder:
-            for file in write_figures(results, Path(folder)):
+            for file in write_figures(results, Path(folder), lambda t: _requests(blocks.get(t, ()))):
                 self.parent.log_file(file, "figures")
 
     def _run(self, trial: Trial) -> Run:
@@ -209,9 +210,13 @@ def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Da
 
 def _requests_jsonl(blocks: Sequence[BlockRecord], keep_output_ids: bool) -> str:
     left_out = () if keep_output_ids else ("output_ids",)
-    lines = []
-    for b in blocks:
-        for r in b.requests:
-            line = {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **r.to_dict()}
-            lines.append(json.dumps({k: v for k, v in line.items() if k not in left_out}))
-    return "".join(f"{line}\n" for line in lines)
+    lines = [{k: v for k, v in line.items() if k not in left_out} for line in _requests(blocks)]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _requests(blocks: Sequence[BlockRecord]) -> list[dict[str, Any]]:
+    return [
+        {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **r.to_dict()}
+        for b in blocks
+        for r in b.requests
+    ]
