@@ -62,6 +62,9 @@ def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int, slo: Slo | No
     peaks = [b.measured.peak_memory_bytes for b in blocks if b.measured.peak_memory_bytes is not None]
     if peaks:
         metrics["peak_host_memory_gib"] = max(peaks) / 2**30
+    shares = [(b.measured.other_cpu_share, b.wall_s) for b in blocks if b.measured.other_cpu_share is not None]
+    if shares:
+        metrics["other_cpu_share"] = sum(share * s for share, s in shares) / sum(s for _, s in shares)
     metrics |= latency_metrics(requests)
     metrics |= goodput_metrics(requests, wall_s, slo or Slo())
     if draft_steps:

@@ -12,7 +12,7 @@ from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.style import attempt, save_figures
-from rayspec.report.table import latency_table, mismatches, notes, render_table, results_table
+from rayspec.report.table import busy, latency_table, mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
@@ -87,6 +87,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
 
     sections = [
         f"**{decision(r)}**",
+        f"**{busy(r)}**" if busy(r) else "",
         f"# Sweep {sweep.name}",
         _setup(sweep),
         tell,

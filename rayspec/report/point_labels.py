@@ -10,6 +10,7 @@ from matplotlib.transforms import Bbox
 MARKER_POINTS = 5.0  # half a marker's width
 DISTANCES = (7.0, 16.0, 28.0, 42.0)  # of a label from its point, in typographic points
 LINE_FROM = 10.0  # a label further away than this is joined to its point
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.75}  # behind text that meets a line
 DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
 ALIGN = {1: ("left", "bottom"), 0: ("center", "center"), -1: ("right", "top")}
 
@@ -27,7 +28,7 @@ def label_points(axes: Sequence[Axes], points: Sequence[Sequence[tuple[float, fl
         places = axis.transData.transform(np.array([(x, y) for x, y, _ in own]).reshape(-1, 2))
         taken = [Bbox.from_extents(px - half, py - half, px + half, py + half) for px, py in places]
         for x, y, text in own:
-            label = axis.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, zorder=5)
+            label = axis.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, zorder=5, bbox=CLEAR)
             label.set_in_layout(False)
             best, least = None, np.inf
             for distance, (right, up) in product(DISTANCES, DIRECTIONS):

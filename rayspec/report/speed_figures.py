@@ -12,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from rayspec.farm.load import Traffic
 from rayspec.report.decision import beats_one
+from rayspec.report.point_labels import CLEAR
 from rayspec.report.style import Heads, colour, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.statistics import Interval
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
 WIDE_RANGE = 6  # largest over smallest value, from which on an axis is logarithmic
-CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}  # behind text that meets a line
 LEAST_LOADS = 3  # fewer are better read from the panels of the speed-up figure
 
 

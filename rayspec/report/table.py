@@ -13,6 +13,7 @@ HEADERS = ["head", "steps", "traffic", "tau", "rho", "head us", "nu", "kappa", "
 HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
+MOST_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
 NUMBER = re.compile(r"[-+]?[\d.]+%?(x( \[.*\])?)?")  # 0.95, 12%, 1.18x [1.10, 1.27]
 NO_NUMBER = ("", "-", "baseline", "FAILED")  # in a column of numbers
 
@@ -79,6 +80,19 @@ def latency_table(results: "Sequence[TrialResult]") -> str:
     )
 
 
+def busy(results: "Sequence[TrialResult]") -> str:
+    """A warning where other programs kept the machine busy while it was measured; else empty."""
+    shares = [r.metrics["other_cpu_share"] for r in results if "other_cpu_share" in r.metrics]
+    if not shares or max(shares) < MOST_OTHER_CPU:
+        return ""
+    mean = sum(shares) / len(shares)
+    return (
+        f"WARNING: the machine was busy while it was measured: other programs used {mean:.0%} of the CPU time on "
+        f"average of the trials, {max(shares):.0%} at most. Speed-ups from a busy machine can be far from those of a "
+        "quiet one; measure again when it is quiet."
+    )
+
+
 def mismatches(results: "Sequence[TrialResult]") -> str:
     """Whether answers differ from plain decoding's; empty where that was not looked at."""
     different = {r.trial.name: int(r.metrics["output_mismatches"]) for r in results if _differs(r)}
@@ -94,7 +108,8 @@ def summary(results: "Sequence[TrialResult]") -> str:
     """The table, a verdict for each traffic, what the columns mean, and the first line of each failure."""
     explained = "\n".join(line for line in (notes(results), mismatches(results)) if line)
     failed = [f"{r.trial.name} FAILED: {r.error.splitlines()[0]}" for r in results if r.error]
-    return "\n\n".join([results_table(results), "\n".join(verdicts(results).values()), explained, *failed])
+    parts = [results_table(results), busy(results), "\n".join(verdicts(results).values()), explained, *failed]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _row(result: "TrialResult") -> list[str]:

@@ -24,8 +24,9 @@ from rayspec.config import flatten, to_yaml
 from rayspec.metrics import TAU_CATEGORY, trial_metrics
 from rayspec.names import safe_name, short_names
 from rayspec.records import BlockRecord
-from rayspec.report.decision import choices, decision, verdicts
+from rayspec.report.decision import choices, decision, ratio, verdicts
 from rayspec.report.figures import write_figures
+from rayspec.report.table import busy
 from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import PLAIN, Trial
@@ -41,7 +42,7 @@ GROUPS = {
     "step": ("step_", "cycle_ms"),
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
     "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
-    "valid": ("output_mismatches",),
+    "valid": ("output_mismatches", "other_cpu_share"),
     "tradeoff": ("rho", "nu", "kappa", "head_latency_us"),
     "work": ("mbsu", "gflops_per_token", "budget_kappa", "peak_host_memory_gib"),
 }
@@ -93,7 +94,8 @@ class Publisher:
             return
         so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
         last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
-        metrics = {"output_tokens_per_s": so_far["output_tokens_per_s"]}
+        # MLflow's page of a run shows metrics in the order in which they first came
+        metrics = {k: so_far[k] for k in ("output_tokens_per_s", "tau") if k in so_far}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
         run.log_metrics(metrics, blocks[-1].index, time_s)
 
@@ -128,17 +130,19 @@ class Publisher:
             if run.status == "FAILED":  # in one cohort, but not in another
                 run.reopen()
             step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
-            run.log_metrics({metric_key(k): v for k, v in result.metrics.items()}, step, time_s)
-            run.set_tags(machine)
+            keys = {metric_key(k): v for k, v in result.metrics.items()}
+            run.log_metrics(dict(sorted(keys.items(), key=lambda pair: "/" in pair[0])), step, time_s)
+            run.set_tags({**machine, MLFLOW_RUN_NOTE: standing(result)})
             run.finish()
         failed = [r.trial.name for r in results if r.error]
-        self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)}, time_s=time_s)
+        counts = {"trials": len(results), "failed_trials": len(failed)}
+        self.parent.log_metrics({**best_metrics(results), **counts}, time_s=time_s)
         self.parent.log_text(summary + "\n", "summary.md")
         text = verdicts(results)
-        note = "\n".join([decision(results), "", *(f"- {line}" for line in text.values())])
+        bullets = "\n".join(f"- {line}" for line in text.values())
+        note = "\n\n".join(part for part in (decision(results), busy(results), bullets) if part)
         self.parent.set_tags({"decision": decision(results), MLFLOW_RUN_NOTE: note})
         self.parent.set_tags({f"verdict.{safe_name(traffic.label)}": line for traffic, line in text.items()})
-        self.parent.log_metrics(best_metrics(results), time_s=time_s)
         with tempfile.TemporaryDirectory() as folder:
             for file in write_figures(results, Path(folder), lambda t: _requests(blocks.get(t, ()))):
                 self.parent.log_file(file, "figures")
@@ -157,6 +161,17 @@ class Publisher:
             self._logged[trial] = run.steps("per_block/wall_s")
             self._runs[trial] = run
         return self._runs[trial]
+
+
+def standing(result: TrialResult) -> str:
+    """A trial in a line: throughput, tau, and its speed-ups with their intervals."""
+    parts = [f"{result.metrics['output_tokens_per_s']:.1f} tokens/s"]
+    parts += [f"tau {result.metrics['tau']:.2f}"] if "tau" in result.metrics else []
+    for name, words in (("plain", "plain decoding"), ("full", "the full head")):
+        interval = result.speedup(name)
+        if interval is not None and not (name == "full" and result.is_baseline):
+            parts.append(f"{ratio(interval)} of {words}")
+    return ", ".join(parts) + "."
 
 
 def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:

@@ -108,15 +108,48 @@ def test_the_decision_is_the_first_line(report: Path, stored: StoredSweep) -> No
     assert "over plain decoding at 1 stream" in first
 
 
+def test_parent_and_trials_say_what_came_of_them(stored: StoredSweep) -> None:
+    best = max((r for r in stored.results if r.speedup("plain")), key=lambda r: r.metrics["speedup_vs_plain"])
+    found = stored.parent.data.metrics
+    assert {k: found[f"best_{k}"] for k in ("speedup_vs_plain", "speedup_vs_plain_ci_low", "tau")} == {
+        k: best.metrics[k] for k in ("speedup_vs_plain", "speedup_vs_plain_ci_low", "tau")
+    }
+    note = stored.tags["mlflow.note.content"]
+    assert note.startswith(decision(stored.results))
+    assert "- 4 streams: speculation pays." in note
+    run = stored.client.get_run(stored.run_ids[best.trial])
+    assert re.fullmatch(
+        r"\d+\.\d tokens/s, tau \d\.\d\d, \S+x \[.*\] of plain decoding, \S+x \[.*\] of the full head\.",
+        run.data.tags["mlflow.note.content"],
+    )
+
+
+def test_names_of_heads_are_told_apart_where_mlflow_cuts_them(stored: StoredSweep) -> None:
+    shown = {t.head: stored.client.get_run(id_).data.params["head"] for t, id_ in stored.run_ids.items()}
+    assert shown == {
+        "plain": "plain",
+        "full": "full",
+        "slimspec-r128": "slims…r128",
+        "slimspec-r64": "slims…-r64",
+        "slimspec-r32": "slims…-r32",
+        "broken": "broken",
+    }
+    assert {r.trial.head for r in stored.results} == set(shown)
+
+
 def test_the_report_shows_trials_failures_and_provenance(report: Path, stored: StoredSweep) -> None:
     text = (report / "report.md").read_text()
     for name in ("speedup", "pareto", "speedup_by_category", "head_tradeoff", "prediction", "acceptance"):
         assert f"(figures/{name}.svg)" in text
     for link in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (report / link).is_file()
-    assert sum(line.startswith(("| full ", "| slimspec", "| plain", "| broken")) for line in text.splitlines()) == 19
+    trials = text[text.index("## All trials") : text.index("## What a user waits for")]
+    assert sum(line.startswith(("| full ", "| slimspec", "| plain", "| broken")) for line in trials.splitlines()) == 19
     assert "broken-s2-c1: `drafter /broken does not fit" in text
     assert re.search(r"Prediction error .*: \d+\.\d% on average of absolute values over 12 trials", text)
+    assert text.count("python -m sglang.launch_server --model-path /") == 1  # one setting for both loads
+    assert re.search(r"\| head .* \| TTFT p50 ms \| .* \| TPOT p99 ms \|", text)
+    assert "concurrency 1" not in text.split("## Provenance")[0]
     for item in (
         COMMAND,
         stored.tags["git.commit"],
@@ -143,7 +176,7 @@ class Page(HTMLParser):
 def test_the_page_needs_nothing_else(report: Path) -> None:
     page = Page((report / "report.html").read_text())
     assert page.tags.count("img") == (report / "report.md").read_text().count("](figures/")
-    assert page.tags.count("table") == 2
+    assert page.tags.count("table") == 3
     assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
     assert "script" not in page.tags  # the one in a trial's cause stays text
     assert "link" not in page.tags

@@ -17,6 +17,7 @@ from published import publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
 from synthetic import SyntheticSweep
 
+from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
 from rayspec.sweep.promote import download_champion, promote, winner
@@ -25,7 +26,6 @@ from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter
 
 ROOT = Path(__file__).parents[2]
-MLFLOW_CUTS_AT = 10  # characters of a name on an axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ def test_the_comparison_page_needs_no_click(server: Server, tmp_path: Path) -> N
             if close.is_displayed():
                 close.click()
         values = {e.text for e in browser.find_elements(By.CSS_SELECTOR, ".js-plotly-plot .axis text")}
-        heads = ("plain", "full", "slimspec-r128", "slimspec-r64", "slimspec-r32")
-        assert {name[:MLFLOW_CUTS_AT] for name in heads} <= values
+        heads = short_names(["plain", "full", "slimspec-r128", "slimspec-r64", "slimspec-r32"]).values()
+        assert set(heads) <= values
         text = browser.find_element(By.TAG_NAME, "body").text
         assert "Comparing 18 Runs from 1 Experiment" in text
         browser.save_screenshot(str(page))
