@@ -173,7 +173,8 @@ def test_the_interval_of_a_ratio_covers_it_in_95_percent() -> None:
     for _ in range(1000):
         steps = rng.integers(5, 60, 20)
         interval = ratio_interval(rng.binomial(4 * steps, 0.3 + 0.005 * steps), steps)
-        assert interval.low is not None and interval.high is not None
+        assert interval.low is not None
+        assert interval.high is not None
         covered += interval.low <= ratio <= interval.high
     assert 920 <= covered <= 970
     assert ratio_interval([1, 2, 3], [2, 2, 2]) == Interval(value=1.0)  # too few to know their spread
