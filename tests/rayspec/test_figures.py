@@ -214,7 +214,7 @@ def test_table_has_a_row_a_trial_and_a_verdict_a_traffic(results: list[TrialResu
     text = summary(results)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(results)
     assert text.count("Best: ") == 2
-    assert "| baseline " in text
+    assert " baseline |" in text
 
 
 def failed(result: TrialResult, cause: str) -> TrialResult:

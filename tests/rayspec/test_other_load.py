@@ -12,7 +12,7 @@ import pytest
 from rayspec.farm.other_load import OtherLoad
 from rayspec.records import Measured
 
-SPIN = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+SPIN = "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def test_a_program_of_others_is_seen(core: int) -> None:
 def test_our_own_are_counted_as_ours(core: int) -> None:
     child = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
-        time.sleep(0.5)
         load, before = OtherLoad(), psutil.Process(child.pid).cpu_times().user
-        time.sleep(2)
-        used = psutil.Process(child.pid).cpu_times().user - before
-        own = load._read()[2] - load._start[2]
-        assert used > 0.2
-        assert own >= used - 0.05
+        deadline, used = time.monotonic() + 250, 0.0
+        while used < 0.5 and time.monotonic() < deadline:  # a busy machine gives it little time
+            time.sleep(0.5)
+            used = psutil.Process(child.pid).cpu_times().user - before
+        assert used >= 0.5
+        assert load._read()[2] - load._start[2] >= used
     finally:
         child.kill()
         child.wait()

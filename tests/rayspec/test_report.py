@@ -95,9 +95,10 @@ def test_runs_carry_dataset_parameters_tags_and_command(stored: StoredSweep) -> 
     assert {k: child.data.params[k] for k in ("concurrency", "draft_steps", "head", "head.rank")} == {
         "concurrency": "4",
         "draft_steps": "4",
-        "head": "slimspec-r64",
+        "head": "slims…-r64",
         "head.rank": "64",
     }
+    assert child.data.tags["head"] == "slimspec-r64"
     assert Path(client.download_artifacts(stored.run_id, "command.txt")).read_text() == COMMAND + "\n"
     assert stored.tags["decision"] == decision(stored.results)
 
