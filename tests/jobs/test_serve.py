@@ -1,5 +1,6 @@
 """The commands that a champion and a report name: as text, and run as a user would."""
 
+import dataclasses
 import json
 import os
 import re
@@ -23,19 +24,19 @@ from servers import START_TIMEOUT_S, free_port, listening
 from synthetic import make_synthetic_sweep
 
 from rayspec.report.page import write_report
-from rayspec.shipped import target_path
 from rayspec.sweep.promote import promote, winner
 from rayspec.sweep.serve import arguments
 from rayspec.sweep.stored import find_sweep
+from rayspec.targets.catalogue import DEFAULT_TARGET, fetched
 from rayspec.tracking import Tracker
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The lines of the champion's description, and the first of the report."""
-    folder = tmp_path_factory.mktemp("served")
+def commands(folder: Path, target: str) -> dict[str, list[str]]:
+    """The lines of the champion's description, and the first of the report, of a sweep of the target."""
     tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
-    stored = find_sweep(tracker.client, publish(tracker, make_synthetic_sweep()))
+    sweep = make_synthetic_sweep()
+    sweep = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, target=target))
+    stored = find_sweep(tracker.client, publish(tracker, sweep))
     markdown, _ = write_report(stored, folder / "report")
     model = promote(stored, folder / "report", winner(stored.results)).model
     description = tracker.client.get_model_version_by_alias(model, "champion").description
@@ -48,16 +49,19 @@ def _block(text: str) -> list[str]:
     return found[1].splitlines()
 
 
-def test_the_commands_name_what_is_there(commands: dict[str, list[str]]) -> None:
-    fetch, served = commands["champion"]
-    (measured,) = commands["report"]
+def test_the_commands_name_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    lines = commands(tmp_path, "./model")
+    fetch, served = lines["champion"]
+    (measured,) = lines["report"]
     assert re.fullmatch(r"MLFLOW_TRACKING_URI=sqlite:///\S+ mlflow artifacts download .* --dst-path champion", fetch)
     for line, drafter in ((served, "champion/drafter"), (measured, None)):
         words = shlex.split(line)
         flags = dict(zip(words[3::2], words[4::2], strict=True))
         assert words[:3] == ["python", "-m", "sglang.launch_server"]
-        assert flags["--model-path"] == target_path("demo")
-        assert (Path(flags["--model-path"]) / "config.json").is_file()
+        assert flags["--model-path"] == str(tmp_path / "model")
         assert flags["--speculative-draft-model-path"] == drafter or drafter is None
         assert drafter or (Path(flags["--speculative-draft-model-path"]) / "config.json").is_file()
         assert int(flags["--speculative-num-draft-tokens"]) == 1 + int(flags["--speculative-num-steps"])
@@ -70,8 +74,10 @@ def test_engine_settings_become_flags() -> None:
 
 
 @pytest.mark.slow
-def test_the_champion_is_served_by_its_own_lines(commands: dict[str, list[str]], tmp_path: Path) -> None:
-    fetch, served = commands["champion"]
+def test_the_champion_is_served_by_its_own_lines(tmp_path: Path) -> None:
+    if fetched(DEFAULT_TARGET) is None:
+        pytest.skip(f"needs the target: python jobs/fetch_target.py {DEFAULT_TARGET}")
+    fetch, served = commands(tmp_path, DEFAULT_TARGET)["champion"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     subprocess.run(["bash", "-c", fetch], cwd=tmp_path, env=environment, check=True, timeout=START_TIMEOUT_S)
