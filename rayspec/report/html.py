@@ -35,7 +35,7 @@ th, td { border-bottom: 1px solid #e2e2e2; padding: .25rem .6rem; text-align: le
 th { background: #f5f5f5; }
 td:last-child { white-space: normal; overflow-wrap: anywhere; }
 tr:hover td { background: #f8fafc; }
-pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .82rem; }
+pre { background: #f6f6f6; padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; }
 code { font-size: .9em; }
 @media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
 </style>
