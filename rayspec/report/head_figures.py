@@ -158,7 +158,7 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
         (Line2D([], [], color="black", linewidth=1.6), "break-even with the full head"),
         (Line2D([], [], color="0.6", linewidth=0.8), "equal predicted speed-up"),
     ]
-    legend_below(figure, [*steps_entries(steps), *lines], columns=3)
+    legend_below(figure, [*steps_entries(steps), *lines], columns=min(3, 1 + columns))
     label_points(axes, names)
     return figure
 
