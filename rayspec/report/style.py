@@ -32,7 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 USUAL_LEGEND_ROWS = 3  # the panels' height allows for them
 DASHES = ("--", ":", "-.", (0, (5, 1)))
 # Scripts that matplotlib's own font lacks; those that are not installed are left out
-MORE_FONTS = (
+MORE_FONTS: tuple[str, ...] = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
     "WenQuanYi Zen Hei",

@@ -95,7 +95,7 @@ class Publisher:
         so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
         last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
         # MLflow's page of a run shows metrics in the order in which they first came
-        metrics = {k: so_far[k] for k in ("output_tokens_per_s", "tau") if k in so_far}
+        metrics: dict[str, float] = {k: so_far[k] for k in ("output_tokens_per_s", "tau") if k in so_far}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
         run.log_metrics(metrics, blocks[-1].index, time_s)
 
