@@ -12,6 +12,16 @@ from yaml import YAMLError
 T = TypeVar("T")
 
 
+def _refuse_environment(name: str, *default: object) -> str:
+    raise ValueError(
+        f"${{oc.env:{name}}} would put the variable's value, which may be a secret, into MLflow and the report; give "
+        "the value itself, or leave it to the program that reads the variable"
+    )
+
+
+OmegaConf.register_resolver("oc.env", _refuse_environment, replace=True)
+
+
 def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[str] = ()) -> T:
     """The config of dataclass `schema`: its defaults, overlaid by the YAML at `path` and by `key.sub=value` overrides.
 

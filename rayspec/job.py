@@ -4,9 +4,13 @@ import logging
 import signal
 from types import FrameType
 
+from rayspec.home import set_login_apart
+
 
 def set_up() -> None:
-    """Warnings in one form, and SIGTERM (`ray job stop`) as an exception, so that runs and engines are ended."""
+    """Warnings in one form, SIGTERM (`ray job stop`) as an exception, so that runs and engines are ended, and no
+    password in an address."""
+    set_login_apart()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

@@ -72,6 +72,7 @@ class Measured:
     wall_s: float
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
+    other_cpu_share: float | None = None  # of the CPU time, what other programs used meanwhile; None if unknown
     peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class Measured:
             wall_s=values["wall_s"],
             requests=tuple(RequestRecord.from_dict(r) for r in values["requests"]),
             step_seconds=StepSeconds(**steps) if steps else None,
+            other_cpu_share=values.get("other_cpu_share"),  # journals of before have none
             peak_memory_bytes=values["peak_memory_bytes"],
         )
 

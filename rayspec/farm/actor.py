@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor wit
 
 import psutil
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -45,6 +46,7 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
             ray.init(address=address, **options)
         else:
             stack.enter_context(environment(_private_token()))
+            stack.enter_context(_loopback_only())
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -58,6 +60,21 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
         # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
         signal.signal(signal.SIGTERM, on_terminate)
         yield
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let Ray's servers listen on the loopback address alone, as they do on systems where Ray has no clusters.
+
+    Otherwise they listen on all interfaces; 127.0.0.1 as the node's address is replaced by one that others reach.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, where Ray has read the variable already
+    try:
+        with environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _private_token() -> dict[str, str]:

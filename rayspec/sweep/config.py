@@ -161,6 +161,7 @@ class SweepConfig:
     temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
     ignore_eos: bool = False  # True gives every request exactly max_new_tokens
     warmup_tokens: int = 8  # generated and thrown away before every block
+    keep_output_ids: bool = True  # False: the stored requests say how many tokens an answer has, not which
     head_latency: bool = True  # time each head alone, while the engines idle
     seed: int = 0  # order of the prompts, SGLang's random_seed, bootstrap
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -13,6 +13,7 @@ A message of `system` comes first; recorded answers of `assistant` are left out,
 
 import gzip
 import json
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,10 +100,14 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
         _check_text(turn, form)
     id_ = next((record[key] for key in ID_KEYS if key in record), number)
     if not isinstance(id_, str | int):
-        raise _Malformed(f"the id must be text or a whole number, got {id_!r}")
+        raise _Malformed(f"the id must be text or a whole number, got {_short(id_)}")
+    _check_unicode(str(id_), "the id")
     own_category = record.get("category", category)
     if not isinstance(own_category, str) or not own_category.strip():
-        raise _Malformed(f"category must be text that is not empty, got {own_category!r}")
+        raise _Malformed(f"category must be text that is not empty, got {_short(own_category)}")
+    _check_unicode(own_category, "category")
+    if any(unicodedata.category(c) == "Cc" for c in own_category):
+        raise _Malformed(f"category must be one line without control characters, got {_short(own_category)}")
     is_chat = form != "text"
     return Conversation(id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat)
 
@@ -132,10 +137,14 @@ def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
 def _check_text(text: Any, form: str) -> None:
     if not isinstance(text, str) or not text.strip():
         raise _Malformed(f"{form}: the prompt must be text that is not empty, got {_short(text)}")
+    _check_unicode(text, f"{form}: the prompt")
+
+
+def _check_unicode(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
-        raise _Malformed(f"{form}: the prompt is no valid Unicode ({error.reason})") from None
+        raise _Malformed(f"{what} is no valid Unicode ({error.reason})") from None
 
 
 def _short(value: Any) -> str:

@@ -54,6 +54,14 @@ def test_pods_and_pins_agree(job: dict[str, Any]) -> None:
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= volumes
 
 
+def test_nobody_else_uses_the_cluster_and_no_login_is_shown(job: dict[str, Any]) -> None:
+    cluster = job["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert "@" not in job["runtimeEnvYAML"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["envFrom"] == [{"secretRef": {"name": "mlflow-login", "optional": True}}]
+
+
 def test_the_image_holds_what_is_installed() -> None:
     copied = re.findall(r"^COPY (.+) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
     assert all((ROOT / name).exists() for names in copied for name in names.split())

@@ -14,6 +14,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "sweep").glob("*.yaml"
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     depth: int = 1
+    label: str = ""
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -67,6 +68,21 @@ def test_bad_value_is_refused(override: str, message: str) -> None:
         load_config(Outer, None, [override])
 
 
+@pytest.mark.parametrize("value", ["${oc.env:A_SECRET}", "${oc.env:A_SECRET,x}", "at-${oc.${name}:A_SECRET}"])
+def test_a_variable_of_the_environment_does_not_get_in(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every setting is written into MLflow."""
+    monkeypatch.setenv("A_SECRET", "correct-horse")
+    file = tmp_path / "c.yaml"
+    file.write_text(f"name: env\ninner: {{label: '{value}'}}\n")
+    message = r"label: .*\$\{oc.env:A_SECRET\} would put the variable's value.* into MLflow and the report; give the"
+    for path, overrides in ((file, []), (None, ["name=env", f"inner.label={value}"])):
+        with pytest.raises(ValueError, match=message) as error:
+            load_config(Outer, path, overrides)
+        assert "correct-horse" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "no config file"), ("a: [", "no valid YAML"), ("- a", "got a list")]
 )
@@ -85,7 +101,7 @@ def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
 
 
 def test_flatten_gives_yaml_paths() -> None:
-    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1"}
+    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1", "inner.label": ""}
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda f: f.stem)
