@@ -56,7 +56,7 @@ def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None
     [
         ("inner.depth=0", "inner.depth must be at least 1, got 0"),
         ("inner.depth=deep", "inner.depth: .*deep.*Integer"),
-        ("sizes=3", "sizes: "),
+        ("sizes=3", r"sizes must be a list, \[a, b\], got 3"),
         ("inner", "expected key=value"),
         ("--config=x", "expected key=value"),
         ("sizes=[1", "no valid YAML"),
