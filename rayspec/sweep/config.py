@@ -10,7 +10,6 @@ from rayspec.shipped import DEMO_TARGET, drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
 
-
 MOST_SECONDS = 1e7  # four months; Ray cannot count many times that
 MOST_TOKENS = 10**9
 MOST_SEED = 2**32 - 1  # SGLang gives it to NumPy

@@ -28,7 +28,8 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
     steps = max(config.draft_steps)
     if isinstance(info.body, LastHiddenConfig) and steps > info.body.positions:
         raise ValueError(
-            f"drafter {info.path} drafts {info.body.positions} positions, but draft_steps={config.draft_steps}; lower it"
+            f"drafter {info.path} drafts {info.body.positions} positions, but draft_steps is {config.draft_steps}; "
+            "lower it"
         )
     if shape.topk == 1:
         return
@@ -39,7 +40,8 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         tree = empty_drafter(info).draft_tree
     if fewest < shape.topk:
         raise ValueError(
-            f"drafter {info.path} has a head that may score as few as {fewest} tokens, but topk is {shape.topk}; lower it"
+            f"drafter {info.path} has a head that may score as few as {fewest} tokens, but topk is {shape.topk}; "
+            "lower it"
         )
     if isinstance(info.body, LastHiddenConfig):
         if tree is None:

@@ -17,7 +17,7 @@ def engine_context(config: SweepConfig, target: TargetModel) -> int | None:
     own, most = config.engine.context_length, target.context_length
     if own is not None and most is not None and own > most:
         raise ValueError(
-            f"engine.context_length must be at most {most}, which is what target={config.target} was made for, got {own}"
+            f"engine.context_length must be at most {most}, for which target={config.target} was made, got {own}"
         )
     limits = [limit for limit in (own or most, config.engine.max_total_tokens) if limit is not None]
     return min(limits, default=None)

@@ -31,8 +31,8 @@ def served_target(tap_layers: tuple[int, ...], with_output: bool = False) -> Tar
 
 
 def check_taps(target: TargetInfo, layers: int, with_output: bool) -> None:
-    """Raise ValueError where a drafter's taps lie outside of a target of so many layers. `with_output`: the first may be
-    the embedding's output and the last must be the target's."""
+    """Raise ValueError where a drafter's taps lie outside of a target of so many layers. `with_output`: the first may
+    be the embedding's output and the last must be the target's."""
     tap_layers = target.tap_layers
     inputs = tap_layers[:-1] if with_output else tap_layers
     if with_output and tap_layers[-1] != layers:

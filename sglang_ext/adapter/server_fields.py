@@ -34,8 +34,8 @@ class ServerField:
 
 
 def check_overrides(overrides: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError for a field that `ServerArgs` does not have, or a value that it cannot; `path` is the setting that
-    they are of."""
+    """Raise ValueError for a field that `ServerArgs` does not have, or a value that it cannot; `path` is the setting
+    that they are of."""
     known = server_fields()
     for name, value in overrides.items():
         if name not in known:

@@ -25,8 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, stored_taps
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
+from sglang_ext.drafters.json_text import check_mapping, parse_json
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 from sglang_ext.drafters.stock import (
     STOCK_ARCHITECTURE,
@@ -59,11 +60,14 @@ class SharedTensors:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
-        if set(entry) != set(cls.__dataclass_fields__):
+        if set(check_mapping(entry, f"{path}: rayspec.shares[]")) != set(cls.__dataclass_fields__):
             raise ValueError(
                 f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
             )
-        return cls(**{**entry, "tensors": tuple(entry["tensors"])})
+        tensors, texts = entry["tensors"], (entry["drafter"], entry["sha256"])
+        if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (*tensors, *texts)):
+            raise ValueError(f"{path}: an entry of rayspec.shares must hold text, and a list of names, got {entry}")
+        return cls(**{**entry, "tensors": tuple(tensors)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +100,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
     try:
-        config = json.loads(file.read_text())
-    except ValueError as error:  # no JSON, or no text
+        config = parse_json(file.read_bytes())
+    except (ValueError, OSError) as error:
         raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
@@ -106,16 +110,25 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is an ordinary causal language model's, which SGLang drafts with by itself."""
-    return str((config.get("architectures") or [None])[0]).endswith(("ForCausalLM", "LMHeadModel"))
+    return str(_architecture(config)).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _architecture(config: Mapping[str, Any]) -> Any:
+    """The first of `architectures`; None where there is none."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named else None
 
 
 def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     """Check a config.json that was read from `path`. Raises ValueError."""
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = _architecture(config)
+    for name in ("draft_head", "draft_tree", "rayspec", "drafter", "eagle_config", "rope_parameters", "rope_scaling"):
+        if config.get(name) is not None:
+            check_mapping(config[name], f"{path}: {name}")
     if architecture == STOCK_ARCHITECTURE:
         return _stock_info(config, path)
     kinds = {architecture_of(kind): kind for kind in DRAFTERS}
-    if architecture not in kinds:
+    if not isinstance(architecture, str) or architecture not in kinds:
         raise ValueError(
             f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
         )
@@ -125,9 +138,16 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             f"{path}: rayspec.format_version is {ours.get('format_version')}, this release reads {FORMAT_VERSION}; "
             "train the drafter again or use the release that wrote it"
         )
-    if "draft_head" not in config:
+    if config.get("draft_head") is None:
         raise ValueError(f"{path}: config.json has no draft_head")
-    kind, target = kinds[architecture], TargetInfo.from_dict(ours.get("target") or {})
+    shares = ours.get("shares", [])
+    if not isinstance(shares, list):
+        raise ValueError(f"{path}: rayspec.shares must be a list, got {shares!r}")
+    kind = kinds[architecture]
+    try:
+        target = TargetInfo.from_dict(ours.get("target") or {})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     body = _body(kind, config, target.hidden_size, target.tap_layers, path)
     if body.vocab_size != target.vocab_size:
         raise ValueError(
@@ -146,22 +166,25 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         target=target,
         kind=kind,
         tree=config.get("draft_tree"),
-        shares=tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ())),
+        shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
         provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
     )
 
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    try:
+        taps = stored_taps(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not taps:
         raise ValueError(
             f"{path}: eagle_config.eagle_aux_hidden_state_layer_ids is missing, so the tapped layers are unknown; "
             "add the ids (tapped layer minus one) to config.json"
         )
-    hidden = config.get("target_hidden_size", config["hidden_size"])
-    body = _body("eagle3", config, hidden, tuple(i + 1 for i in taps), path)
+    hidden = config.get("target_hidden_size", config.get("hidden_size"))
+    body = _body("eagle3", config, hidden, tuple(taps), path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
-    if not 1 <= draft_vocab <= body.vocab_size:
+    if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
@@ -270,7 +293,7 @@ def check_files(info: CheckpointInfo) -> None:
 def _open(file: Path) -> Iterator[Any]:
     try:
         handle = safe_open(file, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is no whole safetensors file ({error}); copy or make the drafter again") from error
     with handle:
         yield handle

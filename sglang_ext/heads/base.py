@@ -5,6 +5,7 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -97,7 +98,9 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_is_a(entry, get_args(kind)[0]) for entry in value)
     if isinstance(value, bool):  # which is an int in Python
         return kind is bool
-    return isinstance(value, int | float if kind is float else get_origin(kind) or kind)
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 class Candidates(NamedTuple):

@@ -125,7 +125,7 @@ def test_sweep_configs_are_found() -> None:
         (["slo.ttft=200"], "unknown key 'slo.ttft'; known under slo: ttft_ms, tpot_ms"),
         (["stop.ci_width=0"], "stop.ci_width must be positive, got 0"),
         (["stop.ci_width=0.1", "stop.max_repeats=2", "repeats=3"], r"stop.max_repeats must be at least repeats \(3\)"),
-        (["stop.max_seconds=-1"], "stop.max_seconds must be positive, got -1"),
+        (["stop.max_seconds=-1", "stop.ci_width=0.1"], "stop.max_seconds must be positive, got -1"),
         (["stop.width=0.1"], "unknown key 'stop.width'; known under stop: ci_width, max_repeats, max_seconds"),
         (["chat_template=maybe"], "chat_template: .*maybe.*bool"),
         (["search.algorithm=genetic"], "search.algorithm must be one of grid, random, optuna, got 'genetic'"),
