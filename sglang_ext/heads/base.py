@@ -165,6 +165,10 @@ class DraftHead(nn.Module, ABC):
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
 
+    @classmethod
+    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where `from_target` would refuse these, before anything is trained; most heads need none."""
+
     def at(self, step: int) -> Self:
         """The head of a draft position: this one, for all of them."""
         return self

@@ -66,6 +66,11 @@ class RdkHead(DraftHead):
         self.register_buffer("neighbour_weights", torch.full((config.vocab_size, config.neighbours), float("nan")))
 
     @classmethod
+    def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:
+        base, own = head_config(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        base.check_artifacts(own, artifacts)
+
+    @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         head = cls(config)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
