@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -97,7 +98,7 @@ def _is_unicode(text: str) -> bool:
 
 def _read_yaml(path: Path) -> DictConfig:
     try:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ValueError(f"no config file at {path}")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

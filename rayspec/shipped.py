@@ -25,14 +25,6 @@ def user_path(text: str, setting: str) -> Path:
         raise ValueError(f"{setting} is {text!r}, but there is no such user; write the path in full") from error
 
 
-def is_file(path: Path) -> bool:
-    """As `Path.is_file`; False too for a name that no file can have, which is too long."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def target_path(name: str) -> str:
     """The target to serve: a fetched one by name, else the given folder or Hugging Face name.
 
@@ -48,7 +40,7 @@ def target_path(name: str) -> str:
     if is_name:
         return name
     folder = user_path(name, "target").resolve()
-    if not is_file(folder / "config.json"):
+    if not os.path.isfile(folder / "config.json"):
         raise ValueError(f"target is {name!r}, but there is no model at {folder} (config.json is missing)")
     return str(folder)
 
@@ -95,10 +87,10 @@ def _names(kind: str, target: str) -> list[str]:
 def _path(kind: str, name: str, target: str) -> str:
     own, shipped = own_folder(kind, target) / name, _shipped(kind, target) / name
     is_plain = Path(name).name == name
-    if is_plain and not is_file(own / MARKS[kind]) and is_file(shipped / MARKS[kind]):
+    if is_plain and not os.path.isfile(own / MARKS[kind]) and os.path.isfile(shipped / MARKS[kind]):
         _install(kind, name, target)
     for folder in ([own] if is_plain else []) + [user_path(name, kind)]:
-        if is_file(folder / MARKS[kind]):
+        if os.path.isfile(folder / MARKS[kind]):
             return str(folder.resolve())
     known = ", ".join(_names(kind, target)) or "none"
     raise ValueError(

@@ -9,6 +9,7 @@ from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import fixed_body
 from sglang_ext.adapter.served_target import check_taps
 from sglang_ext.drafters.checkpoint import CheckpointInfo, empty_drafter, naming
+from sglang_ext.drafters.eagle3 import default_taps
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import build_head
@@ -61,12 +62,13 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
 
 
 def _check_target(info: CheckpointInfo, algorithm: str, config: SweepConfig, target: TargetModel) -> None:
+    layers, taps = target.config.num_hidden_layers, info.body.tap_layers
     served = TargetInfo(
         name=config.target,
         hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
         tokenizer_sha256=vocabulary_sha256(target.tokenizer.get_vocab()),
-        tap_layers=info.body.tap_layers,
+        tap_layers=default_taps(layers) if taps is None else taps,
     )
     if info.target is None:  # a stock drafter, which names none
         for name in ("hidden_size", "vocab_size"):
@@ -77,7 +79,7 @@ def _check_target(info: CheckpointInfo, algorithm: str, config: SweepConfig, tar
                 )
     else:
         info.target.check_served_with(served, info.path)
-    check_taps(served, target.config.num_hidden_layers, with_output=info.kind == "specformer")
+    check_taps(served, layers, with_output=info.kind == "specformer")
     context = config.engine.context_length or target.context_length
     if context is not None and fixed_body(algorithm, info) is not None:
         longest = info.body.max_position_embeddings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rayspec.target import check_weights
@@ -63,23 +64,23 @@ def check_is_folder(path: Path, setting: str) -> None:
 
 def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:
     for setting, most in (("seed", MOST_SEED), ("count", MOST_COUNT), ("answer_tokens", MOST_COUNT)):
-        if not 0 <= getattr(config, setting) <= most:
-            raise ValueError(
-                f"{name}.{setting} must be at most {most}, and not negative, got {getattr(config, setting)}"
-            )
+        found = getattr(config, setting)
+        if not 0 <= found <= most:
+            raise ValueError(f"{name}.{setting} must be at most {most}, and not negative, got {found}")
+    if not missing_shards(folder, config):
+        return
     longest = getattr(target.model.config, "max_position_embeddings", None)
     if longest is not None and config.most_tokens > longest:
         raise ValueError(
             f"{name} asks for sequences of up to {config.most_tokens} tokens (max_prompt_tokens, answer_tokens and the "
             f"chat template), but the target was made for {longest}; lower them"
         )
-    is_made = not missing_shards(folder, config)
-    if not is_made and not is_text(config.prompts) and not target.tokenizer.chat_template:
+    if not is_text(config.prompts) and not target.tokenizer.chat_template:
         raise ValueError(
             f"{name}.prompts={config.prompts} are messages of a chat, but the target's tokenizer has no chat template; "
             "name a folder of text files, whose beginnings the target continues"
         )
-    if not is_made and Path(config.prompts).is_dir() and not any(p.is_file() for p in Path(config.prompts).rglob("*")):
+    if os.path.isdir(config.prompts) and not any(p.is_file() for p in Path(config.prompts).rglob("*")):
         raise ValueError(f"{name}.prompts={config.prompts} is a folder without files; put text files there")
 
 

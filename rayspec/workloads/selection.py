@@ -4,13 +4,14 @@ A source is a name (`mt_bench`), a file (`/data/prompts.jsonl`), or a name with 
 Without a count it is all of it (`spec_bench::rag` is all of one category).
 """
 
+import os
 import random
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayspec.shipped import is_file, user_path
+from rayspec.shipped import user_path
 from rayspec.workloads.published import is_name, load_named, names
 from rayspec.workloads.records import Conversation, read_file
 
@@ -70,13 +71,13 @@ def parse_selection(text: str) -> Selection:
     """Read `source[:count[:category]]`. Raises ValueError for a source that is neither a known name nor a file."""
     first, _, rest = text.partition(":")
     name = first if is_name(first) else None
-    if name is None and is_file(user_path(text, "workload")):  # a colon can belong to a path
+    if name is None and os.path.isfile(user_path(text, "workload")):  # a colon can belong to a path
         return Selection(text=text, name=None, path=user_path(text, "workload"), count=None, category=None)
     match = _COUNTS.fullmatch(text if name is None else (rest if _is_path(rest) else text))
     assert match is not None, "every part of the pattern is optional"
     source, count, category = match["source"], match["count"], match["category"]
     path = None if source == name else user_path(source, "workload")
-    if path is not None and not is_file(path):
+    if path is not None and not os.path.isfile(path):
         raise ValueError(
             f"no workload {text!r}: {source!r} is neither a known name ({', '.join(names())}) nor a file here; "
             "expected name:count:category or path:count:category, several separated by commas"
