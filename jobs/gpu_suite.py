@@ -6,8 +6,8 @@
     python jobs/gpu_suite.py --engines --out results/   # second half: every head in SGLang, where it is installed
     python jobs/gpu_suite.py --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
-Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a start of SGLang a head
-(`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
+Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a
+start of SGLang a head (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
 """
 
 import argparse

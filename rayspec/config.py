@@ -15,6 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 T = TypeVar("T")
+MOST_INTEGER = 10**18 - 1  # what databases, tensors and generators of random numbers can count
 
 
 def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[str] = ()) -> T:
@@ -76,13 +77,16 @@ def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_values(config: object) -> None:
-    """Raise ValueError for a number that no setting means (NaN, infinity), and for text that no path or name can be."""
+    """Raise ValueError for a number that no setting means (NaN, infinity, more digits than anything has), and for text
+    that no path or name can be."""
     for path, value in _leaves(config):
         if isinstance(value, list | tuple):
             for i, entry in enumerate(value):
                 _check_values({f"{path}[{i}]": entry})
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{path} must be a finite number, got {value}")
+        elif isinstance(value, int) and abs(value) > MOST_INTEGER:
+            raise ValueError(f"{path} must be a number of at most 18 digits, got one of {len(str(abs(value)))}")
         elif isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
             raise ValueError(f"{path} must be text in UTF-8 without a zero byte, got {value!r}")
 

@@ -1,0 +1,245 @@
+"""What the tests of bad inputs share: jobs called by their own `main`, valid things to break, and wrong values."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from conftest import save_tiny_target
+from transformers import PreTrainedTokenizerFast
+
+from sglang_ext.drafters.checkpoint import Drafter, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
+from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.drafters.medusa import MedusaDrafter
+from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+from sglang_ext.heads import build_head
+from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.trees.static import StaticTree
+
+JOBS = Path(__file__).parents[2] / "jobs"
+PATIENCE_S = 120  # for one input, on a machine that does other things
+V, H = 257, 32
+
+
+class Hung(BaseException):
+    """An input that was not answered in time."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a job said to its arguments. `trouble`: a traceback, or that it hung; None where it answered."""
+
+    code: object
+    out: str
+    err: str
+    trouble: str | None = None
+
+    @property
+    def is_refusal(self) -> bool:
+        return self.trouble is None and self.code == 2 and ("error: " in self.err or "usage: " in self.err)
+
+
+@cache
+def main_of(job: str) -> Callable[[list[str]], int]:
+    spec = importlib.util.spec_from_file_location(f"job_{job}", JOBS / f"{job}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def ask(job: str, *arguments: str) -> Answer:
+    """Call a job's main in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = None
+    trouble = None
+    before = signal.signal(signal.SIGALRM, _hung)
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    signal.alarm(PATIENCE_S)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main_of(job)(list(arguments))
+    except SystemExit as exit_:  # argparse
+        code = exit_.code
+    except Hung:
+        trouble = f"no answer within {PATIENCE_S} s"
+    except BaseException:
+        trouble = traceback.format_exc()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGTERM, on_terminate)
+    return Answer(code, out.getvalue(), err.getvalue(), trouble)
+
+
+def _hung(signum: int, frame: object) -> None:
+    raise Hung
+
+
+def complaints(job: str, base: Iterable[str], cases: Iterable[tuple[list[str], tuple[str, ...]]]) -> list[str]:
+    """Of (arguments, words that the refusal must hold), those that are not refused as they should be."""
+    found = []
+    for arguments, words in cases:
+        answer = ask(job, *base, *arguments)
+        shown = " ".join(a if len(a) < 100 else f"{a[:90]}...({len(a)})" for a in arguments)
+        if answer.trouble is not None:
+            found.append(f"TRACEBACK {shown}: {answer.trouble[-600:]}")
+        elif not answer.is_refusal:
+            found.append(f"ACCEPTED ({answer.code}) {shown}: {(answer.out + answer.err)[-300:]}")
+        else:
+            lacking = [word for word in words if word not in answer.err]
+            if lacking:
+                found.append(f"UNCLEAR {shown}: lacks {lacking} in {answer.err[-400:]}")
+    return found
+
+
+# --- wrong values by type
+
+TOO_LONG = "1" + "0" * 25
+WRONG: dict[Any, tuple[str, ...]] = {
+    int: ("x", "1.5", "[1]", "{a: b}", ".nan", "true", "null", "???", TOO_LONG, "-" + TOO_LONG),
+    float: ("x", "[1]", "{a: b}", ".nan", ".inf", "-.inf", "true", "null", "1e999"),
+    bool: ("maybe", "7", "[true]", "{a: b}", "null", "0.5"),
+    str: ("[a]", "{a: b}", "null", '"\\0"'),
+    list: ("3", "x", "{a: b}", "[[[1]]]", "null", "[null]"),
+    dict: ("3", "x", "[1]", "null"),
+}
+
+
+def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """(YAML path, type, whether it may be null) of every setting; int, float, bool, str, list, dict or a dataclass."""
+    hints = get_type_hints(schema)
+    for field in fields(schema):
+        kind = hints[field.name]
+        is_optional = get_origin(kind) in (Union, UnionType)
+        if is_optional:
+            kind = next(k for k in get_args(kind) if k is not NoneType)
+        path = f"{prefix}{field.name}"
+        yield path, get_origin(kind) or kind, is_optional
+        if is_dataclass(kind):
+            yield from settings(kind, f"{path}.")  # type: ignore[arg-type]
+
+
+def wrong_settings(schema: type, may_be_negative: Iterable[str] = ()) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """For every setting of a config: values of every wrong type, numbers that are none, and a key beside it."""
+    for path, kind, is_optional in settings(schema):
+        name = path.rpartition(".")[2]
+        if is_dataclass(kind):
+            values: tuple[str, ...] = WRONG[dict]
+            yield [f"{path}.nonsense=1"], ("unknown key", f"{path}.nonsense")
+        else:
+            values = WRONG[kind]
+        for value in values:
+            if value != "null" or not is_optional:
+                yield [f"{path}={value}"], (name,)
+        if kind in (int, float) and path not in may_be_negative:
+            yield [f"{path}=-1"], (name,)
+
+
+# --- valid things, to be broken
+
+
+def tiny_info(target: Path, taps: tuple[int, ...]) -> TargetInfo:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(target))
+    return TargetInfo(
+        name="tiny",
+        hidden_size=H,
+        vocab_size=V,
+        tokenizer_sha256=vocabulary_sha256(tokenizer.get_vocab()),
+        tap_layers=taps,
+    )
+
+
+def _eagle3() -> Eagle3Drafter:
+    config = Eagle3Config(
+        hidden_size=H,
+        target_hidden_size=H,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=V,
+        tap_layers=(2, 4, 5),
+        max_position_embeddings=128,
+    )
+    return Eagle3Drafter(config, build_head({"kind": "full"}, hidden_size=H, vocab_size=V))
+
+
+def _medusa() -> MedusaDrafter:
+    config = LastHiddenConfig(hidden_size=H, vocab_size=V, positions=2, max_position_embeddings=128)
+    heads = PositionHeads([build_head({"kind": "full"}, hidden_size=H, vocab_size=V) for _ in range(2)])
+    return MedusaDrafter(config, heads, StaticTree([(0,), (1,), (0, 0), (0, 1)]))
+
+
+def _independent() -> IndependentDrafter:
+    config = IndependentConfig(vocab_size=V, max_position_embeddings=128, hidden_size=16, num_layers=1, head_dim=8)
+    return IndependentDrafter(config, build_head({"kind": "full"}, hidden_size=16, vocab_size=V))
+
+
+def save_random(folder: Path, drafter: Drafter, info: TargetInfo, **options: Any) -> None:
+    torch.manual_seed(0)
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.02)
+    save_drafter(folder, drafter, info, {"trained_on": {}, "recipe": {}, "commit": "none"}, **options)
+
+
+@dataclass(frozen=True)
+class World:
+    """A target, drafters of it, prompts, and texts: all small and valid."""
+
+    folder: Path
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+    @property
+    def drafters(self) -> Path:
+        return self.folder / "drafters"
+
+    @property
+    def prompts(self) -> Path:
+        return self.folder / "prompts.jsonl"
+
+    @property
+    def texts(self) -> Path:
+        return self.folder / "texts"
+
+    def copy_of(self, path: Path, name: str) -> Path:
+        """A copy beside it, to be broken."""
+        copy = path.with_name(name)
+        if copy.exists():
+            shutil.rmtree(copy)
+        shutil.copytree(path, copy)
+        return copy
+
+
+def make_world(folder: Path) -> World:
+    world = World(folder)
+    save_tiny_target(world.target)
+    save_random(world.drafters / "full", _eagle3(), tiny_info(world.target, (2, 4, 5)))
+    save_random(world.drafters / "medusa", _medusa(), tiny_info(world.target, ()))
+    save_random(world.drafters / "independent", _independent(), tiny_info(world.target, ()))
+    save_random(world.drafters / "stock", _eagle3(), tiny_info(world.target, (2, 4, 5)), stock=True)
+    lines = [{"id": i, "prompt": f"def f{i}(a, b):"} for i in range(8)]
+    world.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    world.texts.mkdir()
+    for n in range(4):
+        body = "\n".join(f"def f{n}_{i}(a, b):\n    return a * {i} + b\n" for i in range(30))
+        (world.texts / f"module_{n}.py").write_text(body)
+    return world
