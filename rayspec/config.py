@@ -44,6 +44,9 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
         raise ValueError(f"{source}: {where}{str(error.msg or error).splitlines()[0]}") from error
+    except TypeError as error:  # of a list for a mapping inside a setting of any type; it names none
+        clash = _clash(OmegaConf.to_container(merged), OmegaConf.to_container(layer), "")
+        raise ValueError(f"{source}: {clash or error}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     assert isinstance(result, schema), "a structured config turns into its own dataclass"
@@ -175,6 +178,16 @@ def _check_form(kind: Any, value: Any, name: str) -> None:
         _require(not isinstance(value, int | float) or value in (0, 1), name, "true or false", value)
     else:
         _require(not isinstance(value, list | dict), name, "a single value", value)
+
+
+def _clash(before: Any, given: Any, path: str) -> str | None:
+    """Which setting is a mapping and is given a list, or the other way round."""
+    if isinstance(before, dict) and isinstance(given, dict):
+        found = (_clash(before[key], given[key], f"{path}.{key}") for key in given if key in before)
+        return next((clash for clash in found if clash), None)
+    if isinstance(before, dict | list) and isinstance(given, dict | list) and type(before) is not type(given):
+        return f"{path[1:]} must be {'a mapping' if isinstance(before, dict) else 'a list'}, got {given!r}"
+    return None
 
 
 def _without_none(kind: Any) -> Any:

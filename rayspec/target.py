@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def read_target(
     from transformers.utils import logging
 
     path = target_path(name)
-    is_folder = Path(path).is_dir()
+    is_folder = os.path.isdir(path)
     if is_folder and needs_weights:
         check_weights(path)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": is_folder}

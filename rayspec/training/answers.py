@@ -63,7 +63,7 @@ class AnswersConfig:
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"answers.{name} must be in 0..1, got {getattr(self, name)}")
-        if self.temperature <= 0.0 and self.greedy_share < 1.0:
+        if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
             raise ValueError(
                 f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}"
             )
@@ -315,7 +315,7 @@ def _read_shard(file: Path) -> dict[str, Tensor]:
 
 def read_answers(folder: Path) -> AnswerSet:
     """All shards of a folder, padded to one width. Its name is the folder's, its sha256 that of the shards."""
-    files = sorted(folder.glob("answers-*.safetensors"))
+    files = sorted(folder.glob("answers-*.safetensors")) if os.path.isdir(folder) else []
     if not files:
         raise ValueError(f"no answers in {folder}; python jobs/train.py makes them")
     digest = hashlib.sha256()

@@ -6,6 +6,7 @@ B = sequences, T = positions, G = target hidden size, V = vocabulary.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ OptionsT = TypeVar("OptionsT", bound=DrafterOptions)
 
 def target_sha256(folder: str | Path) -> str:
     """Fingerprint of a target folder: its weights and its config. Raises ValueError if there are none."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files or not (Path(folder) / "config.json").is_file():
+    files = sorted(Path(folder).glob("*.safetensors")) if os.path.isdir(folder) else []
+    if not files or not os.path.isfile(Path(folder) / "config.json"):
         raise ValueError(
             f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, "
             "or train the demo target first: python jobs/train_target.py"

@@ -112,12 +112,12 @@ def complaints(job: str, base: Iterable[str], cases: Iterable[tuple[list[str], t
 
 TOO_LONG = "1" + "0" * 25
 WRONG: dict[Any, tuple[str, ...]] = {
-    int: ("x", "1.5", "[1]", "{a: b}", ".nan", "true", "null", "???", TOO_LONG, "-" + TOO_LONG),
-    float: ("x", "[1]", "{a: b}", ".nan", ".inf", "-.inf", "true", "null", "1e999"),
-    bool: ("maybe", "7", "[true]", "{a: b}", "null", "0.5"),
-    str: ("[a]", "{a: b}", "null", '"\\0"'),
-    list: ("3", "x", "{a: b}", "[[[1]]]", "null", "[null]"),
-    dict: ("3", "x", "[1]", "null"),
+    int: ("x", "1.5", "[1]", "true", "null", TOO_LONG),
+    float: ("x", "{a: b}", ".nan", ".inf", "null"),
+    bool: ("maybe", "7", "[true]"),
+    str: ("[a]", "{a: b}", '"\\0"'),
+    list: ("3", "{a: b}", "[[[1]]]", "[null]"),
+    dict: ("3", "[1]", "null"),
 }
 
 
@@ -138,7 +138,7 @@ def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
 def wrong_settings(schema: type, may_be_negative: Iterable[str] = ()) -> Iterator[tuple[list[str], tuple[str, ...]]]:
     """For every setting of a config: values of every wrong type, numbers that are none, and a key beside it."""
     for path, kind, is_optional in settings(schema):
-        name = path.rpartition(".")[2]
+        name = "early_stop" if ".early_stop." in path else path.rpartition(".")[2]
         if is_dataclass(kind):
             values: tuple[str, ...] = WRONG[dict]
             yield [f"{path}.nonsense=1"], ("unknown key", f"{path}.nonsense")
