@@ -189,7 +189,10 @@ def engines(args: argparse.Namespace) -> int:
 def stored(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).is_file():
         raise ValueError(f"--report must be the --out folder of an earlier run; {folder} has no {name}")
-    return json.loads((folder / name).read_text())
+    try:
+        return json.loads((folder / name).read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--report: {folder / name} is no JSON that this suite wrote ({error})") from error
 
 
 @contextlib.contextmanager
@@ -197,7 +200,7 @@ def _of_this_suite(folder: Path) -> Iterator[None]:
     """A ValueError that says so where stored results are not what this suite writes."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"--report: what {folder} holds was not written by this suite ({error!r})") from error
 
 

@@ -78,6 +78,9 @@ class FrozenTarget:
         except Exception as error:  # transformers raises what it likes for a config that makes no model
             cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise ValueError(f"target={folder} is no model that can be read: {cause}") from error
+        for size in ("hidden_size", "vocab_size", "num_hidden_layers"):
+            if getattr(config, size, 0) < 1:
+                raise ValueError(f"target={folder} has {size} {getattr(config, size, None)} in its config.json")
         return cls(path, "", model, tokenizer)
 
     @cached_property

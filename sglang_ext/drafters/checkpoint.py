@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -308,10 +309,15 @@ def _weights_file(info: CheckpointInfo) -> Path:
 
 def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     file = Path(info.path) / shares.drafter / WEIGHTS
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ValueError(
             f"drafter {info.path} shares tensors with {shares.drafter}, but there is no {file}; keep the folders "
             "side by side as they were written"
+        )
+    if weights_sha256(file) != shares.sha256:
+        raise ValueError(
+            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+            "drafter again with python jobs/train.py"
         )
     return file
 
@@ -321,11 +327,6 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     for shares in info.shares:
         file = _shared_file(info, shares)
-        if weights_sha256(file) != shares.sha256:
-            raise ValueError(
-                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-                "drafter again with python jobs/train.py"
-            )
         twice = {*own, *tensors} & set(shares.tensors)
         with _open(file) as handle:
             missing = set(shares.tensors) - set(handle.keys())
@@ -339,7 +340,17 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
 
 
 def weights_sha256(file: str | Path) -> str:
-    with Path(file).open("rb") as handle:
+    """Fingerprint of a file of weights. Raises ValueError where there is none."""
+    if not os.path.isfile(file):
+        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
+    stat = os.stat(file)
+    return _file_sha256(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _file_sha256(file: str, *version: int) -> str:
+    """Of a file as it was then: a base is the same for all drafters that share its tensors."""
+    with open(file, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
