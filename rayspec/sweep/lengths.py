@@ -59,6 +59,7 @@ def fitting(prompts: Sequence[Conversation], config: SweepConfig, target: Target
             f"{len(too_long)} of {len(prompts)} prompts of workload {config.workload!r} do not fit, the first of them "
             f"{first.id}: up to {lengths[first.id]} tokens, with the longest answers to the turns before, but "
             f"{context} (engine.context_length, max_total_tokens, or the target's own) less {new_tokens} new ones and "
-            f"{kept_free} for the draft leave {room}; raise those limits, lower max_new_tokens, draft_steps or topk{way_out}"
+            f"{kept_free} for the draft leave {room}; raise those limits, or lower max_new_tokens, draft_steps or "
+            f"topk{way_out}"
         )
     return tuple(kept)
