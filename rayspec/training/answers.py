@@ -185,7 +185,8 @@ def read_index(folder: Path, way_out: str) -> dict[str, Any]:
 
 
 def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None:
-    """Raise ValueError if the folder holds answers of another target or made with other settings."""
+    """Raise ValueError if the folder holds answers of another target or made with other settings; those of a smaller
+    count can be added to."""
     if not (folder / INDEX).is_file():
         return
     way_out = "name another folder with work_dir=..., or delete this one to have it made again"
@@ -195,12 +196,14 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted = asdict(config)
-    for key in wanted.keys() | index["config"].keys():
-        if index["config"].get(key) != wanted.get(key):
+    wanted, made = asdict(config), dict(index["config"])
+    if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
+        made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
+    for key in wanted.keys() | made.keys():
+        if made.get(key) != wanted.get(key):
             raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={index['config'].get(key)}, "
-                f"not {wanted.get(key)}; {way_out}"
+                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
+                f"{way_out}"
             )
 
 
@@ -226,8 +229,7 @@ def make_answers(
         "target_sha256": target.sha256,
         "config": asdict(config),
     }
-    if not (folder / INDEX).is_file():
-        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
     todo = missing_shards(folder, config)
     with tqdm(desc=f"answers: {folder.name}", unit="shard", total=config.num_shards, disable=not todo) as bar:
         bar.update(config.num_shards - len(todo))
@@ -255,8 +257,9 @@ def _converse(
     active = list(range(len(rows)))
     turn = 0
     while active:
-        requests = [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active]
-        answers = answer(requests)
+        answers = _by_temperature(
+            [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active], answer
+        )
         for i, ids in zip(active, answers, strict=True):
             rows[i].add(ids, is_answer=True)
         ended = [i for i, ids in zip(active, answers, strict=True) if len(ids) < config.answer_tokens]
@@ -270,6 +273,17 @@ def _converse(
             rows[i].add(chat.next_turn(rows[i].later_turns.pop(0)), is_answer=False)
         turn += 1
     return rows
+
+
+def _by_temperature(requests: Sequence[Request], answer: Answerer) -> list[list[int]]:
+    """Requests of one temperature together: SGLang sorts the vocabulary for every token of a batch that mixes greedy
+    ones with others."""
+    answers: list[list[int]] = [[] for _ in requests]
+    for temperature in sorted({r.temperature for r in requests}):
+        own = [i for i, r in enumerate(requests) if r.temperature == temperature]
+        for i, ids in zip(own, answer([requests[i] for i in own]), strict=True):
+            answers[i] = ids
+    return answers
 
 
 def _follow_ups(rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate) -> list[str | None]:
