@@ -24,8 +24,17 @@ class Prepared:
 
     def describe(self) -> str:
         turns = sum(len(p.turns) for p in self.prompts)
-        text = describe(self.plan, self.config, len(self.prompts), turns)
-        return f"{text} {self.dropped} prompts are too long and left out." if self.dropped else text
+        lines = [describe(self.plan, self.config, len(self.prompts), turns)]
+        if self.dropped:
+            lines.append(f"{self.dropped} prompts are too long and left out.")
+        largest = max(last - first for first, last in self.plan.spans)
+        wide = [streams for streams in self.config.concurrency if streams > largest]
+        if wide:
+            lines.append(
+                f"warning: concurrency {wide}, but a block has {largest} prompts, so that no more streams run at once; "
+                f"raise block_prompts to {max(wide)} or more"
+            )
+        return "\n".join(lines)
 
 
 def prepare(config: SweepConfig) -> Prepared:
@@ -70,16 +79,10 @@ def _read_target(config: SweepConfig) -> TargetModel:
 
 
 def _check_blocks(config: SweepConfig, num_prompts: int) -> None:
-    """Raise ValueError where the blocks are too few for an interval, or too small for the streams."""
+    """Raise ValueError where the blocks are too few for the interval that `stop` asks for."""
     num_blocks = -(-num_prompts // config.block_prompts)
     if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
         raise ValueError(
             f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {num_prompts} prompts "
             f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
-        )
-    largest, streams = min(config.block_prompts, num_prompts), max(config.concurrency, default=1)
-    if streams > largest:
-        raise ValueError(
-            f"concurrency={config.concurrency} asks for {streams} streams at once, but a block has {largest} prompts, "
-            f"so that never more run; raise block_prompts to {streams} or more, and the workload with it"
         )

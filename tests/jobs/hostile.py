@@ -17,7 +17,6 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
-from conftest import save_tiny_target
 from transformers import PreTrainedTokenizerFast
 
 from sglang_ext.drafters.checkpoint import Drafter, save_drafter
@@ -229,9 +228,10 @@ class World:
         return copy
 
 
-def make_world(folder: Path) -> World:
+def make_world(folder: Path, target: Path) -> World:
+    """`target`: that of the fixture tiny_target_folder, of which a copy is taken."""
     world = World(folder)
-    save_tiny_target(world.target)
+    shutil.copytree(target, world.target)
     save_random(world.drafters / "full", _eagle3(), tiny_info(world.target, (2, 4, 5)))
     save_random(world.drafters / "medusa", _medusa(), tiny_info(world.target, ()))
     save_random(world.drafters / "independent", _independent(), tiny_info(world.target, ()))

@@ -31,8 +31,8 @@ Case = tuple[list[str], tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"))
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_target_folder: Path) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), tiny_target_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def sweep_cases(world: World) -> list[Case]:
         one("topk=300", "num_draft_tokens"),
         (["topk=300", "num_draft_tokens=4"], ("topk",)),
         *(one(f"num_draft_tokens={n}", "num_draft_tokens") for n in (0, 2, 99)),
-        *(one(f"concurrency=[{n}]", "concurrency") for n in (0, 5, 1000, "''")),
+        *(one(f"concurrency=[{n}]", "concurrency") for n in (0, -1, "''")),
         *(one(f"request_rate=[{r}]", "request_rate") for r in (0, -2, ".inf", ".nan", "1e-300", "1e-9")),
         one("request_rate=[1.0000001,1.0000002]", "request_rate"),
         *(one(f"temperature={x}", "temperature") for x in (".inf", ".nan", "-0.1", "1e999", "-.inf")),
@@ -494,7 +494,13 @@ def test_prompts_that_do_not_fit_are_dropped_where_asked(world: World, place: Pa
     assert answer.code == 0, answer
     assert "4 prompts are too long and left out" in answer.out
     assert "Every trial answers 4 prompts" in answer.out
-    assert ask("sweep", *arguments, "long_prompts=drop", "block_prompts=8", "concurrency=[8]").is_refusal
+
+
+def test_streams_that_a_block_cannot_fill_earn_a_warning(world: World, place: Path) -> None:
+    answer = ask("sweep", *base("sweep", world, place), "concurrency=[1,5,8]")
+    assert answer.code == 0, answer
+    assert "warning: concurrency [5, 8], but a block has 4 prompts" in answer.out
+    assert "warning" not in ask("sweep", *base("sweep", world, place), "concurrency=[1,8]", "block_prompts=8").out
 
 
 # --- folders of others
