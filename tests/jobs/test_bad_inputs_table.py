@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import World, ask, complaints, make_world, tiny_info, wrong_settings
+from hostile import ask, complaints, wrong_settings
 from safetensors.torch import load_file, save_file
+from small_world import World, make_world, tiny_info
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.export import ExportConfig
