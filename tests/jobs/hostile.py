@@ -14,7 +14,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-JOBS = Path(__file__).parents[2] / "jobs"
+from small_world import World
+
+FOLDER = Path(__file__).parents[2] / "jobs"
 PATIENCE_S = 120  # for one input, on a machine that does other things
 
 
@@ -38,7 +40,7 @@ class Answer:
 
 @cache
 def main_of(job: str) -> Callable[[list[str]], int]:
-    spec = importlib.util.spec_from_file_location(f"job_{job}", JOBS / f"{job}.py")
+    spec = importlib.util.spec_from_file_location(f"job_{job}", FOLDER / f"{job}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -132,3 +134,57 @@ def wrong_settings(schema: type, may_be_negative: Iterable[str] = ()) -> Iterato
                 yield [f"{path}={value}"], (name,)
         if kind in (int, float) and path not in may_be_negative:
             yield [f"{path}=-1"], (name,)
+
+
+# --- arguments
+
+Case = tuple[list[str], tuple[str, ...]]  # arguments of a job, words that its refusal must hold
+JOBS = ("sweep", "train", "calibrate", "export", "train_target")
+
+
+def base(job: str, world: World, out: Path) -> list[str]:
+    """Arguments with which the job's plan is in order."""
+    if job == "sweep":
+        return [
+            *("--plan", f"target={world.target}", f"drafters=[{world.drafters}/full]", f"workload={world.prompts}"),
+            *("max_new_tokens=16", "draft_steps=[2]"),
+        ]
+    if job == "train":
+        sizes = ("count=6", "batch_size=4", "answer_tokens=10", "max_prompt_tokens=16", "min_prompt_tokens=8")
+        return [
+            *("--plan", "--config", str(out / "train.yaml"), f"target={world.target}", f"output_dir={out / 'out'}"),
+            *(f"{name}.prompts={world.texts}" for name in ("answers", "held_out")),
+            *(f"{name}.{size}" for name in ("answers", "held_out") for size in sizes),
+            *("recipe.num_steps=4", "recipe.warmup_steps=1"),
+        ]
+    if job == "calibrate":
+        return [
+            "--plan",
+            "--config",
+            str(out / "calibrate.yaml"),
+            f"target={world.target}",
+            f"output_dir={out / 'out'}",
+        ]
+    if job == "export":
+        return ["--plan", f"drafters=[{world.drafters}/full]", f"output_dir={out / 'out'}"]
+    assert job == "train_target", "every job is here"
+    return ["--plan", "--config", str(out / "target.yaml"), f"export_dir={out / 'out'}"]
+
+
+def one(argument: str, *words: str) -> Case:
+    return [argument], words
+
+
+FULL = "draft_head: {kind: full}"
+
+
+JSON_TEXTS: dict[str, bytes] = {
+    "empty": b"",
+    "cut": b"{",
+    "list": b"[]",
+    "deep": b"[" * 100_000,
+    "nan": b'{"architectures": NaN}',
+    "digits": b'{"hidden_size": ' + b"9" * 5000 + b"}",
+    "latin1": '{"a": "é"}'.encode("latin1"),
+    "zero": b"\0" * 50,
+}
