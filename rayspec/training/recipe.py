@@ -17,6 +17,8 @@ from sglang_ext.heads.losses import DIVERGENCES, Objective
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
+MOST = 2**24  # of a count or a width; far beyond any use
+MOST_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
@@ -55,22 +57,34 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("ttt_steps", "batch_size", "num_steps", "chunk_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recipe.{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise ValueError(f"recipe.{name} must be at least 1 and at most {MOST}, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"recipe.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"recipe.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("lr", "muon_lr", "clip_norm"):
-            if getattr(self, name) <= 0.0:
-                raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"recipe.{name} must be above 0 and finite, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"recipe.{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"recipe.weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= MOST:
+            raise ValueError(
+                f"recipe.intermediate_size must be in 1..{MOST}, or absent for the target's, got "
+                f"{self.intermediate_size}"
+            )
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"recipe.seed must be in 0..{MOST_SEED}, got {self.seed}")
         if not 0.0 < self.ttt_decay <= 1.0:
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
-        if self.csra_weight < 0.0:
-            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off), got {self.csra_weight}")
-        if self.csra_temperature <= 0.0:
-            raise ValueError(f"recipe.csra_temperature must be above 0, got {self.csra_temperature}")
+        if not 0.0 <= self.csra_weight < math.inf:
+            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
+        if not 0.0 < self.csra_temperature < math.inf:
+            raise ValueError(f"recipe.csra_temperature must be above 0 and finite, got {self.csra_temperature}")
         if self.csra_weight and self.ttt_steps < 2:
             raise ValueError(
                 f"recipe.csra_weight={self.csra_weight} aligns a position across rollout steps, so recipe.ttt_steps "

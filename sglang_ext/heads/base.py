@@ -5,6 +5,7 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -104,7 +105,9 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_is_a(entry, get_args(kind)[0]) for entry in value)
     if isinstance(value, bool):  # which is an int in Python
         return kind is bool
-    return isinstance(value, int | float if kind is float else get_origin(kind) or kind)
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 class Candidates(NamedTuple):
@@ -183,6 +186,10 @@ class DraftHead(nn.Module, ABC):
         """A head initialised from an LM head [V, H] (any float dtype; computed in float32): the target's, or the
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
+
+    @classmethod
+    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where `from_target` would refuse these, before anything is trained; most heads need none."""
 
     def at(self, step: int) -> Self:
         """The head of a draft position: this one, for all of them."""

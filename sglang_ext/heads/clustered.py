@@ -71,8 +71,7 @@ class ClusteredHead(DraftHead):
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
-    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
+    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
         if "cluster_of" not in artifacts:
             raise ValueError(
                 f"a head of kind '{cls.kind}' needs a cluster map; make one with python jobs/calibrate.py and name its "
@@ -84,6 +83,17 @@ class ClusteredHead(DraftHead):
                 f"the cluster map must have one entry a token, [{config.vocab_size}], got {list(found.shape)}; "
                 "calibrate it with this target's tokenizer"
             )
+        if int(found.max()) != config.clusters:
+            raise ValueError(
+                f"the cluster map has {int(found.max())} clusters beside the pinned one, but draft_head.clusters is "
+                f"{config.clusters}; set it to that, or calibrate again"
+            )
+
+    @classmethod
+    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
+        cls.check_artifacts(config, artifacts)
+        found = artifacts["cluster_of"]
         head = cls(config)
         head.weight.data.copy_(target_head_VH)
         head.cluster_of.copy_(found)

@@ -119,6 +119,11 @@ class RdkHead(DraftHead):
             self.register_buffer("fallback", torch.full((config.vocab_size,), float("nan")))
 
     @classmethod
+    def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:
+        base, own = head_config(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        base.check_artifacts(own, artifacts)
+
+    @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """`artifacts["states"]` [N, H], for counted: what the full head of these rows reads."""
         head = cls(config)

@@ -58,14 +58,18 @@ class TruncatedHead(DraftHead):
         self.register_buffer("ids", torch.full((config.size,), -1))
 
     @classmethod
-    def from_target(cls, config: TruncatedConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """`artifacts["ids"]`: at least `size` target ids, the most useful first."""
+    def check_artifacts(cls, config: TruncatedConfig, artifacts: Mapping[str, Tensor]) -> None:
         if "ids" not in artifacts or len(artifacts["ids"]) < config.size:
             found = len(artifacts.get("ids", ()))
             raise ValueError(
                 f"a truncated head of size {config.size} needs as many ids, got {found}; choose them with "
                 "python jobs/calibrate.py and name its output as draft_head's artifacts"
             )
+
+    @classmethod
+    def from_target(cls, config: TruncatedConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["ids"]`: at least `size` target ids, the most useful first."""
+        cls.check_artifacts(config, artifacts)
         head = cls(config)
         ids_S = artifacts["ids"][: config.size].long()
         head.ids.copy_(ids_S.sort().values if config.step_sizes is None else ids_S)

@@ -37,7 +37,7 @@ def test_the_job_is_a_sweep_of_this_release(job: dict[str, Any]) -> None:
     overrides = [a for a in arguments if "=" in a]
     assert arguments[: len(arguments) - len(overrides)] == ["--config", f"{ROOT}/configs/sweep/heads.yaml"]
     config = load_config(SweepConfig, arguments[1], overrides)
-    assert config.concurrency == [1, 8, 32]
+    assert config.concurrency == [1, 4, 16]
     assert config.engine.num_threads is None
     assert config.engine.extra == {}, "CUDA graphs are on: without them every head is bound by its launches"
     (group,) = job["rayClusterSpec"]["workerGroupSpecs"]

@@ -57,7 +57,7 @@ def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None
     [
         ("inner.depth=0", "inner.depth must be at least 1, got 0"),
         ("inner.depth=deep", "inner.depth: .*deep.*Integer"),
-        ("sizes=3", "sizes: "),
+        ("sizes=3", r"sizes must be a list, \[a, b\], got 3"),
         ("inner", "expected key=value"),
         ("--config=x", "expected key=value"),
         ("sizes=[1", "no valid YAML"),
@@ -141,7 +141,7 @@ def test_sweep_configs_are_found() -> None:
         (["slo.ttft=200"], "unknown key 'slo.ttft'; known under slo: ttft_ms, tpot_ms"),
         (["stop.ci_width=0"], "stop.ci_width must be positive, got 0"),
         (["stop.ci_width=0.1", "stop.max_repeats=2", "repeats=3"], r"stop.max_repeats must be at least repeats \(3\)"),
-        (["stop.max_seconds=-1"], "stop.max_seconds must be positive, got -1"),
+        (["stop.max_seconds=-1", "stop.ci_width=0.1"], "stop.max_seconds must be positive, got -1"),
         (["stop.width=0.1"], "unknown key 'stop.width'; known under stop: ci_width, max_repeats, max_seconds"),
         (["chat_template=maybe"], "chat_template: .*maybe.*bool"),
         (["search.algorithm=genetic"], "search.algorithm must be one of grid, random, optuna, got 'genetic'"),
