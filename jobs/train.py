@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from rayspec.config import load_config
-from rayspec.job import set_up
+from rayspec.job import problem, set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
         print("\n".join(plan(config)), flush=True)
         if not options.plan:
             train_all(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
 

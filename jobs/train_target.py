@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rayspec.config import load_config
 from rayspec.training.target import train
 from rayspec.training.target_config import TargetTrainConfig
-from rayspec.training.target_export import export
+from rayspec.training.target_export import TARGET, export
+from sglang_ext.folders import check_place
 
 
 def main() -> None:
@@ -20,6 +22,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     config = load_config(TargetTrainConfig, arguments.config, arguments.overrides)
+    check_place(Path(config.export_dir), TARGET)  # before hours of training
     export(config, train(config))
 
 

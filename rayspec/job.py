@@ -1,6 +1,8 @@
 """What the jobs set up before anything else; imports nothing that takes time."""
 
+import errno
 import logging
+import os
 import signal
 from types import FrameType
 
@@ -12,6 +14,13 @@ def set_up() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # an MLflow server that is gone is said once
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def problem(error: ValueError | OSError) -> str:
+    """What a job that cannot go on says of the cause; of a disk that is full with the way out."""
+    if isinstance(error, OSError) and os.strerror(errno.ENOSPC) in str(error):
+        return f"{error}; free some space and run the same command again, which goes on where it stopped"
+    return str(error)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

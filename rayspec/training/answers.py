@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.generation import generate
+from sglang_ext.folders import save_tensors
 
 FORMAT_VERSION = 1
 INDEX = "answers.json"
@@ -179,7 +180,7 @@ def _write_shard(
         "temperature": temperature_B,
     }
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(tensors, temporary)
+    save_tensors(tensors, temporary)
     os.replace(temporary, path)
 
 

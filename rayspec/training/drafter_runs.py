@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -16,7 +14,8 @@ from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import cut_prompt_ids
 from rayspec.training.tree_config import parse_tree
-from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
+from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 SETS = ("answers", "held_out")
@@ -94,14 +93,15 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
 
 
 def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str) -> bool:
-    """Whether this very drafter lies in the output folder. Raises ValueError if another one does.
+    """Whether this very drafter lies in the output folder. Raises ValueError if anything else does.
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
     folder = Path(config.output_dir) / head.name
-    if not (folder / "config.json").is_file():
+    if not DRAFTER.is_ours(folder):
+        check_place(folder, DRAFTER)
         return False
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    found = read_config(folder)
     ours = found.get("rayspec", {})
     trained_on = ours.get("trained_on", {})
     cls, options = head_config(head.draft_head, hidden_size=found["hidden_size"], vocab_size=found["vocab_size"])
