@@ -11,7 +11,7 @@ import sys
 
 from rayspec.config import load_config
 from rayspec.home import prepared_home, tracking_uri
-from rayspec.job import set_up
+from rayspec.job import problem, set_up
 from rayspec.sweep.config import SweepConfig
 
 
@@ -56,12 +56,12 @@ def main(arguments: list[str]) -> int:
             home = prepared_home()
             connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
             folder = SweepFolder.create(home, prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
 
     from rayspec.farm.runtime import EngineFailed
-    from rayspec.sweep.controller import resume_command, run_sweep  # imports Ray and MLflow
+    from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep  # imports Ray and MLflow
     from rayspec.tracking import how_to_look
 
     try:
@@ -69,8 +69,8 @@ def main(arguments: list[str]) -> int:
     except EngineFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except ValueError as error:  # of tracking, or a sweep that runs
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError, SweepStopped) as error:  # of tracking, a sweep that runs, or what stopped this one
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit):
         print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)

@@ -1,10 +1,10 @@
 """What the jobs set up before anything else; imports nothing that takes time."""
 
-import errno
 import logging
-import os
 import signal
 from types import FrameType
+
+from rayspec.disk import is_full
 
 
 def set_up() -> None:
@@ -16,9 +16,9 @@ def set_up() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
-def problem(error: ValueError | OSError) -> str:
+def problem(error: Exception) -> str:
     """What a job that cannot go on says of the cause; of a disk that is full with the way out."""
-    if isinstance(error, OSError) and os.strerror(errno.ENOSPC) in str(error):
+    if is_full(error):
         return f"{error}; free some space and run the same command again, which goes on where it stopped"
     return str(error)
 

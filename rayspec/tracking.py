@@ -36,6 +36,7 @@ from mlflow.utils.mlflow_tags import (
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
+from rayspec.disk import is_full
 from rayspec.home import DATABASES
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
@@ -46,7 +47,7 @@ RETRY_S = 5.0
 SYSTEM_METRICS_INTERVAL_S = 10
 
 
-UNREACHABLE = (MlflowException, SQLAlchemyError, RequestException)  # what a store that is gone raises, and others
+UNREACHABLE = (MlflowException, SQLAlchemyError, OSError)  # what a store that is gone or full raises, and others
 
 
 class TrackingError(ValueError):
@@ -57,7 +58,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether the store may be back later, as opposed to having refused."""
     if isinstance(error, MlflowException):
         return error.get_http_status_code() >= 500
-    return isinstance(error, UNREACHABLE)
+    return isinstance(error, (SQLAlchemyError, RequestException)) or is_full(error)
 
 
 def persistently(write: Callable[[], None], patience_s: float) -> None:
