@@ -11,7 +11,7 @@ import sys
 
 from rayspec.config import load_config
 from rayspec.home import prepared_home, tracking_uri
-from rayspec.job import problem, set_up
+from rayspec.job import INTERRUPTED, problem, run, set_up
 from rayspec.sweep.config import SweepConfig
 
 
@@ -72,9 +72,9 @@ def main(arguments: list[str]) -> int:
     except (ValueError, OSError, SweepStopped) as error:  # of tracking, a sweep that runs, or what stopped this one
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)
-        raise
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
     print(f"\n{outcome.summary}\n")
     print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
     print(f"Report: python jobs/report.py --sweep {outcome.parent_run_id}")
@@ -85,4 +85,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from rayspec.config import load_config
-from rayspec.job import problem, set_up
+from rayspec.job import problem, run, set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -35,4 +35,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -2,9 +2,14 @@
 
 import logging
 import signal
+import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 from rayspec.disk import is_full
+
+INTERRUPTED = 128 + signal.SIGINT  # what a shell says of it
 
 
 def set_up() -> None:
@@ -21,6 +26,15 @@ def problem(error: Exception) -> str:
     if is_full(error):
         return f"{error}; free some space and run the same command again, which goes on where it stopped"
     return str(error)
+
+
+def run(main: Callable[[list[str]], int]) -> NoReturn:
+    """Exit as `main` says; after Ctrl-C without a traceback."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("cut off; the same command goes on where it stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

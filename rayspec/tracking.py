@@ -19,7 +19,11 @@ os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
+import mlflow
 import sqlalchemy
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
@@ -258,12 +262,24 @@ def connect(uri: str) -> MlflowClient:
 
 
 def _try_database(uri: str) -> None:
-    """Connect once where MLflow would try for minutes, with warnings."""
-    if uri.startswith(DATABASES) and not uri.startswith("sqlite"):
-        engine = sqlalchemy.create_engine(uri)
-        with engine.connect():
-            pass
-        engine.dispose()
+    """Connect once where MLflow would try for minutes, with warnings. Raises TrackingError for a store that a newer
+    MLflow has written."""
+    if not uri.startswith(DATABASES):
+        return
+    engine = sqlalchemy.create_engine(uri)
+    if engine.dialect.name == "sqlite" and engine.url.database:
+        Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)  # as MLflow does
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()  # reads: a file may be no database
+    engine.dispose()
+    try:
+        ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations")).get_revision(found)
+    except CommandError:
+        raise TrackingError(
+            f"MLflow's store {redacted(uri)} has the schema {found}, which the installed MLflow {mlflow.__version__} "
+            "does not know: a newer one has written it. Install that one, or set MLFLOW_TRACKING_URI (or RAYSPEC_HOME) "
+            "to another store"
+        ) from None
 
 
 def redacted(uri: str) -> str:

@@ -65,18 +65,18 @@ def run_sweep(
     """
     config = prepared.config
     with folder.locked(), few_retries():
-        tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
-        close_cut_off(tracker, folder.path.parent)
-        tags = {"command": folder.manifest()["command"], **provenance(), "kind": "sweep", "sweep.id": folder.id}
-        found = tracker.search(f"tags.`sweep.id` = '{folder.id}' and tags.kind = 'sweep'")
-        run_id = found[0].info.run_id if found else None
         try:
+            tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
+            close_cut_off(tracker, folder.path.parent)
+            tags = {"command": folder.manifest()["command"], **provenance(), "kind": "sweep", "sweep.id": folder.id}
+            found = tracker.search(f"tags.`sweep.id` = '{folder.id}' and tags.kind = 'sweep'")
+            run_id = found[0].info.run_id if found else None
             with tracker.parent(config.name, tags, run_id=run_id, resume=resume_command(folder)) as parent:
                 folder.set_run_id(parent.run_id)
                 outcome = _run(prepared, folder, tracker, parent, tags, trainable)
         except (*UNREACHABLE, NodeLost, JournalFailed) as error:
             raise SweepStopped(
-                f"{_problem(error, tracker)}; what was measured is in {folder.journal}; when that is mended: "
+                f"{_problem(error)}; what was measured is in {folder.journal}; when that is mended: "
                 f"{resume_command(folder)}"
             ) from error
         folder.set_ended()
@@ -85,11 +85,11 @@ def run_sweep(
     return outcome
 
 
-def _problem(error: BaseException, tracker: Tracker) -> str:
+def _problem(error: BaseException) -> str:
     if isinstance(error, NodeLost | JournalFailed) or (isinstance(error, OSError) and not is_outage(error)):
         return str(error)
     problem = "is gone" if is_outage(error) and not is_full(error) else f"refused ({error})"
-    return f"MLflow at {redacted(tracker.uri)} {problem}"
+    return f"MLflow at {redacted(tracking_uri())} {problem}"
 
 
 def _run(

@@ -177,7 +177,7 @@ def _names(folder: SweepFolder) -> set[str]:
     try:
         return {folder.config().name, folder.manifest().get("run_id", folder.id)}
     except ValueError as error:
-        logger.warning("sweep %s is left out: %s", folder.id, error)
+        logger.warning("left out: %s", error)
         return set()
 
 
