@@ -50,19 +50,18 @@ def main(arguments: list[str]) -> int:
         print(prepared.describe(), flush=True)
         if options.plan:
             return 0
-        if options.resume is None:
-            from rayspec.tracking import connect  # imports MLflow, which a plan does without
+        # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
+        from rayspec.farm.runtime import EngineFailed
+        from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep
+        from rayspec.tracking import connect, how_to_look
 
+        if options.resume is None:
             home = prepared_home()
             connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
             folder = SweepFolder.create(home, prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
-
-    from rayspec.farm.runtime import EngineFailed
-    from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep  # imports Ray and MLflow
-    from rayspec.tracking import how_to_look
 
     try:
         outcome = run_sweep(prepared, folder)
