@@ -272,6 +272,8 @@ def _try_database(uri: str) -> None:
     with engine.connect() as connection:
         found = MigrationContext.configure(connection).get_current_revision()  # reads: a file may be no database
     engine.dispose()
+    if found is None:  # a new store
+        return
     try:
         ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations")).get_revision(found)
     except CommandError:
