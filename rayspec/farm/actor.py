@@ -116,6 +116,9 @@ class _RuntimeShell:
     def measure(self, load: Load) -> Measured:
         return self.runtime.measure(load)
 
+    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
+        return self.runtime.generate(prompts, sampling)
+
     def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
         return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
 
@@ -180,6 +183,17 @@ class RuntimeHandle:
 
     def measure(self, load: Load) -> Measured:
         return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
+
+    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
+        """The continuation (token ids) of each prompt under its own sampling parameters."""
+        return self.finish_generate(self.begin_generate(prompts, sampling))
+
+    def begin_generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> ray.ObjectRef:
+        """`generate` without waiting, so that several engines work at once; pass the result to `finish_generate`."""
+        return self._actor.generate.remote(prompts, sampling)
+
+    def finish_generate(self, ref: ray.ObjectRef) -> list[list[int]]:
+        return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
         ref = self._actor.head_latencies.remote(drafters, rows, draft_steps)

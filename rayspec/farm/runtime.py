@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -146,6 +146,15 @@ class Runtime:
             after = self._step_times()
         steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
         return Measured(wall_s=wall_s, requests=requests, step_seconds=steps, peak_memory_bytes=peak)
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """The continuation of each prompt (token ids) under its own sampling parameters. Raises EngineFailed."""
+        with self._readable_failure("failed while generating"):
+            engine = self._running_engine()
+            answers = self._run(
+                engine.async_generate(input_ids=[list(p) for p in prompts], sampling_params=[dict(s) for s in sampling])
+            )
+        return [answer["output_ids"] for answer in answers]
 
     @staticmethod
     def _answer(engine: Any, load: Load) -> Coroutine[Any, Any, tuple[float, tuple[RequestRecord, ...]]]:

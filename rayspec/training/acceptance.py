@@ -9,6 +9,7 @@ rollout over the known answer gives what literal drafting would accept.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,9 +62,8 @@ def measure(
         overlap_K += overlap_sum_K
         support_K += support_sum_K
         rows += match_KN.shape[1]
-        for sequence in batch.sequence_N.unique():
+        for own_KN in match_KN.split(_answer_lengths(batch), dim=1):
             # row n drafts for position n at step 0, n + 1 at step 1 ...: a chain is a diagonal
-            own_KN = match_KN[:, batch.sequence_N == sequence]
             count = own_KN.shape[1] - num_steps + 1
             if count < 1:
                 continue
@@ -91,6 +91,14 @@ def measure(
         support=(support_K / rows).tolist(),
         chains=len(prefix_RK),
     )
+
+
+def _answer_lengths(batch: Batch) -> list[int]:
+    """Rows of each answer, in order; a conversation of several turns has several."""
+    follows_N = batch.position_N.diff() == 1
+    follows_N &= batch.sequence_N.diff() == 0
+    starts = [0, *((~follows_N).nonzero().squeeze(1) + 1).tolist(), len(batch.position_N)]
+    return [after - start for start, after in pairwise(starts)]
 
 
 def _rollout(

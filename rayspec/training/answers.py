@@ -1,7 +1,7 @@
-"""The target's own answers to prompts cut from source files: what drafters are trained and measured on.
+"""The target's own answers: what drafters are trained and measured on.
 
-A folder of safetensors shards and `answers.json` (which target, which settings, totals). One shard is one generated
-batch; a killed run goes on with the first missing shard. N = sequences, L = longest sequence.
+A folder of safetensors shards and `answers.json` (which target, which settings, totals). One shard is one batch of
+conversations; a killed run goes on with the first missing shard. N = sequences, L = longest sequence.
 """
 
 from __future__ import annotations
@@ -9,33 +9,44 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
-from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.generation import generate
 from sglang_ext.folders import save_tensors
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from rayspec.training.chat import ChatTemplate
+
+FORMAT_VERSION = 2
 INDEX = "answers.json"
+# messages in the user's place; drawing them without a cut-off at top-p, which would sort the vocabulary at every token,
+# wants a lower temperature than the 1.0 of Magpie
+WRITING_TEMPERATURE = 0.8
+TEMPLATE_TOKENS = 64  # more than the chat templates of the field put around a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersConfig:
-    """How many prompts of what length are answered, and how. `documents`: training, held_out, or a folder of files."""
+    """How many prompts of what length are answered, and how.
 
-    documents: str = "training"
+    `prompts`: `self`, which the target writes itself; a workload (`name`, `file.jsonl`, as in sweeps; not one that is
+    for evaluation); a folder of text files, whose cut pieces the target continues; `training` or `held_out`, the same
+    of the Python source on this machine.
+    """
+
+    prompts: str = "self"
     count: int = 3072
-    min_prompt_tokens: int = 32
-    max_prompt_tokens: int = 96
+    min_prompt_tokens: int = 8
+    max_prompt_tokens: int = 160
     answer_tokens: int = 160
+    follow_up_share: float = 0.0  # of the conversations; they go on for a second turn, which the target writes, too
     greedy_share: float = 0.5  # of the sequences; the rest is drawn at `temperature`
     temperature: float = 0.8
     batch_size: int = 128  # sequences generated together, one shard
@@ -50,8 +61,9 @@ class AnswersConfig:
                 f"answers.max_prompt_tokens must be at least answers.min_prompt_tokens ({self.min_prompt_tokens}), "
                 f"got {self.max_prompt_tokens}"
             )
-        if not 0.0 <= self.greedy_share <= 1.0:
-            raise ValueError(f"answers.greedy_share must be in 0..1, got {self.greedy_share}")
+        for name in ("greedy_share", "follow_up_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"answers.{name} must be in 0..1, got {getattr(self, name)}")
         if self.temperature <= 0.0 and self.greedy_share < 1.0:
             raise ValueError(
                 f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}"
@@ -65,17 +77,66 @@ class AnswersConfig:
         """Spread evenly: every shard mixes both kinds."""
         return int((index + 1) * self.greedy_share) > int(index * self.greedy_share)
 
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence, the chat template's included."""
+        turns = 2 if self.follow_up_share else 1
+        return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
+
+    def temperature_of(self, index: int) -> float:
+        return 0.0 if self.is_greedy(index) else self.temperature
+
+    def has_follow_up(self, index: int) -> bool:
+        return int((index + 1) * self.follow_up_share) > int(index * self.follow_up_share)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One continuation that the target is asked for."""
+
+    prompt_ids: Sequence[int]
+    temperature: float  # 0 = greedy
+    max_new_tokens: int
+    stop_ids: tuple[int, ...] = ()  # beside those of the target
+
+
+Answerer = Callable[[Sequence[Request]], list[list[int]]]
+"""Continues each prompt; the stop token that ended it is the last one."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`ids`: up to where the first answer begins; `text`: what is asked. `later_turns`: what the user says after each
+    answer."""
+
+    text: str
+    ids: Sequence[int]
+    later_turns: tuple[str, ...] = ()
+
+
+@dataclass
+class _Row:
+    """A sequence in the making."""
+
+    ids: list[int]
+    mask: list[bool]
+    later_turns: list[str] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], is_answer: bool) -> None:
+        self.ids += ids
+        self.mask += [is_answer] * len(ids)
+
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """Prompt and answer in one row, left-aligned, padded with 0 on the right."""
+    """A conversation in one row, left-aligned, padded with 0 on the right."""
 
     name: str
     sha256: str
     token_ids_NL: Tensor  # int32
     loss_mask_NL: Tensor  # bool, true on answer tokens
-    prompt_length_N: Tensor  # int32
-    length_N: Tensor  # int32, prompt and answer
+    prompt_length_N: Tensor  # int32, up to the first answer
+    length_N: Tensor  # int32, all of it
     temperature_N: Tensor  # float32, 0 = greedy
 
     def __len__(self) -> int:
@@ -95,6 +156,14 @@ class AnswerSet:
         }
 
 
+@dataclass(frozen=True)
+class TargetName:
+    """Which model answered."""
+
+    name: str
+    sha256: str
+
+
 def shard_path(folder: Path, index: int) -> Path:
     return folder / f"answers-{index:05d}.safetensors"
 
@@ -107,7 +176,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None:
-    """Raise ValueError if the folder holds answers of another target or made with other settings."""
+    """Raise ValueError if the folder holds answers of another target or made with other settings; those of a smaller
+    count can be added to."""
     if not (folder / INDEX).is_file():
         return
     index = json.loads((folder / INDEX).read_text())
@@ -117,12 +187,14 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted = asdict(config)
-    for key in wanted.keys() | index["config"].keys():
-        if index["config"].get(key) != wanted.get(key):
+    wanted, made = asdict(config), dict(index["config"])
+    if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
+        made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
+    for key in wanted.keys() | made.keys():
+        if made.get(key) != wanted.get(key):
             raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={index['config'].get(key)}, "
-                f"not {wanted.get(key)}; {way_out}"
+                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
+                f"{way_out}"
             )
 
 
@@ -130,53 +202,103 @@ def missing_shards(folder: Path, config: AnswersConfig) -> list[int]:
     return [i for i in range(config.num_shards) if not shard_path(folder, i).is_file()]
 
 
-def make_answers(folder: Path, target: FrozenTarget, config: AnswersConfig, prompts: Sequence[Sequence[int]]) -> None:
-    """Answer the prompts (token ids) into `folder`; shards that exist are kept. Raises ValueError as `check_index`."""
+def make_answers(
+    folder: Path,
+    target: TargetName,
+    config: AnswersConfig,
+    prompts: Sequence[Prompt],
+    answer: Answerer,
+    chat: ChatTemplate | None = None,
+) -> None:
+    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns and for
+    follow-ups. Raises ValueError as `check_index`."""
     check_index(folder, target.sha256, config)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "target": target.info().name,
+        "target": target.name,
         "target_sha256": target.sha256,
         "config": asdict(config),
     }
-    if not (folder / INDEX).is_file():
-        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
     todo = missing_shards(folder, config)
-    for shard in tqdm(todo, desc=f"answers: {folder.name}", unit="shard", disable=not todo):
-        rows = range(shard * config.batch_size, min((shard + 1) * config.batch_size, config.count))
-        temperature_B = torch.tensor([0.0 if config.is_greedy(n) else config.temperature for n in rows])
-        # a generator per shard, so that a resumed run draws what an uninterrupted one would
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + shard)
-        batch = [list(prompts[n]) for n in rows]
-        answers = generate(
-            target.model,
-            batch,
-            temperature_B=temperature_B,
-            max_new_tokens=config.answer_tokens,
-            eos_ids=target.eos_ids,
-            generator=generator,
-        )
-        _write_shard(shard_path(folder, shard), batch, answers, temperature_B)
+    with tqdm(desc=f"answers: {folder.name}", unit="shard", total=config.num_shards, disable=not todo) as bar:
+        bar.update(config.num_shards - len(todo))
+        for shard in todo:
+            first = shard * config.batch_size
+            numbers = range(first, min(first + config.batch_size, config.count))
+            rows = _converse(numbers, [prompts[n] for n in numbers], config, answer, chat)
+            temperature_B = torch.tensor([config.temperature_of(n) for n in numbers])
+            _write_shard(shard_path(folder, shard), [len(prompts[n].ids) for n in numbers], rows, temperature_B)
+            bar.set_postfix_str(f"{sum(sum(row.mask) for row in rows)} answer tokens in the last", refresh=False)
+            bar.update()
     answer_set = read_answers(folder)
     write_text(folder / INDEX, json.dumps({**index, "totals": answer_set.provenance()}, indent=2) + "\n")
 
 
-def _write_shard(
-    path: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], temperature_B: Tensor
-) -> None:
-    rows = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
-    width = max(map(len, rows))
+def _converse(
+    numbers: range,
+    prompts: Sequence[Prompt],
+    config: AnswersConfig,
+    answer: Answerer,
+    chat: ChatTemplate | None,
+) -> list[_Row]:
+    """A batch of conversations, turn by turn. One goes on where its last answer was ended by the target itself."""
+    rows = [_Row(list(p.ids), [False] * len(p.ids), list(p.later_turns)) for p in prompts]
+    active = list(range(len(rows)))
+    turn = 0
+    while active:
+        answers = _by_temperature(
+            [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active], answer
+        )
+        for i, ids in zip(active, answers, strict=True):
+            rows[i].add(ids, is_answer=True)
+        ended = [i for i, ids in zip(active, answers, strict=True) if len(ids) < config.answer_tokens]
+        if turn == 0 and chat is not None:
+            asking = [i for i in ended if not rows[i].later_turns and config.has_follow_up(numbers[i])]
+            for i, text in zip(asking, _follow_ups([rows[i] for i in asking], config, answer, chat), strict=True):
+                rows[i].later_turns += [] if text is None else [text]
+        active = [i for i in ended if rows[i].later_turns]
+        for i in active:
+            assert chat is not None, "only chats have later turns"
+            rows[i].add(chat.next_turn(rows[i].later_turns.pop(0)), is_answer=False)
+        turn += 1
+    return rows
+
+
+def _by_temperature(requests: Sequence[Request], answer: Answerer) -> list[list[int]]:
+    """Requests of one temperature together: SGLang sorts the vocabulary for every token of a batch that mixes greedy
+    ones with others."""
+    answers: list[list[int]] = [[] for _ in requests]
+    for temperature in sorted({r.temperature for r in requests}):
+        own = [i for i, r in enumerate(requests) if r.temperature == temperature]
+        for i, ids in zip(own, answer([requests[i] for i in own]), strict=True):
+            answers[i] = ids
+    return answers
+
+
+def _follow_ups(rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate) -> list[str | None]:
+    """What the target, in the user's place, says next; None where that is nothing."""
+    if not rows:
+        return []
+    opening = chat.encode(chat.reopen)
+    stop = (chat.user_stop,)
+    requests = [Request([*row.ids, *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop) for row in rows]
+    return [chat.message(ids) or None for ids in answer(requests)]
+
+
+def _write_shard(path: Path, prompt_lengths: Sequence[int], rows: Sequence[_Row], temperature_B: Tensor) -> None:
+    width = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int32)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for n, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        ids[n, : len(row)] = torch.tensor(row, dtype=torch.int32)
-        mask[n, len(prompt) : len(row)] = True
+    for n, row in enumerate(rows):
+        ids[n, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int32)
+        mask[n, : len(row.ids)] = torch.tensor(row.mask)
     tensors = {
         "token_ids": ids,
         "loss_mask": mask,
-        "prompt_length": torch.tensor([len(p) for p in prompts], dtype=torch.int32),
-        "length": torch.tensor([len(r) for r in rows], dtype=torch.int32),
+        "prompt_length": torch.tensor(prompt_lengths, dtype=torch.int32),
+        "length": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
         "temperature": temperature_B,
     }
     temporary = path.with_name(f".{path.name}.tmp")

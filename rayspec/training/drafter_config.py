@@ -8,7 +8,9 @@ from typing import Any
 
 from rayspec.calibration.options import entry_of
 from rayspec.home import home
-from rayspec.shipped import DEMO_TARGET, target_path
+from rayspec.shipped import drafter_path, own_folder, target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
+from rayspec.training.answer_engines import AnswerEnginesConfig
 from rayspec.training.answers import AnswersConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.sources import CorpusConfig
@@ -27,6 +29,7 @@ class NamedHead:
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
     shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
     shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
+    `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
     `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
     drafter that is only ever served as a chain. Of an eagle3 drafter, how its tree is pruned (kind slim); None for
@@ -39,6 +42,7 @@ class NamedHead:
     artifacts: str | None = None
     drafter: dict[str, Any] = field(default_factory=lambda: {"kind": "eagle3"})
     tree: dict[str, Any] | None = None
+    freeze_head: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "heads[].name")
@@ -79,8 +83,9 @@ class NamedHead:
         """What provenance names besides the head, every default written out; nothing for EAGLE-3 but its tree, if it
         has one. Raises ValueError for options that do not exist or do not fit."""
         tree = None if self.tree is None else parse_tree(self.tree, "tree")
+        frozen = {"freeze_head": True} if self.freeze_head else {}
         if self.drafter_kind == "eagle3":
-            return {} if tree is None else {"tree": entry_of(tree.kind, tree)}
+            return frozen if tree is None else {"tree": entry_of(tree.kind, tree), **frozen}
         kind = drafter_class(self.drafter_kind).Config
         options = kind.from_options(self.drafter_options, dict.fromkeys(kind.of_target, 1)).options()
         if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
@@ -91,6 +96,7 @@ class NamedHead:
         return {
             "drafter": {"kind": self.drafter_kind, **options},
             "tree": None if tree is None else entry_of(tree.kind, tree),
+            **frozen,
         }
 
 
@@ -112,14 +118,13 @@ class EvaluationConfig:
 class DrafterTrainConfig:
     """Answers are made once; then every head of `heads` is trained on them with the same recipe."""
 
-    target: str = DEMO_TARGET  # the shipped target, or a Hugging Face folder
-    output_dir: str = "drafters"  # output_dir/<name>/ is the exported drafter
+    target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
+    output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
     work_dir: str | None = None  # answers and unfinished training; None = the home folder's training/<target>
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
-    held_out: AnswersConfig = field(
-        default_factory=lambda: AnswersConfig(documents="held_out", count=128, greedy_share=1.0, seed=1)
-    )
+    held_out: AnswersConfig = field(default_factory=lambda: AnswersConfig(count=128, greedy_share=1.0, seed=1))
+    engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     heads: list[NamedHead] = field(default_factory=list)
@@ -157,13 +162,20 @@ class DrafterTrainConfig:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""
         if head.base is None:
             return None
-        for folder in (Path(self.output_dir) / head.base, Path(head.base).expanduser()):
-            if (folder / "config.json").is_file():
-                return folder
-        raise ValueError(
-            f"heads[{head.name}].base is {head.base!r}: no drafter under {self.output_dir} and no folder of that name; "
-            "train it first, in a run of its own or earlier in the list"
-        )
+        own = self.output_folder / head.base
+        if (own / "config.json").is_file():
+            return own
+        try:
+            return Path(drafter_path(head.base, self.target))
+        except ValueError as error:
+            raise ValueError(
+                f"heads[{head.name}].base is {head.base!r}: not under {self.output_folder}, and {error}; train it "
+                "first, in a run of its own or earlier in the list"
+            ) from error
+
+    @property
+    def output_folder(self) -> Path:
+        return Path(self.output_dir) if self.output_dir else own_folder("drafters", self.target)
 
     @property
     def target_folder(self) -> str:

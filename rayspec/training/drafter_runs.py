@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from transformers import AutoConfig
 
 from rayspec.training.acceptance import Acceptance
-from rayspec.training.answers import AnswersConfig, AnswerSet, check_index, make_answers, missing_shards, read_answers
+from rayspec.training.answer_engines import answer_engines
+from rayspec.training.answers import (
+    AnswersConfig,
+    TargetName,
+    check_index,
+    make_answers,
+    missing_shards,
+    read_answers,
+)
+from rayspec.training.chat import ChatTemplate
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.prompts import cut_prompt_ids
+from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
+from rayspec.training.self_prompts import prompt_hash
 from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
 from sglang_ext.folders import check_place
@@ -28,11 +36,12 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     lines = [f"target {config.target_folder} (sha256 {sha256[:12]})"]
     for name in SETS:
         settings: AnswersConfig = getattr(config, name)
+        check_source(settings, name)
         folder = config.work_folder / name
         check_index(folder, sha256, settings)
         missing = len(missing_shards(folder, settings))
         state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
-        lines.append(f"{name}: {settings.count} sequences in {folder}: {state}")
+        lines.append(f"{name}: {settings.count} sequences from {settings.prompts} in {folder}: {state}")
     r = config.recipe
     lines.append(
         f"recipe: {r.num_steps} steps of {r.batch_size} sequences "
@@ -40,7 +49,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
     for head in config.heads:
-        folder = Path(config.output_dir) / head.name
+        folder = config.output_folder / head.name
         unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
         if is_exported(config, head, sha256):
             state = "already exported"
@@ -78,13 +87,14 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     todo = []
     for head in config.heads:
         if is_exported(config, head, target.sha256):
-            print(f"{head.name}: already exported to {Path(config.output_dir) / head.name}, skipped")
+            print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
             results[head.name] = None
         else:
             todo.append(head)
     if not todo:
         return results
-    answers, held_out = (_answers(config, name, target) for name in SETS)
+    _make_answers(config, target)
+    answers, held_out = (read_answers(config.work_folder / name) for name in SETS)
     print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out", flush=True)
     for head in todo:
         results[head.name] = acceptance = train_drafter(config, head, target, answers, held_out)
@@ -97,7 +107,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
-    folder = Path(config.output_dir) / head.name
+    folder = config.output_folder / head.name
     if not DRAFTER.is_ours(folder):
         check_place(folder, DRAFTER)
         return False
@@ -128,12 +138,31 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
     return True
 
 
-def _answers(config: DrafterTrainConfig, name: str, target: FrozenTarget) -> AnswerSet:
-    settings: AnswersConfig = getattr(config, name)
-    folder = config.work_folder / name
-    check_index(folder, target.sha256, settings)
-    if missing_shards(folder, settings):
-        print(f"{name}: cutting {settings.count} prompts from {settings.documents}")
-        prompts = cut_prompt_ids(settings, config.corpus, target.tokenizer)
-        make_answers(folder, target, settings, prompts)
-    return read_answers(folder)
+def _make_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
+    """The answers of both sets where shards are missing, the held-out ones first: no prompt of theirs is trained on."""
+    todo: dict[str, AnswersConfig] = {name: getattr(config, name) for name in SETS[::-1]}
+    for name, settings in todo.items():
+        check_index(config.work_folder / name, target.sha256, settings)
+    if not any(missing_shards(config.work_folder / name, settings) for name, settings in todo.items()):
+        return
+    chat = ChatTemplate.of(target.tokenizer) if target.tokenizer.chat_template else None
+    longest = max(settings.most_tokens for settings in todo.values())
+    logs = config.work_folder / "logs"
+    print(f"starting {config.engines.count} engine(s) for the answers; log in {logs}", flush=True)
+    avoid = evaluation_hashes()
+    made = len([*config.work_folder.glob("*/answers-*"), *config.work_folder.glob("*/prompts-*")])
+    seed = 1000 * config.answers.seed + made  # a resumed run must not draw again what it has
+    with answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs, seed) as answer:
+        for name, settings in todo.items():
+            prompts = prompts_of(
+                settings, name, config.work_folder, config.corpus, target.tokenizer, chat, answer, avoid
+            )
+            make_answers(
+                config.work_folder / name,
+                TargetName(config.target_name, target.sha256),
+                settings,
+                prompts,
+                answer,
+                chat,
+            )
+            avoid |= {prompt_hash(prompt.text) for prompt in prompts}

@@ -59,6 +59,29 @@ def new_drafter(
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
         return _drafter_on_base(target, head, origin)
+    drafter = _drafter_from_target(target, head, recipe, answers, origin)
+    if head.freeze_head:
+        for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
+            _freeze_rows(lm_head, head, target.head_VG.dtype)
+    return drafter
+
+
+def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> None:
+    """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
+    if not lm_head.taken_over:
+        raise ValueError(
+            f"heads[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
+            "leave it out"
+        )
+    for name in lm_head.taken_over:
+        parameter = lm_head.get_parameter(name)
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+
+
+def _drafter_from_target(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+) -> Drafter:
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))

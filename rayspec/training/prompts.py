@@ -1,36 +1,121 @@
-"""Prompts as token ids, cut from the corpus's training or held-out files, or from a folder of one's own."""
+"""Where prompts come from: written by the target, a workload of conversations, or pieces cut from text files.
+
+Prompts to train on and prompts to measure with are different ones, told by the hash of their text: the held-out set is
+made first, and neither it nor any evaluation set of this machine is trained on.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rayspec.training import corpus
-from rayspec.training.answers import AnswersConfig
+from rayspec.training.answers import Answerer, AnswersConfig, Prompt
+from rayspec.training.chat import ChatTemplate
 from rayspec.training.corpus import Encoder
+from rayspec.training.self_prompts import prompt_hash, write_prompts
 from rayspec.training.sources import CorpusConfig, Document, Package
+from rayspec.workloads import Conversation, load_workload
+from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
+from rayspec.workloads.selection import parse_selection
+
+SELF = "self"
+CORPUS = ("training", "held_out")
 
 
-def cut_prompt_ids(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[list[int]]:
-    """`config.count` prompts. Raises ValueError if the documents do not yield as many."""
+def is_text(source: str) -> bool:
+    """Whether prompts are cut from text instead of being messages of a chat."""
+    return source in CORPUS or Path(source).is_dir()
+
+
+def check_source(config: AnswersConfig, name: str) -> None:
+    """Raise ValueError for a source that does not exist or is for evaluation alone."""
+    if config.prompts == SELF or is_text(config.prompts):
+        return
+    try:
+        parts = [parse_selection(part.strip()) for part in config.prompts.split(",")]
+    except ValueError as error:
+        raise ValueError(
+            f"{name}.prompts must be {SELF}, a workload, a folder of text files, {' or '.join(CORPUS)}: {error}"
+        ) from error
+    forbidden = sorted({part.name for part in parts} & EVALUATION_ONLY)
+    if forbidden:
+        raise ValueError(
+            f"{name}.prompts={config.prompts}: {forbidden[0]} is for evaluation, and a drafter trained on it would be "
+            f"measured on what it has seen; use {SELF}, or conversations of your own"
+        )
+
+
+def prompts_of(
+    config: AnswersConfig,
+    name: str,
+    work_folder: Path,
+    corpus_config: CorpusConfig,
+    tokenizer: Encoder,
+    chat: ChatTemplate | None,
+    answer: Answerer,
+    avoid: Iterable[str] = (),
+) -> list[Prompt]:
+    """`config.count` prompts, none of whose hashes is in `avoid`. Raises ValueError where there are not as many."""
+    if is_text(config.prompts):
+        return _cut(config, corpus_config, tokenizer)
+    if chat is None:
+        raise ValueError(
+            f"{name}.prompts={config.prompts} are messages of a chat, but the target's tokenizer has no chat template; "
+            "name a folder of text files, whose beginnings the target continues"
+        )
+    if config.prompts == SELF:
+        texts = write_prompts(work_folder / f"{name}_prompts", config, chat, answer, avoid)
+        return [Prompt(text, chat.first_turn(text)) for text in texts]
+    return _of_workload(config, name, chat, set(avoid))
+
+
+def hashes(conversations: Iterable[Conversation]) -> set[str]:
+    """Of every turn of the user."""
+    return {prompt_hash(turn) for c in conversations for turn in c.turns}
+
+
+def evaluation_hashes() -> set[str]:
+    """Of all prompts that are for evaluation and lie on this machine."""
+    return {h for found in evaluation_sets() for h in hashes(found)}
+
+
+def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: set[str]) -> list[Prompt]:
+    prompts = []
+    for conversation in load_workload(config.prompts, config.seed):
+        ids = chat.first_turn(conversation.turns[0])
+        fits = config.min_prompt_tokens <= len(ids) <= config.max_prompt_tokens
+        if fits and not hashes([conversation]) & avoid:
+            prompts.append(Prompt(conversation.turns[0], ids, conversation.turns[1:]))
+    if len(prompts) < config.count:
+        raise ValueError(
+            f"{name}.prompts={config.prompts} holds {len(prompts)} prompts of {config.min_prompt_tokens} to "
+            f"{config.max_prompt_tokens} tokens that are in no other set, not {name}.count={config.count}; lower the "
+            "count, or raise max_prompt_tokens"
+        )
+    return prompts[: config.count]
+
+
+def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[Prompt]:
     texts = corpus.cut_prompts(
         tokenizer,
-        _documents(config.documents, corpus_config),
+        _documents(config.prompts, corpus_config),
         config.count,
         (config.min_prompt_tokens, config.max_prompt_tokens),
         config.seed,
     )
-    return [tokenizer.encode(text) for text in texts]
+    return [Prompt(text, tokenizer.encode(text)) for text in texts]
 
 
-def _documents(source: str, corpus_config: CorpusConfig) -> list[Document]:
+def _documents(source: str, corpus_config: CorpusConfig) -> Sequence[Document]:
     if source == "training":
         return corpus.training_documents(corpus_config)
     if source == "held_out":
         return corpus.held_out_documents(corpus_config)
-    files = sorted(file for file in Path(source).rglob("*") if file.is_file()) if Path(source).is_dir() else []
+    files = sorted(file for file in Path(source).rglob("*") if file.is_file())
     if not files:
-        raise ValueError(f"answers.documents must be training, held_out or a folder of text files, got {source!r}")
+        raise ValueError(f"answers.prompts={source} is a folder without files; put text files there")
     package = Package(name=source, version="", licence="")
     contents = [(file, file.read_bytes()) for file in files]
     return [

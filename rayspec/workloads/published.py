@@ -10,7 +10,7 @@ from rayspec.workloads.records import Conversation, read_file, read_records
 
 DATA_VARIABLE = "RAYSPEC_DATA"
 SHIPPED: dict[str, Path] = {
-    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("heldout_python", "mixed_languages")
+    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("chat", "heldout_python", "mixed_languages")
 }
 
 
@@ -61,6 +61,16 @@ PUBLISHED: dict[str, Published] = {
         tasks=dict.fromkeys(_MT_BENCH_CATEGORIES, "mt_bench"),
     ),
 }
+
+
+EVALUATION_ONLY = frozenset(PUBLISHED)  # what everybody reports; never trained on
+
+
+def evaluation_sets() -> list[list[Conversation]]:
+    """Those that ship, and those published ones that lie under $RAYSPEC_DATA."""
+    root = os.environ.get(DATA_VARIABLE)
+    local = [] if root is None else [n for n, p in PUBLISHED.items() if (Path(root) / p.file).is_file()]
+    return [load_named(name) for name in (*SHIPPED, *local)]
 
 
 def is_name(name: str) -> bool:

@@ -1,0 +1,63 @@
+"""A target's chat template as token ids: where a turn of the user begins, and how an answer is asked for.
+
+The template is rendered once with marks in place of the messages, and cut at the marks; so a conversation grows by
+appending ids, and the target's own answers keep the very ids that it gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+USER, ANSWER, NEXT = "\ue000user\ue000", "\ue000answer\ue000", "\ue000next\ue000"  # private use: no template has them
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Pieces of the template as text, and the tokenizer that turns them into ids."""
+
+    tokenizer: Any
+    opening: str  # up to the first message of the user
+    ask: str  # between a message of the user and the answer
+    reopen: str  # between an answer and the next message of the user, without the answer's stop token
+    user_stop: int  # the token that ends a message of the user
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Self:
+        """Raises ValueError for a tokenizer without a template, or with one that cannot be cut so."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "the target's tokenizer has no chat template, so it cannot write or answer chats; name a folder of "
+                "text files (answers.prompts=/data/texts), whose beginnings it continues"
+            )
+        messages = [{"role": r, "content": c} for r, c in (("user", USER), ("assistant", ANSWER), ("user", NEXT))]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        first = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+        opening, found, ask = first.partition(USER)
+        _, has_answer, after_answer = text.partition(ANSWER)
+        reopen, has_next, ask_again = after_answer.partition(NEXT)
+        if not (found and has_answer and has_next) or ask != ask_again:
+            raise ValueError(
+                "the target's chat template does not repeat its messages as they are; name a folder of text"
+            )
+        stop = tokenizer.encode(ask, add_special_tokens=False)[:1]
+        if not stop or stop[0] not in tokenizer.all_special_ids:
+            raise ValueError(
+                "the target's chat template ends a message of the user by no special token; name a folder of text"
+            )
+        return cls(tokenizer, opening, ask, reopen.removeprefix(tokenizer.eos_token or ""), stop[0])
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def first_turn(self, message: str) -> list[int]:
+        """From the beginning to where the first answer begins."""
+        return self.encode(self.opening + message + self.ask)
+
+    def next_turn(self, message: str) -> list[int]:
+        """From behind an answer's stop token to where the next answer begins."""
+        return self.encode(self.reopen + message + self.ask)
+
+    def message(self, ids: list[int]) -> str | None:
+        """The message of the user that the target wrote, None where it did not end."""
+        return self.tokenizer.decode(ids[:-1]).strip() if ids and ids[-1] == self.user_stop else None
