@@ -5,6 +5,7 @@ The same command continues after an interruption. Exits 0 when the target is exp
 
 import argparse
 import sys
+from pathlib import Path
 
 from rayspec.config import load_config
 from rayspec.job import set_up
@@ -20,9 +21,12 @@ def main(arguments: list[str]) -> int:
 
     try:
         from rayspec.training.target_config import TargetTrainConfig  # imports transformers
+        from rayspec.training.target_export import TARGET
+        from sglang_ext.folders import check_place
 
         config = load_config(TargetTrainConfig, options.config, options.overrides)
         print(config.describe(), flush=True)
+        check_place(Path(config.export_dir), TARGET)  # before hours of training
         if not options.plan:
             from rayspec.training.target import train
             from rayspec.training.target_export import export

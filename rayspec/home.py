@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Ray unpacks a job's --working-dir under such a folder on the node and deletes it after the job.
 RAY_EPHEMERAL = "working_dir_files"
+ELSEWHERE = "set RAYSPEC_HOME to a folder that you may write to"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # schemes that MLflow opens without a server
 
 
@@ -19,7 +20,8 @@ def home() -> Path:
 
 
 def prepared_home() -> Path:
-    """The home folder, created. Raises ValueError where Ray would delete it together with the job's working_dir."""
+    """The home folder, created. Raises ValueError where it cannot be written, and where Ray would delete it together
+    with the job's working_dir."""
     folder = home()
     if RAY_EPHEMERAL in folder.parts:
         raise ValueError(
@@ -27,7 +29,12 @@ def prepared_home() -> Path:
             "vanish; submit with an absolute path that the cluster keeps: ray job submit --working-dir . "
             """--runtime-env-json '{"env_vars": {"RAYSPEC_HOME": "/data/rayspec"}}' -- python jobs/sweep.py ..."""
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"RAYSPEC_HOME cannot be {folder} ({error.strerror}); {ELSEWHERE}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"RAYSPEC_HOME is {folder}, which cannot be written to; {ELSEWHERE}")
     return folder
 
 

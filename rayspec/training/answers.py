@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
+
+from sglang_ext.folders import save_tensors
 
 if TYPE_CHECKING:
     from rayspec.training.chat import ChatTemplate
@@ -311,7 +313,7 @@ def _write_shard(path: Path, prompt_lengths: Sequence[int], rows: Sequence[_Row]
         "temperature": temperature_B,
     }
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(tensors, temporary)
+    save_tensors(tensors, temporary)
     os.replace(temporary, path)
 
 

@@ -21,7 +21,8 @@ from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
-from sglang_ext.drafters.checkpoint import WEIGHTS, read_config, weights_sha256
+from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
+from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 SETS = ("answers", "held_out")
@@ -86,12 +87,13 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
 
 
 def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str) -> bool:
-    """Whether this very drafter lies in the output folder. Raises ValueError if another one does.
+    """Whether this very drafter lies in the output folder. Raises ValueError if anything else does.
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
     folder = config.output_folder / head.name
-    if not (folder / "config.json").is_file():
+    if not DRAFTER.is_ours(folder):
+        check_place(folder, DRAFTER)
         return False
     found = read_config(folder)
     ours = found.get("rayspec")

@@ -2,8 +2,8 @@
 
 Two forms are read: our own (`architectures: [RaySpec<Kind>]`, any drafter and head kind) and stock EAGLE-3
 (`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
-tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to a
-temporary folder that is renamed.
+tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing replaces
+nothing but a drafter of our own, and that only once the new one is whole.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
@@ -42,6 +40,7 @@ from sglang_ext.drafters.stock import (
     to_stock,
 )
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folders import Artefact, save_tensors, written_whole
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import build_tree
@@ -52,9 +51,23 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+EXPORTED = "export.json"  # beside a stock checkpoint: its own config.json has no room for where it comes from
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
 SETTLED_S = 2.0
+
+
+def _is_drafter(folder: Path) -> bool:
+    """Whether rayspec wrote it, in either form."""
+    try:
+        return "rayspec" in read_config(folder) or (folder / EXPORTED).is_file()
+    except ValueError:
+        return False
+
+
+DRAFTER = Artefact(
+    what="drafter", files=("config.json", WEIGHTS, EXPORTED, "training.json", "training.png"), is_ours=_is_drafter
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,7 +434,7 @@ def save_drafter(
     share_with: str | Path | None = None,
     stock: bool = False,
 ) -> None:
-    """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete.
+    """Write a drafter folder in bfloat16; a drafter of ours that is there is replaced once the new one is complete.
 
     Args:
         extras: further files by name, such as a training report.
@@ -429,17 +442,15 @@ def save_drafter(
             instead of stored.
         stock: write the form that SGLang serves without rayspec; only for heads that it can express.
 
-    Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
-    for a head that the stock form cannot express.
+    Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files, for
+    a head that the stock form cannot express, and where anything but a drafter of ours is at `path`.
     """
     assert share_with is None or not stock, "a stock checkpoint stands alone"
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+    with written_whole(path, DRAFTER) as folder:
         tensors: dict[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
@@ -465,18 +476,10 @@ def save_drafter(
             config["rayspec"]["shares"] = [asdict(entry) for entry in shares]
             shared = {name for entry in shares for name in entry.tensors}
             tensors = {name: t for name, t in tensors.items() if name not in shared}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps(config, indent=2) + "\n"
-        (temporary / "config.json").write_text(text)
+        save_tensors(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for name, content in (extras or {}).items():
-            (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        temporary.chmod(0o755)  # mkdtemp and save_file keep others out
-        (temporary / WEIGHTS).chmod(0o644)
-        if path.exists():
-            shutil.rmtree(path)
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list[SharedTensors]:

@@ -113,6 +113,18 @@ def test_export_loads_with_equal_logits(home: Path) -> None:
     torch.testing.assert_close(shipped(tokens).logits, model(tokens).logits, rtol=0, atol=0)
 
 
+def test_an_export_replaces_nothing_of_others(home: Path) -> None:
+    mine = home / "models" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "model.safetensors").write_bytes(b"weights")
+    for place, message in ((mine, "holds model.safetensors and is no target"), (mine / "..", "no folder's own name")):
+        config = replace(TINY, export_dir=str(place))
+        data = tiny_data(home, config)
+        with pytest.raises(ValueError, match=f"cannot write the target .*{message}"):
+            export(config, train(config, data), data)
+    assert (mine / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_unfinished_run_is_not_exported(home: Path) -> None:
     data = tiny_data(home, TINY)
     with pytest.raises(ValueError, match="at step 2 of 12"):
