@@ -134,8 +134,8 @@ class _RuntimeShell:
     def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
         return self.runtime.generate(prompts, sampling)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps, topk=topk)
 
     def follow(self, node: int, address: str) -> None:
         """Hold the ranks of a node beside the first; returns, or raises, once they are gone."""
@@ -210,8 +210,8 @@ class RuntimeHandle:
     def finish_generate(self, ref: ray.ObjectRef) -> list[list[int]]:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps, topk)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:

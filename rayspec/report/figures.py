@@ -9,7 +9,13 @@ from matplotlib.figure import Figure
 
 from rayspec.report.categories import RequestsOf
 from rayspec.report.cost_figures import budget_figure, work_figure
-from rayspec.report.head_figures import acceptance_figure, category_figure, prediction_figure, tradeoff_figure
+from rayspec.report.head_figures import (
+    acceptance_figure,
+    category_figure,
+    prediction_figure,
+    shortlist_figure,
+    tradeoff_figure,
+)
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 from rayspec.report.style import Heads, attempt, save_figures
 
@@ -24,6 +30,7 @@ FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {
     "pareto": pareto_figure,
     "work": work_figure,
     "head_tradeoff": tradeoff_figure,
+    "tau_by_shortlist": shortlist_figure,
     "prediction": prediction_figure,
     "acceptance": acceptance_figure,
 }

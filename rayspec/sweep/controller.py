@@ -104,7 +104,7 @@ def _run(
         state = follower.state
         follower.finish(PATIENCE_S)
     measured = {t.drafter.label: t.drafter.path for t in state.blocks if t.drafter and t not in state.errors}
-    costs = read_costs(prepared.target, measured)
+    costs = read_costs(prepared.target, measured, config.engine.dtype)
     blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
     results = score(config, blocks, state.errors, state.head_latency_s, costs)
     text = summary(results)
