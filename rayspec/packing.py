@@ -9,22 +9,21 @@ and the target. A packed folder is config.json, model.safetensors with the other
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+from sglang_ext.drafters.checkpoint import DRAFTER, PACKED, WEIGHTS, weights_sha256
+from sglang_ext.folders import save_tensors, written_whole
 
-MANIFEST = "packed.json"
+MANIFEST = PACKED
 METADATA = {"format": "pt"}
 IDS = "lm_head.ids"  # which rows of the target's head a truncated head has
 
@@ -45,13 +44,13 @@ def target_head(folder: Path) -> Tensor:
 
 
 def pack(drafter: Path, folder: Path, target: Path) -> int:
-    """Write the packed form of a drafter to the new `folder`; bytes of its weights. Raises ValueError."""
+    """Write the packed form of a drafter to `folder`; bytes of its weights. Raises ValueError."""
     tensors, head_VH = load_file(drafter / WEIGHTS), target_head(target)
     taken = {name: _source(name, t, tensors, head_VH) for name, t in tensors.items()}
     taken = {name: source for name, source in taken.items() if source is not None}
     manifest = {"sha256": weights_sha256(drafter / WEIGHTS), "from_target": taken}
-    with _new_folder(folder) as temporary:
-        save_file({n: t for n, t in tensors.items() if n not in taken}, temporary / WEIGHTS, metadata=METADATA)
+    with written_whole(folder, DRAFTER) as temporary:
+        save_tensors({n: t for n, t in tensors.items() if n not in taken}, temporary / WEIGHTS, METADATA)
         for file in drafter.iterdir():
             if file.name not in (WEIGHTS, MANIFEST) and file.is_file():
                 shutil.copy2(file, temporary / file.name)
@@ -60,7 +59,7 @@ def pack(drafter: Path, folder: Path, target: Path) -> int:
 
 
 def unpack(packed: Path, folder: Path, target: Path) -> None:
-    """Make the drafter of a packed folder in the new `folder`. Raises ValueError where the target is not the one that
+    """Make the drafter of a packed folder in `folder`. Raises ValueError where the target is not the one that
     it was packed with."""
     manifest = read_manifest(packed)
     tensors = load_file(packed / WEIGHTS)
@@ -68,11 +67,11 @@ def unpack(packed: Path, folder: Path, target: Path) -> None:
         head_VH = target_head(target)
         for name, source in manifest["from_target"].items():
             tensors[name] = head_VH if source == "all" else head_VH[tensors[IDS]]
-    with _new_folder(folder) as temporary:
+    with written_whole(folder, DRAFTER) as temporary:
         for file in packed.iterdir():
             if file.name != WEIGHTS:
                 shutil.copy2(file, temporary / file.name)
-        save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
+        save_tensors(tensors, temporary / WEIGHTS, METADATA)
         if weights_sha256(temporary / WEIGHTS) != manifest["sha256"]:
             raise ValueError(
                 f"drafter {packed.name} does not come out of {packed} as it was packed: the target {target} is another "
@@ -94,28 +93,6 @@ def _source(name: str, tensor: Tensor, tensors: Mapping[str, Tensor], head_VH: T
     if ids is not None and len(ids) == len(tensor) and torch.equal(tensor, head_VH[ids]):
         return IDS
     return None
-
-
-class _new_folder:
-    """A temporary folder that takes its name once it is whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> Path:
-        if self.folder.exists():
-            raise ValueError(f"{self.folder} exists; name a new folder")
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.temporary = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
-        return self.temporary
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        if kind is None:
-            self.temporary.chmod(0o755)  # mkdtemp and save_file keep others out
-            (self.temporary / WEIGHTS).chmod(0o644)
-            os.rename(self.temporary, self.folder)
-        else:
-            shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -8,34 +8,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from sglang_ext.folders import Artefact, save_tensors, written_whole
+
 PROVENANCE, WEIGHTS = "rayspec.json", "model.safetensors"
+TARGET = Artefact(
+    what="target",
+    files=(
+        PROVENANCE,
+        WEIGHTS,
+        "config.json",
+        "generation_config.json",
+        "tokenizer*",
+        "*.jinja",
+        "special_tokens_map.json",
+    ),
+    is_ours=lambda folder: (folder / PROVENANCE).is_file(),
+)
 DTYPE = torch.bfloat16  # what the published weights have; four bits and a float16 scale lose less than 0.4% to it
 
 
 def convert_gguf(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
-    """Write `folder`, whole or not at all; it must not exist. Raises ValueError for a file that is no GGUF file of a
-    language model that transformers knows."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    """Write `folder`, whole or not at all. Raises ValueError for a file that is no GGUF file of a language model that
+    transformers knows."""
+    with written_whole(folder, TARGET) as temporary:
         _write(file, temporary, provenance)
-        temporary.chmod(0o755)  # mkdtemp keeps others out
-        os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -45,8 +50,7 @@ def _write(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
         del config.quantization_config
     tokenizer = _readable(file, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
     tokenizer.save_pretrained(folder)
-    save_file(gguf_tensors(file, config), folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)  # save_file keeps others out
+    save_tensors(gguf_tensors(file, config), folder / WEIGHTS, {"format": "pt"})
     config.architectures = [type(_empty_model(config)).__name__]
     config.save_pretrained(folder)
     stops = stop_ids(config, tokenizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from rayspec.training.acceptance import Acceptance
@@ -98,7 +100,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
     found = read_config(folder)
     ours = found.get("rayspec")
     trained_on = ours.get("trained_on") if isinstance(ours, dict) else None
-    sizes = [found.get(name) for name in ("hidden_size", "vocab_size")]
+    sizes: list[Any] = [found.get(name) for name in ("hidden_size", "vocab_size")]
     if not isinstance(ours, dict) or not isinstance(trained_on, dict) or not all(type(n) is int for n in sizes):
         raise ValueError(f"{folder} is no drafter that training has made; choose another output_dir or name")
     cls, options = head_config(head.draft_head, hidden_size=sizes[0], vocab_size=sizes[1])

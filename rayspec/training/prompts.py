@@ -40,7 +40,7 @@ def check_source(config: AnswersConfig, name: str) -> None:
         raise ValueError(
             f"{name}.prompts must be {SELF}, a workload, a folder of text files, {' or '.join(CORPUS)}: {error}"
         ) from error
-    forbidden = sorted({part.name for part in parts} & EVALUATION_ONLY)
+    forbidden = sorted({part.name for part in parts if part.name is not None} & EVALUATION_ONLY)
     if forbidden:
         raise ValueError(
             f"{name}.prompts={config.prompts}: {forbidden[0]} is for evaluation, and a drafter trained on it would be "

@@ -85,5 +85,5 @@ def _field_of(annotation: ast.expr) -> ServerField:
         annotation = kind
     text = ast.unparse(annotation)
     is_optional = text.startswith("Optional[")
-    kind = SIMPLE.get(text.removeprefix("Optional[").removesuffix("]") if is_optional else text)
-    return ServerField(kind, is_optional, choices)
+    own_type = SIMPLE.get(text.removeprefix("Optional[").removesuffix("]") if is_optional else text)
+    return ServerField(own_type, is_optional, choices)

@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 EXPORTED = "export.json"  # beside a stock checkpoint: its own config.json has no room for where it comes from
+PACKED = "packed.json"  # beside a checkpoint that ships without the rows that its target has
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
 SETTLED_S = 2.0
@@ -66,7 +67,9 @@ def _is_drafter(folder: Path) -> bool:
 
 
 DRAFTER = Artefact(
-    what="drafter", files=("config.json", WEIGHTS, EXPORTED, "training.json", "training.png"), is_ours=_is_drafter
+    what="drafter",
+    files=("config.json", WEIGHTS, EXPORTED, PACKED, "training.json", "training.png"),
+    is_ours=_is_drafter,
 )
 
 
