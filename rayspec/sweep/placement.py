@@ -52,7 +52,7 @@ def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
             f"{nodes}, ray.num_gpus {num_gpus:g} each), but no node of the Ray cluster has more than {most:g}; "
             f"{way_out}, or lower engine.extra.tp_size"
         )
-    if not side_by_side or not 0 < num_gpus < 1 or "mem_fraction_static" in config.engine.extra:
+    if not side_by_side or not 0 < num_gpus < 1:
         return placement
     share = config.engine.mem_fraction_static or MEMORY_SHARE
     if share >= 0.5:

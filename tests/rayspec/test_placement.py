@@ -42,7 +42,7 @@ def test_two_engines_of_a_gpu_add_up() -> None:
     assert placed([1], "engine.mem_fraction_static=0.3").memory_fraction(is_alone=False) == {
         "mem_fraction_static": 0.429
     }
-    for alone in ([2], ["ray.num_gpus=1"]), ([], []), ([1], ["engine.extra.mem_fraction_static=0.3"]):
+    for alone in ([2], ["ray.num_gpus=1"]), ([], []):
         assert placed(*alone[:1], *alone[1]).memory_fraction(is_alone=False) == {}
 
 
