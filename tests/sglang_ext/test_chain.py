@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
-from hostile_requests import in_process
 from faults import replay_prefills
+from hostile_requests import in_process
 from lossless import Lossless, check_counts, check_greedy_identity
 from safetensors.torch import load_file, save_file
 
