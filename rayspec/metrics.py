@@ -124,7 +124,8 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     """Milliseconds of a speculative step in the head, in drafting (head included) and in verification, and the tokens
-    that it verifies of a request, root and padding included.
+    that it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored
+    for a row, in the mean over rows and draft positions.
 
     A step serves all requests that run together. Empty where the engine has no clock.
     """
@@ -132,7 +133,9 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     steps = sum(c.steps for c in clocks)
     if not steps:
         return {}
-    return {
+    rows = sum(c.scoring_rows for c in clocks)
+    shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
+    return shortlist | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,

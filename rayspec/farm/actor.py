@@ -77,9 +77,9 @@ def _bundle(number: int) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
 
 
-def cluster_gpus() -> float:
-    """GPUs that the connected cluster has in total."""
-    return float(ray.cluster_resources().get("GPU", 0))
+def node_gpus() -> list[float]:
+    """GPUs of each node of the connected cluster."""
+    return [float(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
 
 
 class _RuntimeShell:
@@ -117,8 +117,8 @@ class _RuntimeShell:
     def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
         return self.runtime.generate(prompts, sampling)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps, topk=topk)
 
     def follow(self, node: int, address: str) -> None:
         """Hold the ranks of a node beside the first; returns, or raises, once they are gone."""
@@ -193,8 +193,8 @@ class RuntimeHandle:
     def finish_generate(self, ref: ray.ObjectRef) -> list[list[int]]:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps, topk)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:

@@ -168,10 +168,15 @@ class Runtime:
 
         return step_times(self._engine) if self.spec.drafter else None
 
-    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int) -> dict[str, float]:
+    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int, topk: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
         return head_latencies(
-            drafters, rows=rows, draft_steps=draft_steps, dtype=self._dtype(), num_threads=self.num_threads
+            drafters,
+            rows=rows,
+            draft_steps=draft_steps,
+            dtype=self._dtype(),
+            num_threads=self.num_threads,
+            topk=topk,
         )
 
     def stop(self) -> None:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from rayspec.report.cost_figures import budget_figure, work_figure
-from rayspec.report.head_figures import acceptance_figure, category_figure, prediction_figure, tradeoff_figure
+from rayspec.report.head_figures import (
+    acceptance_figure,
+    category_figure,
+    prediction_figure,
+    shortlist_figure,
+    tradeoff_figure,
+)
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 from rayspec.report.style import Heads, house_style, save_figures
 
@@ -36,6 +42,7 @@ def sweep_figures(results: "Sequence[TrialResult]") -> dict[str, Figure]:
             "pareto": pareto_figure(measured),
             "work": work_figure(measured),
             "head_tradeoff": tradeoff_figure(measured),
+            "tau_by_shortlist": shortlist_figure(measured),
             "prediction": prediction_figure(measured),
             "acceptance": acceptance_figure(measured),
             "tau_by_category": category_figure(measured),

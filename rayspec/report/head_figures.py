@@ -143,6 +143,26 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     return figure
 
 
+def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """tau kept (rho) against the tokens that the head scored for a row, in a panel per draft steps: methods that choose
+    tokens compare at equal mean size. Under the lightest traffic, since tau does not depend on it."""
+    results = [r for r in results if {"shortlist_mean", "rho"} <= set(r.metrics)]
+    if len({r.metrics["shortlist_mean"] for r in results}) < 2:
+        return None
+    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    figure, axes = panels(len(steps), width=4.6, height=3.7, share=True, columns=min(3, len(steps)))
+    for axis, s in zip(axes, steps, strict=True):
+        for r in results:
+            if (r.trial.traffic, r.trial.draft_steps) == (traffics[0], s):
+                heads.point(axis, r.metrics["shortlist_mean"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+        axis.set_title(counted(s))
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("tokens scored for a row, mean")
+    axes[0].set_ylabel("tau relative to full (rho)")
+    legend_below(figure, heads.entries(), columns=4)
+    return figure
+
+
 def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: float) -> None:
     """Break-even and lines of equal predicted speed-up: at speed-up x, rho is x times that of break-even."""
     nu = np.linspace(0, right, 50)

@@ -28,6 +28,8 @@ CAPTIONS = {
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
     "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
     "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
+    "tau_by_shortlist": "tau kept (rho) against the tokens that the head scored for a row, in the mean over rows and "
+    "draft positions. Truncations and routed heads compare at equal mean size.",
     "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",

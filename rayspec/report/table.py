@@ -8,7 +8,7 @@ from rayspec.report.decision import ratio, verdicts
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-HEADERS = ["head", "steps", "traffic", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
+HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
@@ -24,9 +24,10 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 NOTES = (
-    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. head us: the head "
-    "alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the rest of it. "
-    "predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.\n"
+    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. scored: tokens "
+    "that the head scored for a row, in the mean; truncations and routed heads compare at equal ones. head us: the "
+    "head alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the rest of "
+    "it. predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.\n"
     "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, not "
     "corrected for choosing the best of several."
 )
@@ -80,6 +81,7 @@ def _row(result: "TrialResult") -> list[str]:
         *cells,
         cell("tau"),
         cell("rho", ".3f"),
+        cell("shortlist_mean", ".0f"),
         cell("head_latency_us", ".0f"),
         cell("nu"),
         cell("kappa"),

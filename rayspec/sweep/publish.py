@@ -38,8 +38,8 @@ GROUPS = {
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
     "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
     "valid": ("output_mismatches",),
-    "tradeoff": ("rho", "nu", "kappa", "head_latency_us"),
-    "work": ("mbsu", "gflops_per_token", "budget_kappa", "peak_host_memory_gib"),
+    "tradeoff": ("rho", "nu", "kappa", "head_latency_us", "shortlist_mean"),
+    "work": ("mbsu", "gflops_per_token", "budget_kappa", "theta", "peak_host_memory_gib"),
 }
 DATASET_NAME_LIMIT = 500  # MLflow's
 BLOCK_METRICS = (

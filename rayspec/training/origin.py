@@ -15,6 +15,7 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent
+from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
@@ -33,6 +34,9 @@ class Origin:
     artifacts: Mapping[str, Tensor] = field(default_factory=dict)
     base: Path | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_artifacts(self, more: Mapping[str, Tensor]) -> Origin:
+        return replace(self, artifacts={**self.artifacts, **more})
 
 
 NOTHING = Origin()
@@ -58,12 +62,17 @@ def new_drafter(
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
-        return _drafter_on_base(target, head, origin)
+        return _drafter_on_base(target, head, recipe, answers, origin)
     drafter = _drafter_from_target(target, head, recipe, answers, origin)
     if head.freeze_head:
         for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
             _freeze_rows(lm_head, head, target.head_VG.dtype)
     return drafter
+
+
+def _uses_states(target: FrozenTarget, head: NamedHead, hidden_size: int) -> bool:
+    _, config = head_config(head.draft_head, hidden_size=hidden_size, vocab_size=target.model.config.vocab_size)
+    return config.uses_states
 
 
 def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> None:
@@ -84,6 +93,8 @@ def _drafter_from_target(
 ) -> Drafter:
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
+    if _uses_states(target, head, target.model.config.hidden_size):
+        origin = origin.with_artifacts(head_moments(target, answers))
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     if head.drafter_kind != "eagle3":
         drafter = _new_last_hidden(target, head, origin)
@@ -131,9 +142,8 @@ def read_base(target: FrozenTarget, head: NamedHead, base: Path) -> tuple[Drafte
                 f"heads[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for "
                 f"{asked.options()}; leave those options as they are there"
             )
-    bad = [n for n, t in drafter.state_dict().items() if t.is_floating_point() and not bool(t.isfinite().all())]
-    if bad:
-        raise ValueError(f"heads[{head.name}].base is {base}, whose {bad[0]} holds NaN or Inf; train it again")
+    elif drafter.config.tap_layers is None:
+        drafter.config = replace(drafter.config, tap_layers=target.taps)
     first = drafter.lm_head.at(0)
     kind, wanted = head_config(
         head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
@@ -154,11 +164,16 @@ def _is_same_up_to_knobs(found: DraftHead, kind: type[DraftHead], wanted: HeadCo
     return replace(found.config, **{name: getattr(wanted, name) for name in wanted.knobs}) == wanted
 
 
-def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Drafter:
+def _drafter_on_base(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+) -> Drafter:
     assert origin.base is not None, "the caller looked"
-    drafter, _ = read_base(target, head, origin.base)
+    drafter, info = read_base(target, head, origin.base)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
+    if info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
+        steps = drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+        origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 
     def on_base(found: DraftHead) -> DraftHead:
         return _head_on_base(found, head, origin)

@@ -82,6 +82,21 @@ def test_a_single_trial_and_no_interval_are_drawn(results: list[TrialResult], tm
     assert {f.stem for f in files} == {"speedup", "head_tradeoff", "acceptance", "tau_by_category"}
 
 
+def test_tau_against_the_tokens_scored_needs_heads_that_differ_in_them(
+    results: list[TrialResult], tmp_path: Path
+) -> None:
+    same = [dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 16384.0}) for r in results]
+    assert "tau_by_shortlist" not in {f.stem for f in write_figures(same, tmp_path)}
+    fewer = [
+        dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 2727.0}) if r.trial.head == "slimspec-r64" else r
+        for r in same
+    ]
+    write_figures(fewer, tmp_path)
+    assert "tokens scored for a row, mean" in svg_text(tmp_path / "tau_by_shortlist.svg")
+    assert "tau_by_shortlist" in CAPTIONS
+    assert " 2727 " in summary(fewer)
+
+
 def test_speed_up_by_load_needs_several_loads(results: list[TrialResult], tmp_path: Path) -> None:
     more = [
         dataclasses.replace(r, trial=dataclasses.replace(r.trial, traffic=Traffic(concurrency=16))) for r in results[:9]
