@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Ray unpacks a job's --working-dir under such a folder on the node and deletes it after the job.
@@ -40,6 +41,22 @@ def prepared_home() -> Path:
 def tracking_uri() -> str:
     """MLflow's store: `$MLFLOW_TRACKING_URI` if set, else the SQLite file in the home folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def set_login_apart() -> None:
+    """Move user and password of a server's address in MLFLOW_TRACKING_URI into MLflow's own variables.
+
+    MLflow prints and logs the address; what is no part of it cannot be told.
+    """
+    parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    login, at, host = parts.netloc.rpartition("@")
+    if not at or parts.scheme not in ("http", "https"):
+        return
+    user, _, password = login.partition(":")
+    for name, value in (("MLFLOW_TRACKING_USERNAME", user), ("MLFLOW_TRACKING_PASSWORD", password)):
+        if value:
+            os.environ[name] = unquote(value)
+    os.environ["MLFLOW_TRACKING_URI"] = urlunsplit(parts._replace(netloc=host))
 
 
 def artifact_uri() -> str | None:

@@ -8,12 +8,15 @@ from types import FrameType
 from typing import NoReturn
 
 from rayspec.disk import is_full
+from rayspec.home import set_login_apart
 
 INTERRUPTED = 128 + signal.SIGINT  # what a shell says of it
 
 
 def set_up() -> None:
-    """Warnings in one form, and SIGTERM (`ray job stop`) as an exception, so that runs and engines are ended."""
+    """Warnings in one form, SIGTERM (`ray job stop`) as an exception, so that runs and engines are ended, and no
+    password in an address."""
+    set_login_apart()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

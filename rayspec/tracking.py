@@ -13,11 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # a line for every run that ends
 
 import mlflow
 import sqlalchemy
@@ -45,6 +46,7 @@ from rayspec.home import DATABASES
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
+METRICS_LIMIT = 1000
 TAG_VALUE_LIMIT = 5000
 RESUME_TAG = "resume"  # of a run that was cut off: the command that goes on
 RETRY_S = 5.0
@@ -112,7 +114,9 @@ class Run:
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0, time_s: float | None = None) -> None:
         """Log values. With the time when they were measured (Unix seconds), logging again has no effect."""
         at = int(1000 * (time.time() if time_s is None else time_s))
-        self.client.log_batch(self.run_id, metrics=[Metric(k, float(v), at, step) for k, v in metrics.items()])
+        entries = [Metric(k, float(v), at, step) for k, v in metrics.items()]
+        for i in range(0, len(entries), METRICS_LIMIT):
+            self.client.log_batch(self.run_id, metrics=entries[i : i + METRICS_LIMIT])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self.client.log_batch(self.run_id, tags=[RunTag(k, v[:TAG_VALUE_LIMIT]) for k, v in tags.items()])
@@ -294,9 +298,11 @@ def redacted(uri: str) -> str:
 
 
 def _without_password(text: str, uri: str) -> str:
-    password = urlsplit(uri).password
+    password = urlsplit(uri).password or ""
     text = text.replace(uri, redacted(uri))
-    return text.replace(password, "***") if password else text
+    for form in {password, unquote(password)} - {""}:
+        text = text.replace(form, "***")
+    return text
 
 
 def how_to_look(uri: str) -> str:

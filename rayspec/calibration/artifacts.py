@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rayspec.shipped import calibration_path
+from sglang_ext.drafters.json_text import parse_json
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.folders import Artefact, save_tensors, written_whole
 from sglang_ext.trees.slim import SlimOptions, SlimTree
@@ -78,12 +79,12 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no calibration at {folder}: {DESCRIPTION} is missing; {AGAIN}")
     try:
-        description = json.loads(file.read_text())
+        description = parse_json(file.read_bytes())
         version = description["format_version"]
         if version == FORMAT_VERSION:
             own = description["target"]
-            _ = own["name"], own["vocab_size"], own["tokenizer_sha256"], description["stop_ids"]
-    except (ValueError, KeyError, TypeError) as error:
+            _ = own["name"], own["tokenizer_sha256"], range(own["vocab_size"]), set(map(range, description["stop_ids"]))
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"{file} is no description of a calibration ({error!r}); {AGAIN}") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{file} has format_version {version}, this release reads {FORMAT_VERSION}; {AGAIN}")

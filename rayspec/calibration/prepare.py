@@ -82,6 +82,12 @@ def prepare(config: CalibrationConfig) -> Prepared:
     }
     prepared = Prepared(config, vocabulary, context, sources, _held_out(config))
     _ = prepared.held_out_description
+    for c in config.calibrations:
+        if c.parsed.drafter_name is not None:
+            try:
+                c.parsed.depends_on(prepared.drafter(c))
+            except ValueError as error:
+                raise ValueError(f"calibrations.{c.name}: {error}") from error
     return prepared
 
 

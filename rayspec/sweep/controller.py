@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rayspec.costs import read_costs
 from rayspec.disk import is_full
-from rayspec.farm.actor import cluster
+from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.lifeline import NodeLost
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
@@ -24,6 +24,7 @@ from rayspec.report.table import summary
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.follow import Follower
 from rayspec.sweep.measured import read_state
+from rayspec.sweep.placement import place
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult, score
@@ -114,7 +115,7 @@ def _run(
         state = follower.state
         follower.finish(PATIENCE_S)
     measured = {t.drafter.label: t.drafter.path for t in state.blocks if t.drafter and t not in state.errors}
-    costs = read_costs(prepared.target, measured)
+    costs = read_costs(prepared.target, measured, config.engine.dtype)
     blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
     results = score(config, blocks, state.errors, state.head_latency_s, costs)
     text = summary(results)
@@ -139,12 +140,13 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
                 f"engine.nodes is {config.engine.nodes}, but the Ray cluster has {alive} node(s); lower it, or set "
                 "ray.address or RAY_ADDRESS to a cluster with as many"
             )
+        placement = place(config, node_gpus())
         actor = journal_actor(folder.journal)
         journal = RemoteJournal(actor)
         for trial in plan.trials:
             if trial.drafter is not None and trial.drafter.problem:
                 journal.append({"event": "failed", "trial": trial.name, "cause": trial.drafter.problem})
-        run_cohorts(prepared, actor, state, folder, trainable)
+        run_cohorts(prepared, placement, actor, state, folder, trainable)
         ray.kill(actor)
 
 

@@ -47,7 +47,7 @@ class NamedHead:
     def __post_init__(self) -> None:
         check_name(self.name, "heads[].name")
         found = self.drafter.get("kind")
-        if found not in DRAFTERS:
+        if not isinstance(found, str) or found not in DRAFTERS:
             raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(DRAFTERS)}, got {found!r}")
         is_made_before = self.tree is not None and self.tree.get("kind") != "slim"
         if found == "eagle3" and (self.drafter_options or is_made_before):

@@ -82,9 +82,13 @@ class CarriedDrafting:
 
         def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
             with CLOCK.head():
-                if not draws:
-                    return most_likely(head, state_TH, step, k, routed)
-                law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+                if draws:
+                    law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+                else:
+                    picked = most_likely(head, state_TH, step, k, routed)
+            CLOCK.count_shortlist(head, state_TH, step, routed)
+            if not draws:
+                return picked
             law_BV, ids_B1, _ = draw_drafts(law_BV, info, batch.seq_lens + step, step)
             laws.append(law_BV)
             return Picked(ids_B1, None)
@@ -137,7 +141,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         assert isinstance(drafter, LastHiddenDrafter), "checked_info"
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        check_tensors(tensors, info)
         with naming(info):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())

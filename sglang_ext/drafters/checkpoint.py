@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,15 +26,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, stored_taps
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
+from sglang_ext.drafters.json_text import check_mapping, parse_json
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
+from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
 from sglang_ext.drafters.stock import (
     STOCK_ARCHITECTURE,
     from_stock,
     stock_config,
     stock_matrix,
-    stock_shapes,
+    stock_names,
     to_stock,
 )
 from sglang_ext.drafters.target import TargetInfo
@@ -42,11 +47,14 @@ from sglang_ext.trees import build_tree
 
 Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 EXPORTED = "export.json"  # beside a stock checkpoint: its own config.json has no room for where it comes from
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
+SETTLED_S = 2.0
 
 
 def _is_drafter(folder: Path) -> bool:
@@ -72,11 +80,14 @@ class SharedTensors:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
-        if set(entry) != set(cls.__dataclass_fields__):
+        if set(check_mapping(entry, f"{path}: rayspec.shares[]")) != set(cls.__dataclass_fields__):
             raise ValueError(
                 f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
             )
-        return cls(**{**entry, "tensors": tuple(entry["tensors"])})
+        tensors, texts = entry["tensors"], (entry["drafter"], entry["sha256"])
+        if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (*tensors, *texts)):
+            raise ValueError(f"{path}: an entry of rayspec.shares must hold text, and a list of names, got {entry}")
+        return cls(**{**entry, "tensors": tuple(tensors)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +120,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
     try:
-        config = json.loads(file.read_text())
-    except ValueError as error:  # no JSON, or no text
+        config = parse_json(file.read_bytes())
+    except (ValueError, OSError) as error:
         raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
@@ -119,16 +130,25 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is an ordinary causal language model's, which SGLang drafts with by itself."""
-    return str((config.get("architectures") or [None])[0]).endswith(("ForCausalLM", "LMHeadModel"))
+    return str(_architecture(config)).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _architecture(config: Mapping[str, Any]) -> Any:
+    """The first of `architectures`; None where there is none."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named else None
 
 
 def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     """Check a config.json that was read from `path`. Raises ValueError."""
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = _architecture(config)
+    for name in ("draft_head", "draft_tree", "rayspec", "drafter", "eagle_config", "rope_parameters", "rope_scaling"):
+        if config.get(name) is not None:
+            check_mapping(config[name], f"{path}: {name}")
     if architecture == STOCK_ARCHITECTURE:
         return _stock_info(config, path)
     kinds = {architecture_of(kind): kind for kind in DRAFTERS}
-    if architecture not in kinds:
+    if not isinstance(architecture, str) or architecture not in kinds:
         raise ValueError(
             f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
         )
@@ -138,9 +158,16 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             f"{path}: rayspec.format_version is {ours.get('format_version')}, this release reads {FORMAT_VERSION}; "
             "train the drafter again or use the release that wrote it"
         )
-    if "draft_head" not in config:
+    if config.get("draft_head") is None:
         raise ValueError(f"{path}: config.json has no draft_head")
-    kind, target = kinds[architecture], TargetInfo.from_dict(ours.get("target") or {})
+    shares = ours.get("shares", [])
+    if not isinstance(shares, list):
+        raise ValueError(f"{path}: rayspec.shares must be a list, got {shares!r}")
+    kind = kinds[architecture]
+    try:
+        target = TargetInfo.from_dict(ours.get("target") or {})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     body = _body(kind, config, target.hidden_size, target.tap_layers, path)
     if body.vocab_size != target.vocab_size:
         raise ValueError(
@@ -159,28 +186,37 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         target=target,
         kind=kind,
         tree=config.get("draft_tree"),
-        shares=tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ())),
+        shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
         provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
     )
 
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    try:
+        taps = stored_taps(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not taps:
-        raise ValueError(
-            f"{path}: eagle_config.eagle_aux_hidden_state_layer_ids is missing, so the tapped layers are unknown; "
-            "add the ids (tapped layer minus one) to config.json"
-        )
-    hidden = config.get("target_hidden_size", config["hidden_size"])
-    body = _body("eagle3", config, hidden, tuple(i + 1 for i in taps), path)
+        _say_default_taps(path)
+    hidden = config.get("target_hidden_size", config.get("hidden_size"))
+    body = _body("eagle3", config, hidden, tuple(taps) or None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
-    if not 1 <= draft_vocab <= body.vocab_size:
+    if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
 
-def _body(kind: str, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Any:
+@cache  # once a process
+def _say_default_taps(path: str) -> None:
+    logger.warning(
+        "%s: config.json has no eagle_config.eagle_aux_hidden_state_layer_ids; the tapped layers are SGLang's default, "
+        "2, n // 2 and n - 3 of a target of n layers",
+        path,
+    )
+
+
+def _body(kind: str, config: Mapping[str, Any], target_hidden: Any, taps: tuple[int, ...] | None, path: str) -> Any:
     try:
         return drafter_class(kind).Config.from_json(config, target_hidden, taps)
     except ValueError as error:
@@ -234,16 +270,23 @@ def own_name(info: CheckpointInfo, name: str) -> str:
     return name.replace("layers.0.", "midlayer.") if info.kind == "eagle3" else name
 
 
-def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
-    """Raise ValueError unless names and shapes are exactly those that the drafter and its head need."""
+def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+    """Raise ValueError unless names, shapes and kinds of numbers are exactly those that the drafter and its head need.
+    Values are not looked at, so that tensors may be on `meta`."""
     with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in empty_drafter(info).state_dict().items()}
-    problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in found]
-    problems += [f"unknown {name} {list(shape)}" for name, shape in found.items() if name not in expected]
+        expected = empty_drafter(info).state_dict()
+    problems = [f"missing {name} {list(t.shape)}" for name, t in expected.items() if name not in found]
+    problems += [f"unknown {name} {list(t.shape)}" for name, t in found.items() if name not in expected]
+    both = [(name, found[name], t) for name, t in expected.items() if name in found]
     problems += [
-        f"{name} has shape {list(found[name])}, expected {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name]) != shape
+        f"{name} has shape {list(t.shape)}, expected {list(wanted.shape)}"
+        for name, t, wanted in both
+        if t.shape != wanted.shape
+    ]
+    problems += [
+        f"{name} holds {t.dtype}, expected {kind_of_numbers(wanted.dtype)}"
+        for name, t, wanted in both
+        if kind_of_numbers(t.dtype) != kind_of_numbers(wanted.dtype)
     ]
     if problems:
         raise ValueError(
@@ -255,35 +298,45 @@ def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> N
 def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
     """All tensors of a drafter under our names, the shared ones included, checked against its config.json.
 
-    Raises ValueError for anything missing, unknown or misshapen, and for a shared drafter that has changed.
+    Raises ValueError for anything missing, unknown or misshapen, for numbers of another kind or that are not finite,
+    and for a shared drafter that has changed.
     """
     with _open(_weights_file(info)) as handle:
         tensors = {own_name(info, name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors)
-    check_tensors({name: t.shape for name, t in tensors.items()}, info)
+    check_tensors(tensors, info)
+    check_finite(tensors, info.path)
     return tensors
 
 
 def check_files(info: CheckpointInfo) -> None:
-    """Raise ValueError unless names and shapes of the stored tensors are the right ones; weights are not read."""
+    """Raise ValueError unless names, shapes and kinds of numbers of the stored tensors are the right ones; weights are
+    not read."""
     with _open(_weights_file(info)) as handle:
-        shapes = {own_name(info, name): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
+        found = {own_name(info, name): _unread(handle, name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
-        shapes = stock_shapes(shapes, info.body.vocab_size)
+        found = stock_names(found, info.body.vocab_size)
     for shares in info.shares:
         with _open(_shared_file(info, shares)) as handle:
             present = set(handle.keys())
-            shapes |= {n: handle.get_slice(n).get_shape() for n in shares.tensors if n in present}
-    check_tensors(shapes, info)
+            found |= {n: _unread(handle, n) for n in shares.tensors if n in present}
+    check_tensors(found, info)
+
+
+def _unread(handle: Any, name: str) -> Tensor:
+    """A stored tensor without its values."""
+    stored = handle.get_slice(name)
+    shape = stored.get_shape()
+    return stored[:0].new_empty(shape, device="meta") if shape else handle.get_tensor(name)
 
 
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
     try:
         handle = safe_open(file, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is no whole safetensors file ({error}); copy or make the drafter again") from error
     with handle:
         yield handle
@@ -298,10 +351,15 @@ def _weights_file(info: CheckpointInfo) -> Path:
 
 def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     file = Path(info.path) / shares.drafter / WEIGHTS
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ValueError(
             f"drafter {info.path} shares tensors with {shares.drafter}, but there is no {file}; keep the folders "
             "side by side as they were written"
+        )
+    if weights_sha256(file) != shares.sha256:
+        raise ValueError(
+            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+            "drafter again with python jobs/train.py"
         )
     return file
 
@@ -311,11 +369,6 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     for shares in info.shares:
         file = _shared_file(info, shares)
-        if weights_sha256(file) != shares.sha256:
-            raise ValueError(
-                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-                "drafter again with python jobs/train.py"
-            )
         twice = {*own, *tensors} & set(shares.tensors)
         with _open(file) as handle:
             missing = set(shares.tensors) - set(handle.keys())
@@ -328,8 +381,26 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     return tensors
 
 
+def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
+    """Names of tensors that two drafters take from the same weights of a third: they are equal."""
+    one, two = ({n: s.sha256 for s in i.shares for n in s.tensors} for i in (info, other))
+    return {name for name, sha256 in one.items() if two.get(name) == sha256}
+
+
 def weights_sha256(file: str | Path) -> str:
-    with Path(file).open("rb") as handle:
+    """Fingerprint of a file of weights that stays what it is, read once in a process: a base may hold gigabytes, and
+    many heads name it. Raises ValueError where there is none."""
+    if not Path(file).is_file():
+        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
+    stat = Path(file).stat()
+    # what was written a moment ago can be written again without a change of its time
+    read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
+    return read(Path(file).resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _sha256(file: Path, *version: int) -> str:
+    with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -397,7 +468,7 @@ def save_drafter(
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
             for name, t in tensors.items()
         }
-        bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
+        bad = not_finite(tensors)
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
         if share_with is not None:

@@ -15,11 +15,17 @@ from sglang_ext.folders import save_tensors, written_whole
 def write_complete(source: str | Path, folder: str | Path) -> None:
     """Copy the drafter folder `source` to the new `folder`, its tensors bit for bit, without `rayspec.shares`.
 
-    Raises ValueError for a drafter that does not load, and for a `folder` that exists.
+    Raises ValueError for a drafter that does not load or holds symbolic links, and for a `folder` that exists.
     """
     info, folder = read_info(source), Path(folder)
     if folder.exists():
         raise ValueError(f"not copying drafter {source}: {folder} exists; name a new folder")
+    links = sorted(str(p.relative_to(source)) for p in Path(source).rglob("*") if p.is_symlink())
+    if links:
+        raise ValueError(
+            f"not copying drafter {source}: {', '.join(links[:5])} in it are symbolic links, and what they point at "
+            "may be no part of it; put a copy with the files themselves in its place (cp -rL)"
+        )
     check_files(info)
     with written_whole(folder, DRAFTER) as copy:
         shutil.copytree(source, copy, dirs_exist_ok=True)

@@ -20,10 +20,12 @@ from synthetic import synthetic_request
 
 from rayspec.config import load_config
 from rayspec.farm.load import Load
+from rayspec.job import set_up
 from rayspec.records import Measured
 from rayspec.shipped import drafter_path, target_path
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.folder import SweepFolder, find_resumable
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Drafter, make_plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import CohortTrainable
@@ -56,6 +58,7 @@ class FakeEngines:
 
     def __init__(self, num_candidates: int) -> None:
         self.num_candidates = num_candidates
+        self.placement = Placement(num_cpus=0, num_gpus=0)
         self.plain = FakeEngine(1.0, 0)
         self.speculative: FakeEngine | None = None
 
@@ -90,7 +93,7 @@ class FakeEngines:
 
 
 class FakeTrainable(CohortTrainable):
-    def make_engines(self, prepared: Prepared, log_folder: Path) -> Any:
+    def make_engines(self, prepared: Prepared, placement: Placement, log_folder: Path) -> Any:
         return FakeEngines(len(prepared.drafters) - 1)
 
 
@@ -116,6 +119,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     os.environ["RAYSPEC_HOME"] = options.home
+    set_up()
     prepared = fake_sweep(options.candidates, options.overrides)
     home = Path(options.home)
     folder = find_resumable(home) if options.resume else SweepFolder.create(home, prepared, "fake")
