@@ -223,19 +223,24 @@ DESTINATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file": (lambda d: d.write_text("mine"), "a file is there"),
     "a link": (lambda d: d.symlink_to("elsewhere"), "a link is there"),
 }
-CALIBRATE = """
+TRAIN = f"{{target: {ASSETS / 'target'}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
+CALIBRATE = (
+    f"target: {ASSETS / 'target'}"
+    + """
 sources: {raw: {kind: raw, documents: TEXTS}}
 calibrations: [{name: full, source: raw, rule: {kind: frspec, top_k: 8}}]
 """
+)
 WRITERS = {
-    "train": ("heads=[{name: full, draft_head: {kind: full}}]", "drafter"),
+    "train": ("--config=TRAIN", "drafter"),
     "calibrate": ("--config=CONFIG", "calibration"),
-    "export": ("drafters=[full]", "drafter"),
+    "export": (f"drafters=[{ASSETS / 'drafters' / 'full'}]", "drafter"),
 }
 
 
 @pytest.fixture
 def calibrate_yaml(tmp_path: Path, text_folder: Path) -> Path:
+    (tmp_path / "train.yaml").write_text(TRAIN)
     (tmp_path / "calibrate.yaml").write_text(CALIBRATE.replace("TEXTS", str(text_folder)))
     return tmp_path / "calibrate.yaml"
 
@@ -248,7 +253,12 @@ def test_what_is_not_ours_is_never_replaced(
     put, words = DESTINATIONS[destination]
     argument, what = WRITERS[name]
     put(tmp_path / "full")
-    text = refusal(capsys, name, argument.replace("CONFIG", str(calibrate_yaml)), f"output_dir={tmp_path}")
+    text = refusal(
+        capsys,
+        name,
+        argument.replace("CONFIG", str(calibrate_yaml)).replace("TRAIN", f"{tmp_path}/train.yaml"),
+        f"output_dir={tmp_path}",
+    )
     assert f"cannot write the {what} {tmp_path / 'full'}: " in text
     assert words in text
 
@@ -257,7 +267,7 @@ def test_what_is_not_ours_is_never_replaced(
 def test_an_output_folder_that_cannot_be(
     name: str, tmp_path: Path, calibrate_yaml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argument = WRITERS[name][0].replace("CONFIG", str(calibrate_yaml))
+    argument = WRITERS[name][0].replace("CONFIG", str(calibrate_yaml)).replace("TRAIN", f"{tmp_path}/train.yaml")
     text = refusal(capsys, name, argument, f"output_dir={calibrate_yaml}/out")
     assert f"{calibrate_yaml} is no folder; choose another place" in text
     with small_disk(tmp_path / "disk", 1, "ro") as disk:
@@ -268,7 +278,7 @@ def test_an_output_folder_that_cannot_be(
 def test_a_full_disk_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not only in the plan: the weights of the drafter are the first that do not fit."""
     with small_disk(tmp_path / "disk", 1) as disk:
-        assert job("export").main(["drafters=[full]", f"output_dir={disk}"]) == 2
+        assert job("export").main([WRITERS["export"][0], f"output_dir={disk}"]) == 2
         said = capsys.readouterr().err
         assert not list(disk.iterdir())
     assert said.startswith(f"error: {disk}/")
