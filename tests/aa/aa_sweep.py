@@ -22,7 +22,6 @@ from slow_drafter import SLOW, SLOWDOWN
 
 from rayspec.provenance import machine, provenance
 from rayspec.report.style import STYLE, colour, panels, plt
-from rayspec.shipped import drafter_path
 from rayspec.statistics import Interval
 from rayspec.sweep.folder import sweep_folders
 from rayspec.sweep.journal import read

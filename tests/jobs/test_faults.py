@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fixture_models import sweep_settings
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from servers import free_port, start_mlflow, two_ray_nodes
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PROMPTS, PASSES = 6, 4
 ROUNDS = PROMPTS * PASSES
 TRIALS = {"plain-c1", "full-s2-c1", "slimspec-r32-s2-c1"}
-SETTINGS = ["drafters=[full,slimspec-r32]", "draft_steps=[2]", f"workload=heldout_python:{PROMPTS}", "block_prompts=1"]
+SETTINGS = [*sweep_settings(PROMPTS), "draft_steps=[2]", "block_prompts=1"]
 SETTINGS += [f"repeats={PASSES}", "max_new_tokens=16", "head_latency=false", "name=faults"]
 SETTINGS += ["engine.max_total_tokens=8192", "engine.num_threads=1"]
 PATIENCE_S = 1200  # a busy machine starts engines for minutes

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from rayspec.provenance import provenance
 from rayspec.report.style import STYLE, colour, panels, plt
-from rayspec.shipped import target_path
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import init_specformer
 from rayspec.training.ttt import Batch, backward_head, roll_out

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rayspec.training.generation import generate, pick_tokens
 
 from rayspec.training import answers as answers_module
 from rayspec.training.answers import AnswersConfig, make_answers, read_answers
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.generation import generate, pick_tokens
 from rayspec.training.prompts import cut_prompt_ids
 from rayspec.training.sources import CorpusConfig
 
