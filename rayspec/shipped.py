@@ -1,11 +1,19 @@
-"""Names of the models and prompts that ship with the package."""
+"""Names of targets, drafters and calibrations, and where they lie.
 
+A target is fetched to `$RAYSPEC_HOME/models/NAME`. Its drafters lie in `$RAYSPEC_HOME/drafters/TARGET/NAME`, its
+calibrations in `$RAYSPEC_HOME/calibrations/TARGET/NAME`: the jobs write what they make there, and what ships with the
+package is put there when it is first named.
+"""
+
+import shutil
 from pathlib import Path
 
-from rayspec.targets.catalogue import CATALOGUE, fetched
+from rayspec.home import home
+from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET, fetched
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-DEMO_TARGET = "demo"
+WAY_OUT = {"drafters": "python jobs/train.py makes one", "calibrations": "python jobs/calibrate.py makes one"}
+MARKS = {"drafters": "config.json", "calibrations": "calibration.json"}
 
 
 def target_path(name: str) -> str:
@@ -19,46 +27,78 @@ def target_path(name: str) -> str:
         if found is None:
             raise ValueError(f"target {name} is not on this machine yet; python jobs/fetch_target.py {name} brings it")
         return str(found)
-    is_name = name != DEMO_TARGET and not name.startswith(("/", ".", "~")) and not Path(name).is_dir()
+    is_name = not name.startswith(("/", ".", "~")) and not Path(name).is_dir()
     if is_name:
         return name
-    folder = ASSETS / "target" if name == DEMO_TARGET else Path(name).expanduser().resolve()
+    folder = Path(name).expanduser().resolve()
     if not (folder / "config.json").is_file():
         raise ValueError(f"target is {name!r}, but there is no model at {folder} (config.json is missing)")
     return str(folder)
 
 
-def drafter_names() -> list[str]:
-    """Names of the shipped drafters."""
-    return sorted(p.parent.name for p in (ASSETS / "drafters").glob("*/config.json"))
+def target_name(target: str) -> str:
+    """The short name of a target: a fetched one's name, or the last part of its path."""
+    return Path(target).name
 
 
-def drafter_path(name: str) -> str:
-    """The folder of a drafter: a shipped name, or a path. Raises ValueError where neither exists."""
-    shipped = ASSETS / "drafters" / name
-    for folder in (shipped, Path(name).expanduser()):
-        if (folder / "config.json").is_file():
-            return str(folder.resolve())
-    known = ", ".join(drafter_names()) or "none"
-    raise ValueError(
-        f"no drafter {name!r}: neither a shipped name ({known}) nor a folder with a config.json; "
-        "python jobs/train.py makes one"
-    )
+def own_folder(kind: str, target: str) -> Path:
+    """Where a target's drafters or calibrations (`kind`) lie on this machine."""
+    return home() / kind / target_name(target)
 
 
-def calibration_path(name: str) -> str:
-    """The folder of a calibration: a shipped name, or a path. Raises ValueError where neither exists."""
-    shipped = ASSETS / "calibrations" / name
-    for folder in (shipped, Path(name).expanduser()):
-        if (folder / "calibration.json").is_file():
-            return str(folder.resolve())
-    known = ", ".join(sorted(p.parent.name for p in (ASSETS / "calibrations").glob("*/calibration.json"))) or "none"
-    raise ValueError(
-        f"no calibration {name!r}: neither a shipped name ({known}) nor a folder with a calibration.json; "
-        "python jobs/calibrate.py makes one"
-    )
+def drafter_names(target: str = DEFAULT_TARGET) -> list[str]:
+    """Names of the drafters of a target that ship or were made here."""
+    return _names("drafters", target)
+
+
+def drafter_path(name: str, target: str = DEFAULT_TARGET) -> str:
+    """The folder of a drafter: a name, or a path. Raises ValueError where neither exists."""
+    return _path("drafters", name, target)
+
+
+def calibration_path(name: str, target: str = DEFAULT_TARGET) -> str:
+    """The folder of a calibration: a name, or a path. Raises ValueError where neither exists."""
+    return _path("calibrations", name, target)
 
 
 def drafter_label(name: str) -> str:
-    """The short name of a drafter in tables: the shipped name, or the last part of its path."""
+    """The short name of a drafter in tables: its name, or the last part of its path."""
     return Path(name).name
+
+
+def _shipped(kind: str, target: str) -> Path:
+    return ASSETS / kind / target_name(target)
+
+
+def _names(kind: str, target: str) -> list[str]:
+    places = (own_folder(kind, target), _shipped(kind, target))
+    return sorted({file.parent.name for place in places for file in place.glob(f"*/{MARKS[kind]}")})
+
+
+def _path(kind: str, name: str, target: str) -> str:
+    own, shipped = own_folder(kind, target) / name, _shipped(kind, target) / name
+    is_plain = Path(name).name == name
+    if is_plain and not (own / MARKS[kind]).is_file() and (shipped / MARKS[kind]).is_file():
+        _install(kind, name, target)
+    for folder in ([own] if is_plain else []) + [Path(name).expanduser()]:
+        if (folder / MARKS[kind]).is_file():
+            return str(folder.resolve())
+    known = ", ".join(_names(kind, target)) or "none"
+    raise ValueError(
+        f"no {kind.removesuffix('s')} {name!r}: neither one of target {target_name(target)} ({known}) nor a folder "
+        f"with a {MARKS[kind]}; {WAY_OUT[kind]}"
+    )
+
+
+def _install(kind: str, name: str, target: str) -> None:
+    """Put a shipped drafter, and what it shares tensors with, or a shipped calibration where the jobs would have."""
+    shipped, own = _shipped(kind, target), own_folder(kind, target)
+    if kind == "calibrations":
+        shutil.copytree(shipped / name, own / name)
+        return
+    from rayspec.packing import unpack  # torch takes a second
+    from sglang_ext.drafters.checkpoint import read_info
+
+    unpack(shipped / name, own / name, Path(target_path(target)))
+    for shares in read_info(own / name).shares:
+        drafter_path(Path(shares.drafter).name, target)

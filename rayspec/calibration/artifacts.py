@@ -40,12 +40,12 @@ AGAIN = "make it again with python jobs/calibrate.py"
 def load_artifacts(
     path: str | Path, target: TargetInfo | None = None, stop_ids: Iterable[int] = ()
 ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """(tensors, calibration.json) of a calibration: a folder, or the name of a shipped one.
+    """(tensors, calibration.json) of a calibration: a folder, or the name of one of the target's.
 
     Raises ValueError for anything missing, unknown or contradictory, and for a calibration of another vocabulary than
     `target`'s or one that was made without some of its `stop_ids`.
     """
-    folder = Path(calibration_path(str(path)))
+    folder = Path(calibration_path(str(path), *([target.name] if target else [])))
     description = read_description(folder)
     try:
         tensors = load_file(folder / TENSORS)

@@ -12,7 +12,8 @@ from rayspec.calibration.rule import Rule
 from rayspec.calibration.rules import RULES
 from rayspec.calibration.sources import SOURCES, Source
 from rayspec.home import home
-from rayspec.shipped import DEMO_TARGET, drafter_label, target_path
+from rayspec.shipped import drafter_label, own_folder, target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.sources import CorpusConfig
 
 
@@ -56,8 +57,8 @@ class RayConfig:
 class CalibrationConfig:
     """Every source is counted once; then every rule is applied to the counts of its source."""
 
-    target: str = DEMO_TARGET  # the shipped target, or a Hugging Face folder
-    output_dir: str = "calibrations"  # output_dir/<name>/ is a calibration
+    target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
+    output_dir: str | None = None  # output_dir/<name>/ is a calibration; None = the home folder's calibrations/<target>
     work_dir: str | None = None  # where jobs/train.py keeps the answers; None = the home folder's training/<target>
     held_out: str | None = None  # answers for the coverage figure; None = work_dir's held_out, where it exists
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -93,6 +94,10 @@ class CalibrationConfig:
     @cached_property
     def parsed_sources(self) -> dict[str, Source]:
         return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in self.sources.items()}
+
+    @property
+    def output_folder(self) -> Path:
+        return Path(self.output_dir) if self.output_dir else own_folder("calibrations", self.target)
 
     @property
     def target_folder(self) -> str:

@@ -50,7 +50,7 @@ class ReferenceDrafter:
         """Float32 rows of the LM head. Raises ValueError."""
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
-        drafter, info = load_drafter(drafter_path(self.name))
+        drafter, info = load_drafter(drafter_path(self.name, self.target_folder))
         if info.kind != "eagle3" or info.head["kind"] != "full":
             raise ValueError(
                 f"rule.drafter must name an EAGLE-3 drafter with a head of kind 'full', {self.name} is of kind "
@@ -79,7 +79,7 @@ class ReferenceDrafter:
 
     def _body(self) -> Eagle3Config:
         if self.name is not None:
-            body = read_info(drafter_path(self.name)).body
+            body = read_info(drafter_path(self.name, self.target_folder)).body
             if not isinstance(body, Eagle3Config):
                 raise ValueError(f"drafter={self.name} is no EAGLE-3 drafter; name one whose FLOPs are to count")
             return body

@@ -32,7 +32,7 @@ class Prepared:
         return ReferenceDrafter(self.context.target_folder, self.vocabulary, calibration.parsed.drafter_name)
 
     def folder(self, calibration: NamedRule) -> Path:
-        return Path(self.config.output_dir) / calibration.name
+        return self.config.output_folder / calibration.name
 
     def identity(self, calibration: NamedRule, drafter: ReferenceDrafter) -> dict[str, Any]:
         """What a calibration is made of: two with the same identity are equal."""

@@ -161,7 +161,7 @@ class DraftTokens(TargetAnswers):
     def describe(self, context: Context) -> dict[str, Any]:
         from sglang_ext.drafters.checkpoint import read_info
 
-        folder = Path(drafter_path(self.drafter))
+        folder = Path(drafter_path(self.drafter, context.target_folder))
         info, answers = read_info(folder), self.read(context)
         if info.target is not None and info.target.tokenizer_sha256 != context.tokenizer_sha256:
             raise ValueError(
@@ -196,7 +196,11 @@ class DraftTokens(TargetAnswers):
         settings = DraftSettings(draft_steps=self.draft_steps, temperature=self.temperature, seed=self.seed)
         return dataset.map_batches(
             count_drafts,
-            fn_args=(str(Path(context.target_folder).resolve()), drafter_path(self.drafter), settings),
+            fn_args=(
+                str(Path(context.target_folder).resolve()),
+                drafter_path(self.drafter, context.target_folder),
+                settings,
+            ),
             batch_size=self.batch_size,
             batch_format="numpy",
         )

@@ -5,9 +5,10 @@ from typing import Any
 
 from rayspec.farm.load import Traffic
 from rayspec.metrics import Slo
-from rayspec.shipped import DEMO_TARGET, drafter_label
+from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
+from rayspec.targets.catalogue import DEFAULT_TARGET
 
 
 def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
@@ -138,7 +139,7 @@ class SweepConfig:
 
     name: str = "sweep"  # name of the parent run
     experiment: str = "rayspec-sweep"  # MLflow experiment
-    target: str = DEMO_TARGET  # `demo`, a folder, or a Hugging Face name
+    target: str = DEFAULT_TARGET  # a fetched target, a folder, or a Hugging Face name
     # shipped names or checkpoint folders; NAME@chain and NAME@8x32 (topk x num_draft_tokens) have a shape of their own
     drafters: list[str] = field(default_factory=lambda: ["full"])
     baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
@@ -147,7 +148,7 @@ class SweepConfig:
     num_draft_tokens: int | None = None  # verified tokens per step with the root; None: draft_steps + 1 for a chain
     concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside request_rate
     request_rate: list[float] = field(default_factory=list)  # open loop: Poisson arrivals of conversations per second
-    workload: str = "heldout_python:32"  # name or JSONL path, with :count:category; several with commas
+    workload: str = "chat:32"  # name or JSONL path, with :count:category; several with commas
     chat_template: bool = True  # send turns through the target's chat template, where it has one
     block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
     repeats: int = 1  # passes over the workload, or the fewest of them with stop.ci_width

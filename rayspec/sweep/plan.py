@@ -145,7 +145,7 @@ def inspect_drafter(entry: str, config: SweepConfig) -> Drafter:
     Raises ValueError for a drafter that does not exist (a typing error); anything wrong inside is its `problem`.
     """
     name, shape = config.shape_of(entry)
-    path, label = drafter_path(name), drafter_label(entry)
+    path, label = drafter_path(name, config.target), drafter_label(entry)
     try:
         info = read_info(path)
         check_files(info)

@@ -37,10 +37,10 @@ class AnswerEnginesConfig:
 
 @contextlib.contextmanager
 def answer_engines(
-    config: AnswerEnginesConfig, target: str, longest: int, stop_ids: Sequence[int], log_folder: Path
+    config: AnswerEnginesConfig, target: str, longest: int, stop_ids: Sequence[int], log_folder: Path, seed: int
 ) -> Iterator[Answerer]:
-    """Engines of the target folder, ended with the block. `longest`: tokens of prompt and answer. Raises EngineFailed
-    from whatever is called."""
+    """Engines of the target folder, ended with the block. `longest`: tokens of prompt and answer; `seed`: of what is
+    drawn, another one for each start. Raises EngineFailed from whatever is called."""
     from rayspec.farm.actor import RuntimeHandle, cluster  # Ray takes a second
     from rayspec.farm.runtime import EngineSpec
 
@@ -51,7 +51,10 @@ def answer_engines(
         **({} if config.dtype is None else {"dtype": config.dtype}),
         **config.extra,
     }
-    spec = EngineSpec(target=target, num_threads=config.num_threads, overrides=overrides)
+    specs = [
+        EngineSpec(target=target, num_threads=config.num_threads, overrides={**overrides, "random_seed": seed + n})
+        for n in range(config.count)
+    ]
     with cluster(None, min_cpus=config.count * config.num_cpus), contextlib.ExitStack() as stack:
         handles = [
             RuntimeHandle(
@@ -61,7 +64,7 @@ def answer_engines(
                 num_gpus=config.num_gpus,
                 block_timeout_s=config.batch_timeout_s,
             )
-            for n in range(config.count)
+            for n, spec in enumerate(specs)
         ]
         for handle in handles:
             stack.callback(handle.stop)
@@ -86,9 +89,7 @@ def answer_engines(
 def sampling_params(request: Request, stop_ids: Sequence[int]) -> dict[str, Any]:
     return {
         "temperature": request.temperature,
-        "top_p": request.top_p,
         "max_new_tokens": request.max_new_tokens,
         "stop_token_ids": [*stop_ids, *request.stop_ids],
-        "sampling_seed": request.seed,
         "skip_special_tokens": False,
     }

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 INDEX = "answers.json"
+# messages in the user's place; drawing them without a cut-off at top-p, which would sort the vocabulary at every token,
+# wants a lower temperature than the 1.0 of Magpie
+WRITING_TEMPERATURE = 0.8
 TEMPLATE_TOKENS = 64  # more than the chat templates of the field put around a message
 
 
@@ -84,10 +87,6 @@ class AnswersConfig:
     def has_follow_up(self, index: int) -> bool:
         return int((index + 1) * self.follow_up_share) > int(index * self.follow_up_share)
 
-    def draw_seed(self, shard: int, row: int) -> int:
-        """One for each request, so that a resumed run draws what an uninterrupted one would."""
-        return (self.seed * 1_000_003 + shard) * 4096 + row & 0x7FFFFFFF
-
 
 @dataclass(frozen=True)
 class Request:
@@ -96,8 +95,6 @@ class Request:
     prompt_ids: Sequence[int]
     temperature: float  # 0 = greedy
     max_new_tokens: int
-    seed: int
-    top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()  # beside those of the target
 
 
@@ -226,7 +223,7 @@ def make_answers(
         for shard in todo:
             first = shard * config.batch_size
             numbers = range(first, min(first + config.batch_size, config.count))
-            rows = _converse(shard, numbers, [prompts[n] for n in numbers], config, answer, chat)
+            rows = _converse(numbers, [prompts[n] for n in numbers], config, answer, chat)
             temperature_B = torch.tensor([config.temperature_of(n) for n in numbers])
             _write_shard(shard_path(folder, shard), [len(prompts[n].ids) for n in numbers], rows, temperature_B)
             bar.set_postfix_str(f"{sum(sum(row.mask) for row in rows)} answer tokens in the last", refresh=False)
@@ -236,7 +233,6 @@ def make_answers(
 
 
 def _converse(
-    shard: int,
     numbers: range,
     prompts: Sequence[Prompt],
     config: AnswersConfig,
@@ -248,24 +244,14 @@ def _converse(
     active = list(range(len(rows)))
     turn = 0
     while active:
-        requests = [
-            Request(
-                rows[i].ids,
-                config.temperature_of(numbers[i]),
-                config.answer_tokens,
-                config.draw_seed(shard, turn * len(rows) + i),
-            )
-            for i in active
-        ]
+        requests = [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active]
         answers = answer(requests)
         for i, ids in zip(active, answers, strict=True):
             rows[i].add(ids, is_answer=True)
         ended = [i for i, ids in zip(active, answers, strict=True) if len(ids) < config.answer_tokens]
         if turn == 0 and chat is not None:
             asking = [i for i in ended if not rows[i].later_turns and config.has_follow_up(numbers[i])]
-            for i, text in zip(
-                asking, _follow_ups(shard, [rows[i] for i in asking], config, answer, chat), strict=True
-            ):
+            for i, text in zip(asking, _follow_ups([rows[i] for i in asking], config, answer, chat), strict=True):
                 rows[i].later_turns += [] if text is None else [text]
         active = [i for i in ended if rows[i].later_turns]
         for i in active:
@@ -275,24 +261,13 @@ def _converse(
     return rows
 
 
-def _follow_ups(
-    shard: int, rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate
-) -> list[str | None]:
+def _follow_ups(rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate) -> list[str | None]:
     """What the target, in the user's place, says next; None where that is nothing."""
     if not rows:
         return []
     opening = chat.encode(chat.reopen)
-    requests = [
-        Request(
-            [*row.ids, *opening],
-            1.0,
-            config.max_prompt_tokens,
-            config.draw_seed(shard, 2048 + i),
-            0.95,
-            (chat.user_stop,),
-        )
-        for i, row in enumerate(rows)
-    ]
+    stop = (chat.user_stop,)
+    requests = [Request([*row.ids, *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop) for row in rows]
     return [chat.message(ids) or None for ids in answer(requests)]
 
 

@@ -220,7 +220,7 @@ def export(
     tree: dict[str, Any] | None,
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
-    folder = Path(config.output_dir) / head.name
+    folder = config.output_folder / head.name
     provenance = {
         **provenance_of(config, target.sha256, answers),
         **origin.provenance,

@@ -8,7 +8,8 @@ from typing import Any
 
 from rayspec.calibration.options import entry_of
 from rayspec.home import home
-from rayspec.shipped import DEMO_TARGET, target_path
+from rayspec.shipped import drafter_path, own_folder, target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.answer_engines import AnswerEnginesConfig
 from rayspec.training.answers import AnswersConfig
 from rayspec.training.recipe import Recipe
@@ -117,8 +118,8 @@ class EvaluationConfig:
 class DrafterTrainConfig:
     """Answers are made once; then every head of `heads` is trained on them with the same recipe."""
 
-    target: str = DEMO_TARGET  # the shipped target, or a Hugging Face folder
-    output_dir: str = "drafters"  # output_dir/<name>/ is the exported drafter
+    target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
+    output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
     work_dir: str | None = None  # answers and unfinished training; None = the home folder's training/<target>
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
@@ -161,13 +162,20 @@ class DrafterTrainConfig:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""
         if head.base is None:
             return None
-        for folder in (Path(self.output_dir) / head.base, Path(head.base).expanduser()):
-            if (folder / "config.json").is_file():
-                return folder
-        raise ValueError(
-            f"heads[{head.name}].base is {head.base!r}: no drafter under {self.output_dir} and no folder of that name; "
-            "train it first, in a run of its own or earlier in the list"
-        )
+        own = self.output_folder / head.base
+        if (own / "config.json").is_file():
+            return own
+        try:
+            return Path(drafter_path(head.base, self.target))
+        except ValueError as error:
+            raise ValueError(
+                f"heads[{head.name}].base is {head.base!r}: not under {self.output_folder}, and {error}; train it "
+                "first, in a run of its own or earlier in the list"
+            ) from error
+
+    @property
+    def output_folder(self) -> Path:
+        return Path(self.output_dir) if self.output_dir else own_folder("drafters", self.target)
 
     @property
     def target_folder(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
     for head in config.heads:
-        folder = Path(config.output_dir) / head.name
+        folder = config.output_folder / head.name
         unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
         if is_exported(config, head, sha256):
             state = "already exported"
@@ -90,7 +89,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     todo = []
     for head in config.heads:
         if is_exported(config, head, target.sha256):
-            print(f"{head.name}: already exported to {Path(config.output_dir) / head.name}, skipped")
+            print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
             results[head.name] = None
         else:
             todo.append(head)
@@ -110,7 +109,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
-    folder = Path(config.output_dir) / head.name
+    folder = config.output_folder / head.name
     if not (folder / "config.json").is_file():
         return False
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -152,7 +151,9 @@ def _make_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
     logs = config.work_folder / "logs"
     print(f"starting {config.engines.count} engine(s) for the answers; log in {logs}", flush=True)
     avoid = evaluation_hashes()
-    with answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs) as answer:
+    made = len([*config.work_folder.glob("*/answers-*"), *config.work_folder.glob("*/prompts-*")])
+    seed = 1000 * config.answers.seed + made  # a resumed run must not draw again what it has
+    with answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs, seed) as answer:
         for name, settings in todo.items():
             prompts = prompts_of(
                 settings, name, config.work_folder, config.corpus, target.tokenizer, chat, answer, avoid

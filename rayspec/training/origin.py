@@ -70,8 +70,8 @@ def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> Non
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
     if not lm_head.taken_over:
         raise ValueError(
-            f"heads[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; leave "
-            "it out"
+            f"heads[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
+            "leave it out"
         )
     for name in lm_head.taken_over:
         parameter = lm_head.get_parameter(name)

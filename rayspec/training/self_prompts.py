@@ -15,10 +15,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.training.answers import Answerer, AnswersConfig, Request, write_text
+from rayspec.training.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request, write_text
 from rayspec.training.chat import ChatTemplate
 
-TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_CHARS = 12
 MAX_BATCHES_PER_WANTED = 4  # a target that writes fewer usable prompts than one in four is no chat model
 
@@ -55,7 +54,7 @@ def write_prompts(
                         f"the target wrote {len(found)} usable prompts in {batch * config.batch_size}, too few for "
                         f"{config.count}; name a workload or a folder of texts with answers.prompts"
                     )
-                texts = _new_prompts(config, chat, answer, batch, seen)
+                texts = _new_prompts(config, chat, answer, seen)
                 write_text(file, "".join(json.dumps({"turns": [text]}, ensure_ascii=False) + "\n" for text in texts))
             texts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
             seen |= {prompt_hash(text) for text in texts}
@@ -65,14 +64,9 @@ def write_prompts(
     return found[: config.count]
 
 
-def _new_prompts(
-    config: AnswersConfig, chat: ChatTemplate, answer: Answerer, batch: int, seen: Iterable[str]
-) -> list[str]:
-    opening = chat.encode(chat.opening)
-    requests = [
-        Request(opening, TEMPERATURE, config.max_prompt_tokens, config.draw_seed(batch, row), TOP_P, (chat.user_stop,))
-        for row in range(config.batch_size)
-    ]
+def _new_prompts(config: AnswersConfig, chat: ChatTemplate, answer: Answerer, seen: Iterable[str]) -> list[str]:
+    request = Request(chat.encode(chat.opening), WRITING_TEMPERATURE, config.max_prompt_tokens, (chat.user_stop,))
+    requests = [request] * config.batch_size
     return new_and_sensible([chat.message(ids) for ids in answer(requests)], seen)
 
 

@@ -10,7 +10,7 @@ from rayspec.workloads.records import Conversation, read_file, read_records
 
 DATA_VARIABLE = "RAYSPEC_DATA"
 SHIPPED: dict[str, Path] = {
-    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("heldout_python", "mixed_languages")
+    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("chat", "heldout_python", "mixed_languages")
 }
 
 
