@@ -1,5 +1,6 @@
 """A target's answers without an engine: Hugging Face's own `generate`, one request at a time."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +11,14 @@ from rayspec.training.frozen_target import FrozenTarget
 
 
 def answerer(target: FrozenTarget) -> Answerer:
+    """What is drawn depends on nothing but the number of requests before it."""
+    seeds = itertools.count()
+
     def one(request: Request) -> list[int]:
         ids = torch.tensor([list(request.prompt_ids)])
-        drawn = {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
+        drawn = {"do_sample": True, "temperature": request.temperature, "top_p": 1.0, "top_k": 0}
         with torch.random.fork_rng():
-            torch.manual_seed(request.seed)
+            torch.manual_seed(next(seeds))
             whole = target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -32,5 +36,12 @@ def answer_in_process(
     folder: Path, target: FrozenTarget, config: AnswersConfig, prompts: Sequence[Sequence[int]]
 ) -> None:
     """`make_answers` to prompts that are ids already."""
-    made = [Prompt(str(ids), ids) for ids in prompts]
-    make_answers(folder, TargetName(Path(target.folder).name, target.sha256), config, made, answerer(target))
+    make_answers(folder, name_of(target), config, as_prompts(prompts), answerer(target))
+
+
+def as_prompts(prompts: Sequence[Sequence[int]]) -> list[Prompt]:
+    return [Prompt(str(ids), ids) for ids in prompts]
+
+
+def name_of(target: FrozenTarget) -> TargetName:
+    return TargetName(Path(target.folder).name, target.sha256)

@@ -22,6 +22,7 @@ from slow_drafter import SLOW, SLOWDOWN
 
 from rayspec.provenance import machine, provenance
 from rayspec.report.style import STYLE, colour, panels, plt
+from rayspec.shipped import drafter_path
 from rayspec.statistics import Interval
 from rayspec.sweep.folder import sweep_folders
 from rayspec.sweep.journal import read
@@ -30,7 +31,7 @@ from rayspec.sweep.prepare import prepare
 from rayspec.sweep.results import speedups
 
 ROOT = Path(__file__).parents[2]
-HEAD, TWIN = "slimspec-r64", "twin"
+HEAD, TWIN = "full", "twin"
 PLUGIN = "[sglang.srt.plugins]\nslow_drafter = slow_drafter:register\n"
 
 
@@ -73,7 +74,7 @@ def sweep(home: Path, passes: int) -> None:
         "name": "aa",
         "drafters": f"[{','.join(str(drafters / name) for name in (HEAD, TWIN, SLOW))}]",
         "baseline": HEAD,
-        "workload": "heldout_python:8",
+        "workload": "chat:8",
         "block_prompts": 1,
         "repeats": passes,
         "max_new_tokens": 32,

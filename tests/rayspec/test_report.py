@@ -82,10 +82,10 @@ def test_runs_carry_dataset_parameters_tags_and_command(stored: StoredSweep) -> 
     (child_id,) = (id_ for trial, id_ in stored.run_ids.items() if trial.name == "slimspec-r64-s4-c4")
     for run in (stored.parent, client.get_run(child_id)):
         (entry,) = run.inputs.dataset_inputs
-        assert entry.dataset.name == "heldout_python:32"
+        assert entry.dataset.name == "chat:32"
         assert json.loads(entry.dataset.profile)["num_rows"] == 32
         assert [(t.key, t.value) for t in entry.tags] == [("mlflow.data.context", "eval")]
-        assert run.data.params["sweep.workload"] == "heldout_python:32"
+        assert run.data.params["sweep.workload"] == "chat:32"
         assert run.data.tags["mlflow.source.git.commit"] == run.data.tags["git.commit"]
         for tag in ("host.gpu", "version.sglang", "version.mlflow"):
             assert run.data.tags[tag]

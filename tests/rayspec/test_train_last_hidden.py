@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from answerers import answer_in_process
+from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec import export
@@ -262,7 +263,7 @@ def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answer
     assert torch.equal(made.draft_tree.bigram_ids.long(), pairs.ids_P)
     assert set(load_file(trained / "out" / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
     assert load_drafter(trained / "out" / "slim-r1")[1].tree["pairs"] == 0
-    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
     with pytest.raises(ValueError, match="was made for target"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 

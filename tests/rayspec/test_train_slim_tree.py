@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from answerers import answer_in_process
+from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec.calibration.artifacts import BIGRAM, write_artifacts
@@ -142,7 +143,7 @@ def test_what_cannot_be_is_refused(fault: str) -> None:
 
 
 def test_a_calibration_without_pairs_is_refused_before_anything_is_made(family: Family) -> None:
-    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
     with pytest.raises(ValueError, match=r"heads\[x\]: .*but no pairs"):
         plan(replace(family[0], heads=[wrong]))
 
