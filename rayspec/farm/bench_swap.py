@@ -41,7 +41,7 @@ class Way:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m rayspec.farm.bench_swap", description=__doc__.split("\n\n")[0])
     parser.add_argument("--heads", nargs="+", default=HEADS, metavar="NAME", help="shipped names or checkpoint folders")
-    parser.add_argument("--workload", default="heldout_python:4", help="the prompts that each head answers")
+    parser.add_argument("--workload", default="chat:4", help="the prompts that each head answers")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args(arguments)
     prompts = tuple(load_workload(options.workload))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import LlamaConfig
 
+from rayspec.home import home
+from rayspec.targets.catalogue import models_folder
 from rayspec.training.sources import CorpusConfig
 
 WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
@@ -61,7 +62,7 @@ class TargetTrainConfig:
 
     name: str
     token_budget: int
-    export_dir: str = "rayspec/assets/target"
+    export_dir: str | None = None  # the folder of the trained model; None = the home folder's models/<name>
     seed: int = 0
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     model: TargetModelConfig = field(default_factory=TargetModelConfig)
@@ -107,7 +108,11 @@ class TargetTrainConfig:
 
     @property
     def run_dir(self) -> Path:
-        return Path(os.environ.get("RAYSPEC_HOME", ".rayspec")) / "targets" / self.name
+        return home() / "targets" / self.name
+
+    @property
+    def export_folder(self) -> Path:
+        return Path(self.export_dir) if self.export_dir else models_folder() / self.name
 
     def seq_len_at(self, step: int) -> int:
         return self.long_seq_len if step >= self.total_steps * (1 - self.long_fraction) else self.seq_len

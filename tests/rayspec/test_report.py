@@ -164,14 +164,14 @@ def test_category_speedups_by_hand(make_request: Callable[..., RequestRecord]) -
 def test_the_champion_comes_back_complete(tracker: Tracker, stored: StoredSweep, report: Path, tmp_path: Path) -> None:
     best = winner(stored.results)
     done = promote(stored, report, best)
-    assert (done.model, done.uri) == ("drafter-demo", "models:/drafter-demo@champion")
-    folder = download_champion(tracker.client, "drafter-demo", tmp_path)
+    assert (done.model, done.uri) == ("drafter-smollm2-135m", "models:/drafter-demo@champion")
+    folder = download_champion(tracker.client, "drafter-smollm2-135m", tmp_path)
     assert best.trial.drafter is not None
     loaded, measured = (load_drafter(path)[0].state_dict() for path in (folder, best.trial.drafter.path))
     assert loaded.keys() == measured.keys()
     assert all(torch.equal(loaded[name], measured[name]) for name in loaded)
 
-    version = tracker.client.get_model_version_by_alias("drafter-demo", "champion")
+    version = tracker.client.get_model_version_by_alias("drafter-smollm2-135m", "champion")
     assert version.tags["sweep_run_id"] == stored.run_id
     assert version.tags["clearly_faster_than_plain"] == "yes"
     assert float(version.tags["speedup_vs_plain_ci_low"]) > 1
