@@ -40,5 +40,3 @@ class Scripted:
             raise KeyboardInterrupt
         assert len(said) == len(requests), "the script does not fit what is asked"
         return [self.tokenizer.encode(text, add_special_tokens=False) for text in said]
-
-
