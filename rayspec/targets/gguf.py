@@ -43,7 +43,7 @@ def _write(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
     config.dtype = DTYPE
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = _readable(file, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
     tokenizer.save_pretrained(folder)
     save_file(gguf_tensors(file, config), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)  # save_file keeps others out

@@ -174,7 +174,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None:
-    """Raise ValueError if the folder holds answers of another target or made with other settings."""
+    """Raise ValueError if the folder holds answers of another target or made with other settings; those of a smaller
+    count can be added to."""
     if not (folder / INDEX).is_file():
         return
     index = json.loads((folder / INDEX).read_text())
@@ -184,12 +185,14 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted = asdict(config)
-    for key in wanted.keys() | index["config"].keys():
-        if index["config"].get(key) != wanted.get(key):
+    wanted, made = asdict(config), dict(index["config"])
+    if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
+        made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
+    for key in wanted.keys() | made.keys():
+        if made.get(key) != wanted.get(key):
             raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={index['config'].get(key)}, "
-                f"not {wanted.get(key)}; {way_out}"
+                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
+                f"{way_out}"
             )
 
 
@@ -215,8 +218,7 @@ def make_answers(
         "target_sha256": target.sha256,
         "config": asdict(config),
     }
-    if not (folder / INDEX).is_file():
-        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
     todo = missing_shards(folder, config)
     with tqdm(desc=f"answers: {folder.name}", unit="shard", total=config.num_shards, disable=not todo) as bar:
         bar.update(config.num_shards - len(todo))
