@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fixture_models import DRAFTERS, TARGET, prompt_texts
+from fixture_models import TARGET
 
 from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
-
-__all__ = ["DRAFTERS", "TARGET", "prompt_texts"]
 
 NUM_PROMPTS, NEW_TOKENS = 56, 24
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64

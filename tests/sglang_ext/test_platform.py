@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import TARGET
+from fixture_models import TARGET
 
 from sglang_ext.adapter.activation import has_accelerator
 

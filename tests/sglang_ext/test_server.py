@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, TARGET, prompt_texts
+from fixture_models import DRAFTERS, TARGET, prompt_texts
 
 START_TIMEOUT_S = 300
 

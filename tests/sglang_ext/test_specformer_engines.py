@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, generate, running_engine
-from fixture_models import CALIBRATIONS
+from engines import Ids, Oracle, generate, running_engine
+from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from last_hidden_cases import as_answers, new_drafter, save, train
 from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
 

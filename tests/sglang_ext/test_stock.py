@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
-from fixture_models import VOCABULARY
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS, VOCABULARY
 from lossless import check_counts
 
 from sglang_ext.adapter.engine import swap_drafter

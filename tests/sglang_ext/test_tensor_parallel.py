@@ -1,7 +1,8 @@
 """Two tensor-parallel ranks, of target and drafter: token-identical to plain decoding on one, swaps included."""
 
 import pytest
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS
 from lossless import check_counts
 
 from sglang_ext.adapter.engine import swap_drafter
