@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    sweep the shipped draft heads in SGLang on this machine (about 6 minutes on 2 cores)"
+	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
 	@echo "make test    all tests, on two workers (about 45 minutes on 2 cores)"
 	@echo "make lint    ruff and mypy"
 	@echo "make pins    write constraints.txt from the installed environment"
@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
+	$(BIN)/python jobs/fetch_target.py smollm2-135m
 	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
 
 test: $(STAMP)

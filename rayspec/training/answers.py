@@ -246,8 +246,9 @@ def _converse(
     active = list(range(len(rows)))
     turn = 0
     while active:
-        requests = [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active]
-        answers = answer(requests)
+        answers = _by_temperature(
+            [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active], answer
+        )
         for i, ids in zip(active, answers, strict=True):
             rows[i].add(ids, is_answer=True)
         ended = [i for i, ids in zip(active, answers, strict=True) if len(ids) < config.answer_tokens]
@@ -261,6 +262,17 @@ def _converse(
             rows[i].add(chat.next_turn(rows[i].later_turns.pop(0)), is_answer=False)
         turn += 1
     return rows
+
+
+def _by_temperature(requests: Sequence[Request], answer: Answerer) -> list[list[int]]:
+    """Requests of one temperature together: SGLang sorts the vocabulary for every token of a batch that mixes greedy
+    ones with others."""
+    answers: list[list[int]] = [[] for _ in requests]
+    for temperature in sorted({r.temperature for r in requests}):
+        own = [i for i, r in enumerate(requests) if r.temperature == temperature]
+        for i, ids in zip(own, answer([requests[i] for i in own]), strict=True):
+            answers[i] = ids
+    return answers
 
 
 def _follow_ups(rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate) -> list[str | None]:
