@@ -112,6 +112,15 @@ def test_every_config_loads(file: Path) -> None:
     assert load_config(CalibrationConfig, file).calibrations
 
 
+def test_sources_of_one_s_own_take_the_place_of_the_default_one(tmp_path: Path) -> None:
+    """Which is the whole corpus, a minute's reading."""
+    rule = "calibrations: [{name: a, source: %s, rule: {kind: contiguous, clusters: 4}}]\n"
+    (tmp_path / "own.yaml").write_text("sources: {answers: {kind: target}}\n" + rule % "answers")
+    (tmp_path / "none.yaml").write_text(rule % "raw")
+    found = [load_config(CalibrationConfig, tmp_path / f"{name}.yaml").parsed_sources for name in ("own", "none")]
+    assert [list(sources) for sources in found] == [["answers"], ["raw"]]
+
+
 def test_plan_names_everything_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "other_home"))
     text = "\n".join(describe(prepare(load_config(CalibrationConfig, place / "config.yaml", ["output_dir=nowhere"]))))
