@@ -1,4 +1,4 @@
-"""What reduced heads keep: python jobs/calibrate.py --config configs/calibrate/demo.yaml [key=value ...] [--plan]
+"""What reduced heads keep: python jobs/calibrate.py --config configs/calibrate/smollm2.yaml [key=value ...] [--plan]
 
 Counts the tokens of every source, then makes every calibration of the config. The same command goes on after an
 interruption. Exits 0 when every calibration is there, 2 for a config that cannot run.
@@ -14,7 +14,7 @@ from rayspec.job import set_up
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="jobs/calibrate.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--config", metavar="FILE", default="configs/calibrate/demo.yaml", help="YAML of the job")
+    parser.add_argument("--config", metavar="FILE", default="configs/calibrate/smollm2.yaml", help="YAML of the job")
     parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)

@@ -77,9 +77,9 @@ def _bundle(number: int) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
 
 
-def cluster_gpus() -> float:
-    """GPUs that the connected cluster has in total."""
-    return float(ray.cluster_resources().get("GPU", 0))
+def node_gpus() -> list[float]:
+    """GPUs of each node of the connected cluster."""
+    return [float(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
 
 
 class _RuntimeShell:

@@ -22,9 +22,22 @@ def head_latencies(
     That is what a chain's draft loop asks of the head, routing included, on the same packed weights; the mean over the
     draft positions 0..draft_steps-1, at which a position-aware head does not cost the same.
 
-    The heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them.
+    On a CPU the heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them. Beside
+    an engine a GPU has no room for the heads of a sweep: there each has its rounds alone.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    groups = [dict(drafters)] if device.type == "cpu" else [{name: path} for name, path in drafters.items()]
+    timed: dict[str, float] = {}
+    for group in groups:
+        timed |= _in_turns(group, rows, draft_steps, dtype, device, num_threads)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return timed
+
+
+def _in_turns(
+    drafters: Mapping[str, str], rows: int, draft_steps: int, dtype: torch.dtype, device: torch.device, num_threads: int
+) -> dict[str, float]:
     heads = {name: load_drafter(path, dtype)[0].lm_head.to(device) for name, path in drafters.items()}
     if device.type == "cpu":
         for head in heads.values():

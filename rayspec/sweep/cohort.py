@@ -59,6 +59,7 @@ class CohortRun:
         self.journal = journal
         self.state = SweepState(self.plan, journal.read(cohort.name))
         self.passes = 0
+        self._starting_s = 0.0  # of the round, on engines whose turn came
         self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
 
     def one_pass(self) -> Pass:
@@ -127,9 +128,9 @@ class CohortRun:
         deaths: Counter[Trial] = Counter()
         while True:
             self._make_ready()
-            start = time.perf_counter()
+            self._starting_s, start = 0.0, time.perf_counter()
             try:
-                blocks = {t.name: self._block(t, round_) for t in round_.trials if self._is_measured(t)}
+                blocks = {t.name: self._block(t, round_) for t in self._order(round_) if self._is_measured(t)}
                 break
             except _TrialDied as died:
                 deaths[died.trials[0]] += 1
@@ -141,12 +142,23 @@ class CohortRun:
             "round",
             index=round_.index,
             prompt_block=round_.prompt_block,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - start - self._starting_s,
             blocks={name: m.to_dict() for name, m in blocks.items() if m is not None},
         )
 
+    def _order(self, round_: Round) -> list[Trial]:
+        """Engines that take turns change once a round: the one that runs answers first."""
+        if self.engines.placement.side_by_side:
+            return list(round_.trials)
+        is_plain_up = self.engines.plain is not None and self.engines.plain.is_alive
+        return sorted(round_.trials, key=lambda trial: (trial.drafter is None) != is_plain_up)
+
     def _block(self, trial: Trial, round_: Round) -> Measured | None:
         """None where the trial failed."""
+        if not self.engines.placement.side_by_side:
+            self._take_turn(trial.drafter)
+            if not self._is_measured(trial):
+                return None
         prompts = self.prepared.prompts[round_.first : round_.last]
         try:
             engine = self.engines.use(trial.drafter)
@@ -169,11 +181,28 @@ class CohortRun:
 
     def _make_ready(self) -> None:
         """Both engines running and warm, those that still have a trial; what cannot be started, fails."""
-        if self._is_wanted(None):
+        placement = self.engines.placement
+        if not placement.side_by_side:
+            return  # each is started when its turn comes
+        if placement.memory_share is not None:
+            self._start_plain()  # alone: the next engine takes its share of what this one leaves of their GPU
+        elif self._is_wanted(None):
             self.engines.begin_plain(self.cohort)  # while the other starts
         self._start_speculative()
         self._start_plain()
         self._time_heads()
+
+    def _take_turn(self, drafter: Drafter | None) -> None:
+        """Have the engine of a drafter running where there is room for one, and the other one gone."""
+        start = time.perf_counter()
+        if drafter is None:
+            self.engines.stop_speculative()
+            self._start_plain()
+        else:
+            self.engines.stop_plain()
+            self._start_speculative()
+            self._time_heads()
+        self._starting_s += time.perf_counter() - start
 
     def _start_speculative(self) -> None:
         """Start with the first drafter that works, where the running engine does not do; those that do not, fail."""

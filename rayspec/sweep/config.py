@@ -23,7 +23,7 @@ class EngineConfig:
     dtype: str | None = None  # "float32", "bfloat16", ...
     context_length: int | None = None  # tokens of prompt plus answer
     max_total_tokens: int | None = None  # KV slots; small keeps the start fast and the memory low
-    mem_fraction_static: float | None = None  # share of GPU memory per engine (two run side by side)
+    mem_fraction_static: float | None = None  # of GPU memory, for weights and cache; of two engines on one GPU, each's
     num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
     nodes: int = 1  # that one engine spans, its tensor-parallel ranks (extra.tp_size) spread over them evenly
     start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
@@ -70,6 +70,8 @@ class RayConfig:
     address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
     num_cpus: float = 1.0  # reserved, not a limit: an idle engine leaves its cores to the measured one
     num_gpus: float | None = None  # None: half a GPU where the cluster has any, so that two engines share one
+    # plain and speculative engine at once; False: they take turns, each start for a round; None: as the GPUs allow
+    side_by_side: bool | None = None
     max_failures: int = 3  # times that a cohort starts again after the death of its actor or node
 
     def __post_init__(self) -> None:

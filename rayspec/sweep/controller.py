@@ -14,7 +14,7 @@ import ray
 from tqdm import tqdm
 
 from rayspec.costs import read_costs
-from rayspec.farm.actor import cluster
+from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
@@ -23,6 +23,7 @@ from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.follow import Follower
 from rayspec.sweep.journal import read
 from rayspec.sweep.measured import SweepState
+from rayspec.sweep.placement import place
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult, score
@@ -128,12 +129,13 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
                 f"engine.nodes is {config.engine.nodes}, but the Ray cluster has {alive} node(s); lower it, or set "
                 "ray.address or RAY_ADDRESS to a cluster with as many"
             )
+        placement = place(config, node_gpus())
         actor = journal_actor(folder.journal)
         journal = RemoteJournal(actor)
         for trial in plan.trials:
             if trial.drafter is not None and trial.drafter.problem:
                 journal.append({"event": "failed", "trial": trial.name, "cause": trial.drafter.problem})
-        run_cohorts(prepared, actor, state, folder, trainable)
+        run_cohorts(prepared, placement, actor, state, folder, trainable)
         ray.kill(actor)
 
 

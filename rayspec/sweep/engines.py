@@ -4,30 +4,22 @@ draft steps and its drafters' family are the same."""
 from pathlib import Path
 from typing import Any
 
-from rayspec.farm.actor import RuntimeHandle, cluster_gpus
+from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineDied, EngineSpec
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Cohort, Drafter
 from rayspec.sweep.shape import CHAIN
 from rayspec.workloads import Conversation
 
 
-def engine_resources(config: SweepConfig) -> tuple[float, float]:
-    """CPUs and GPUs that one engine reserves on each of its nodes."""
-    num_gpus = config.ray.num_gpus
-    if num_gpus is None:
-        tp_size = int(config.engine.extra.get("tp_size", 1)) // config.engine.nodes
-        share = 0.5 if tp_size == 1 else float(tp_size)  # Ray divides one GPU, of several it gives whole ones
-        num_gpus = share if cluster_gpus() > 0 else 0.0
-    return config.ray.num_cpus, num_gpus
-
-
 class Engines:
     """Starts, calls and ends the engines. Every method that needs one raises EngineFailed."""
 
-    def __init__(self, config: SweepConfig, target: str, log_folder: Path) -> None:
+    def __init__(self, config: SweepConfig, placement: Placement, target: str, log_folder: Path) -> None:
         self.config = config
+        self.placement = placement
         self.target = target
         self.log_folder = log_folder
         self.plain: RuntimeHandle | None = None
@@ -112,6 +104,8 @@ class Engines:
 
     def _handle(self, drafter: Drafter | None, draft_steps: int, name: str) -> RuntimeHandle:
         c, shape = self.config, drafter.shape if drafter else CHAIN
+        other = self.speculative if drafter is None else self.plain
+        memory = self.placement.memory_fraction(is_alone=other is None or not other.is_alive)
         spec = EngineSpec(
             target=self.target,
             drafter=drafter.path if drafter else None,
@@ -120,14 +114,13 @@ class Engines:
             num_draft_tokens=shape.num_draft_tokens,
             nodes=c.engine.nodes,
             num_threads=c.engine.num_threads,
-            overrides={"random_seed": c.seed, **c.engine.overrides()},
+            overrides={"random_seed": c.seed, **c.engine.overrides(), **memory},
         )
-        num_cpus, num_gpus = engine_resources(c)
         return RuntimeHandle(
             spec,
             self.log_folder / f"{name}.log",
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
+            num_cpus=self.placement.num_cpus,
+            num_gpus=self.placement.num_gpus,
             block_timeout_s=c.engine.block_timeout_s,
         )
 

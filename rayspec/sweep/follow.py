@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tqdm import tqdm
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.journal import GIVEN_UP, Event, lines
 from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import PLAIN, Plan
+from rayspec.sweep.plan import PLAIN, Drafter, Plan, Trial
 from rayspec.sweep.publish import Publisher
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
@@ -40,6 +40,7 @@ class Follower(threading.Thread):
         self._retry_at = 0.0
         self._refusal: BaseException | None = None
         self._is_over = threading.Event()
+        self._warned: set[Drafter] = set()
 
     def run(self) -> None:
         self._read()
@@ -76,6 +77,24 @@ class Follower(threading.Thread):
             self.last_time_s = event["time"]
             self._writes.extend(self._what_to_write(event))
             self._progress.show(event)
+            if event["event"] == "round":
+                self._warn_of_unaccepted([self.state.trials[name] for name in event["blocks"]])
+
+    def _warn_of_unaccepted(self, trials: Iterable[Trial]) -> None:
+        """Once for each drafter, after its first block."""
+        for trial in trials:
+            requests = self.state.blocks[trial][0].requests
+            steps, drafter = sum(r.verify_steps for r in requests), trial.drafter
+            if drafter is None or drafter in self._warned or not steps or any(r.accepted_drafts for r in requests):
+                continue
+            self._warned.add(drafter)
+            logger.warning(
+                "%s: none of its drafts was accepted in its first %d steps (tau 1.00); look whether %s holds the "
+                "weights of a drafter that was trained for this target",
+                trial.name,
+                steps,
+                drafter.path,
+            )
 
     def _what_to_write(self, event: Event) -> list[Callable[[], None]]:
         p, at = self._publisher, event["time"]

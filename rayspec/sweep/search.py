@@ -18,11 +18,11 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.engines import engine_resources
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.journal import GIVEN_UP
 from rayspec.sweep.measured import SweepState
 from rayspec.sweep.optuna_search import OptunaCohorts
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Cohort, Plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
@@ -35,6 +35,7 @@ for name in ("ray.tune.tune", "ray.tune.execution.tune_controller"):
 
 def run_cohorts(
     prepared: Prepared,
+    placement: Placement,
     journal: ActorHandle,
     state: SweepState,
     folder: SweepFolder,
@@ -48,11 +49,11 @@ def run_cohorts(
     chooser = None
     if config.search.algorithm == "optuna":
         chooser = OptunaCohorts(plan.cohorts, list(state.begun), config.baseline, config.seed, METRIC)
-    cpus, gpus = engine_resources(config)
     # the trial's own process needs no core; the pair of engines shares a node, or each of several
-    node = {k: 2 * v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
-    bundles = tune.PlacementGroupFactory([{}, *[node] * config.engine.nodes], strategy="STRICT_SPREAD")
-    with_values = tune.with_parameters(trainable, prepared=prepared, journal=journal, log_folder=folder.logs)
+    bundles = tune.PlacementGroupFactory([{}, *[placement.bundle] * config.engine.nodes], strategy="STRICT_SPREAD")
+    with_values = tune.with_parameters(
+        trainable, prepared=prepared, placement=placement, journal=journal, log_folder=folder.logs
+    )
     own = folder.path / "tune"  # nothing in it is needed again: the journal is
     shutil.rmtree(own, ignore_errors=True)
     tune.Tuner(
@@ -65,7 +66,7 @@ def run_cohorts(
             mode="max",
             scheduler=scheduler(config),
             reuse_actors=True,
-            max_concurrent_trials=config.search.max_concurrent or (None if gpus else 1),
+            max_concurrent_trials=config.search.max_concurrent or (None if placement.num_gpus else 1),
         ),
         run_config=tune.RunConfig(
             name=own.name,

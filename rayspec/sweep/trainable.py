@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from rayspec.sweep.cohort import CohortRun
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.journal import Event, Journal
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Cohort, Plan
 from rayspec.sweep.prepare import Prepared
 
@@ -44,14 +45,22 @@ def journal_actor(path: Path) -> ActorHandle:
 class CohortTrainable(tune.Trainable):
     """One step is one pass over the workload; another cohort is a reset."""
 
-    def setup(self, config: dict[str, Any], *, prepared: Prepared, journal: ActorHandle, log_folder: Path) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        *,
+        prepared: Prepared,
+        placement: Placement,
+        journal: ActorHandle,
+        log_folder: Path,
+    ) -> None:
         self.prepared = prepared
         self.journal = RemoteJournal(journal)
-        self.engines = self.make_engines(prepared, log_folder)
+        self.engines = self.make_engines(prepared, placement, log_folder)
         self.reset_config(config)
 
-    def make_engines(self, prepared: Prepared, log_folder: Path) -> Engines:
-        return Engines(prepared.config, prepared.target, log_folder)
+    def make_engines(self, prepared: Prepared, placement: Placement, log_folder: Path) -> Engines:
+        return Engines(prepared.config, placement, prepared.target, log_folder)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         cohort = cohort_of(self.prepared.plan, new_config)

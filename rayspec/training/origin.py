@@ -130,6 +130,8 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
                 f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "
                 f"{asked.options()}; leave those options as they are there"
             )
+    elif drafter.config.tap_layers is None:
+        drafter.config = replace(drafter.config, tap_layers=target.taps)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
 

@@ -7,6 +7,8 @@ attention.py   attention of the CPU platform
 spec_ops.py    tree, verification and cache operations of the CPU platform
 fused_ops.py   norm and rotary embedding of the CPU platform
 packing.py     projections of the CPU platform
+requests.py    what a request may ask, checked before it goes to the scheduler
+stock_weights.py  numbers in the weights of a stock drafter
 internals.py   every SGLang internal that we touch, by name
 algorithms.py  which speculative algorithm serves which drafter
 spec_algorithm.py      our algorithms as SGLang registers them (MEDUSA, BPD, HYDRA, SLIM)

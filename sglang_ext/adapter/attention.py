@@ -19,10 +19,16 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_ext.adapter.contracts import Demand, check
+
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+# of what is verified, T nodes of all requests, by SGLang's attention on CUDA
+VERIFIED = {name: Demand.of(d) for name, d in (("draft_token", "int64 T"), ("positions", "int64 T"),
+                                               ("custom_mask", "byte m"))}  # fmt: skip
 
 
 @dataclass
@@ -92,6 +98,7 @@ class CpuAttentionBackend(AttentionBackend):
             self.segments = [context_segment(self.table_RC, row_B, seq_lens_B, 1)]
         elif mode.is_target_verify():
             spec = forward_batch.spec_info
+            check("attention", VERIFIED, {name: getattr(spec, name) for name in VERIFIED})
             nodes = spec.draft_token_num
             segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
             if spec.tree_topk != 1:

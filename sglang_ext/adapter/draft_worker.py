@@ -11,15 +11,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import select_top_k_tokens
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context, select_top_k_tokens
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
+from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.hosted_head import HostsHead, Question
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.tree_verify import tree_verify_input
@@ -31,6 +33,7 @@ class HeadDraftWorker(EagleDraftWorker):
     """Of EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
+    refusal: str | None = None  # why no request can be served until another drafter is swapped in
 
     @property
     def _is_ours(self) -> bool:
@@ -47,11 +50,36 @@ class HeadDraftWorker(EagleDraftWorker):
                 f"the running drafter is a {type(self.draft_runner.model).__name__}; only rayspec drafters can be "
                 "swapped live"
             )
+        if get_spec().speculative_adaptive:
+            raise ValueError(
+                "--speculative-adaptive keeps graphs of other draft lengths, which hold the running head; leave it out "
+                "to swap drafters live"
+            )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged."""
+        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged. Where capturing
+        the draft passes fails, no drafter is left: every request is refused until a swap succeeds."""
         self.draft_runner.model.swap(info, tensors)
-        self.init_cuda_graphs()  # graphs of the draft passes hold the old head's addresses; none without an accelerator
+        self.refusal = (
+            f"the draft passes of {info.path} could not be captured in CUDA graphs (the log says why); swap in another "
+            "drafter, or start anew, with a lower --mem-fraction-static if memory was short"
+        )
+        self._capture_again()
+        self.refusal = None
+
+    def _capture_again(self) -> None:
+        """The graphs that hold addresses of a head. Those of prefills stay: they hold the body alone, whose new weights
+        were written where the old ones were."""
+        for graphs in (self.cuda_graph_runner, self.cuda_graph_runner_for_draft_extend):
+            if graphs is not None:
+                graphs.backend.cleanup()
+        with (
+            draft_pp_context(),
+            draft_tp_context(self.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            self._capture_cuda_graphs()
 
     def _asking(self, question: Question) -> AbstractContextManager[None]:
         return self.draft_runner.model.logits_processor.asking(question)
@@ -62,6 +90,8 @@ class HeadDraftWorker(EagleDraftWorker):
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_ours:
             return super()._draft_extend_for_prefill(batch, *args, **kwargs)
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
         question = self._question(0, batch.sampling_info)
         with self._asking(question):
             draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
@@ -75,6 +105,9 @@ class HeadDraftWorker(EagleDraftWorker):
         question = self._question(0, batch.sampling_info)
         with self._asking(question), self._extending_by(batch_result.speculative_num_draft_tokens):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+        graphs = self.cuda_graph_runner_for_draft_extend
+        if isinstance(graphs, HeadExtendGraphs):  # a replay asks nothing anew
+            question.best = graphs.take_answer() or question.best
         self._take_answer(batch_result.next_draft_input, question, batch.sampling_info, batch_result.new_seq_lens)
 
     @contextmanager
@@ -87,7 +120,8 @@ class HeadDraftWorker(EagleDraftWorker):
             self.speculative_num_draft_tokens = full
 
     def _take_answer(self, draft_input: Any, question: Question, sampling_info: Any, positions_B: Tensor) -> None:
-        """Give SGLang's input of the next draft the head's own first drafts; a replayed graph asks no head."""
+        """Give SGLang's input of the next draft the head's own first drafts. (A graph under rejection sampling has
+        answered nothing: it gave SGLang the law.)"""
         if question.law_TV is not None:
             draft_input.draft_probs, draft_input.topk_index, draft_input.topk_p = draw_drafts(
                 question.law_TV, sampling_info, positions_B, question.step

@@ -49,10 +49,10 @@ def rotary_forward(
     whole_heads = rotary.is_neox_style and rotary.rotary_dim == rotary.head_size
     if not whole_heads or offsets is not None or hasattr(rotary, "sin_cos_cache"):
         return rotary.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
-    T, D = positions.numel(), rotary.head_size
-    both_TAD = torch.cat([query.view(T, -1, D), key.view(T, -1, D)], dim=1)
+    D = rotary.head_size
+    both_TAD = torch.cat([query.view(-1, query.shape[-1] // D, D), key.view(-1, key.shape[-1] // D, D)], dim=1)
     cos, sin = rotary.cos_sin_cache.index_select(0, positions.flatten()).to(query.dtype).unsqueeze(1).chunk(2, dim=-1)
     a, b = both_TAD.chunk(2, dim=-1)
     rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    heads = query.numel() // (T * D)
+    heads = query.shape[-1] // D
     return rotated[:, :heads].reshape(query.shape), rotated[:, heads:].reshape(key.shape)

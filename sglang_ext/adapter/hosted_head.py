@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context import is_in_breakable_cuda_graph
 from sglang.srt.runtime_context import get_parallel, get_spec
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -21,6 +22,7 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
+from sglang_ext.adapter.sharded_head import shared_over_ranks
 from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import (
@@ -29,11 +31,13 @@ from sglang_ext.drafters.checkpoint import (
     CheckpointInfo,
     check_tensors,
     empty_head,
+    held_in_common,
     naming,
     own_name,
     parse_info,
     shared_tensors,
 )
+from sglang_ext.drafters.numbers import check_finite
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Pruner, PruningTree, build_tree
 
@@ -66,17 +70,22 @@ class Question:
             self.best = Answer(proposal.probabilities_Tk, proposal.token_ids_Tk)
 
 
+# embeddings and features [T, H] that enter the model's first layer: of a pass, or of chosen rows of it
+LayerInputs = Callable[[ForwardBatch, Tensor | None], tuple[Tensor, Tensor]]
+
+
 class HeadLogits(LogitsProcessor):
     """Puts the question of the draft loop to the head, and only for the rows that the loop reads.
 
-    Without a question (SGLang captures its extends in graphs) the head gives logits of the whole vocabulary at draft
-    position 0, which is the position that an extend produces.
+    Without a question (SGLang's graphs of extends under rejection sampling) the head gives logits of the whole
+    vocabulary at draft position 0, which is the position that an extend produces.
     """
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config, skip_all_gather=True)  # the head is replicated over tensor-parallel ranks
+    def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
+        super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
         self.question: Question | None = None
         self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
+        self._layer_inputs = layer_inputs
         self._batch: Any = None
 
     @contextmanager
@@ -113,9 +122,9 @@ class HeadLogits(LogitsProcessor):
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
         if self.question is not None:
-            self.put(self.question, lm_head, hidden_TH)
+            self.put(self.question, lm_head, hidden_TH, self._batch)
             return hidden_states.new_zeros((len(hidden_states), self.question.k))  # SGLang's choice is thrown away
-        routed = self.routed()
+        routed = self._routed(lm_head, self._batch)
         with CLOCK.head():
             logits = lm_head.target_logits(hidden_TH, 0, routed)
         if rows is None:
@@ -125,24 +134,39 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor) -> None:
-        routed = self.routed()
+    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
+        routed = self._routed(head, batch)
         with CLOCK.head():
             question.put_to(head, hidden_TH, routed)
 
-    def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: Any) -> None:
-        """Let the head choose its candidates while the layer, which is given these inputs, runs."""
-        step = self.question.step if self.question else 0
+    def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: ForwardBatch) -> None:
+        """Let the head choose its candidates while the layer, which is given these inputs, runs.
+
+        Not in a prefill, nor in a graph that is broken at attention: SGLang replays such layers without any code of
+        ours, and what is begun on another stream must end in the piece of the graph that it begins in. The head is
+        then asked behind the layers.
+        """
+        if batch.forward_mode.is_extend() or is_in_breakable_cuda_graph():
+            return
         rows = _layer_rows_of_the_head(batch)
         with CLOCK.head():
             if rows is not None:
                 embed_TH, feature_TH = embed_TH[rows], feature_TH[rows]
-            self.routing = start_beside(partial(head.route, step=step), embed_TH, feature_TH)
+            self.routing = start_beside(partial(head.route, step=self._step), embed_TH, feature_TH)
 
-    def routed(self) -> Tensor | None:
-        """What the head chose in this pass; None for a head that does not route."""
+    @property
+    def _step(self) -> int:
+        return self.question.step if self.question else 0
+
+    def _routed(self, head: DraftHead, batch: ForwardBatch) -> Tensor | None:
+        """What the head chooses in this pass; None for a head that does not route."""
         routing, self.routing = self.routing, None
-        return None if routing is None else routing()
+        if routing is not None:
+            return routing()
+        if not head.routes:
+            return None
+        with CLOCK.head():
+            return head.route(*self._layer_inputs(batch, _layer_rows_of_the_head(batch)), self._step)
 
 
 def _rows_read_after_verify(batch: Any) -> Tensor | None:
@@ -183,7 +207,11 @@ class HostsHead(nn.Module, ABC):
         self.info = info
         self.config = config
         self.lm_head = _head_of(info)
-        self.logits_processor = HeadLogits(config)
+        self.logits_processor = HeadLogits(config, self.layer_inputs)
+
+    @abstractmethod
+    def layer_inputs(self, batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`LayerInputs` of this model."""
 
     @abstractmethod
     def draft_step(self, batch: Any, question: Question) -> Tensor | None:
@@ -193,9 +221,11 @@ class HostsHead(nn.Module, ABC):
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = {own_name(self.info, name): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, self.info)
+        check_tensors(tensors, self.info)
+        check_finite(tensors, self.info.path)
         self.pruner = _pruner_of(self.info, tensors, self._device)
         _load_head(self.lm_head, tensors, self.info)
+        self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
 
     @property
@@ -220,13 +250,19 @@ class HostsHead(nn.Module, ABC):
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
         self.pruner = _pruner_of(info, tensors, self._device)
-        self.lm_head, self.info = head, info
-        self._load_body(tensors)
+        present = held_in_common(info, self.info)
+        self.lm_head, self.info = shared_over_ranks(head), info
+        self._load_body({name: tensor for name, tensor in tensors.items() if name not in present})
 
 
 def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:
     """The checkpoint that SGLang builds a model of ours from. Raises ValueError where it is for another target, or
-    another algorithm."""
+    another algorithm, or where this server cannot serve any."""
+    if get_parallel().attn_dp_enabled:
+        raise ValueError(
+            "--enable-dp-attention is not offered for rayspec's drafters, whose draft loop does not pad the batches of "
+            "idle ranks; leave it out"
+        )
     # config.json itself: SGLang pads sizes in `config` on some devices
     raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
     info = parse_info(raw, config._name_or_path)
@@ -249,12 +285,13 @@ def check_replaces(running: CheckpointInfo, info: CheckpointInfo, tensors: Mappi
     check_target(info)
     if info.body != running.body:
         raise ValueError(f"cannot swap in {info.path}: its body {info.body} differs from {running.body}; restart")
-    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+    check_tensors(tensors, info)
 
 
 def check_target(info: CheckpointInfo) -> None:
     """Raise ValueError unless the drafter was trained for the target that this server serves."""
     assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
+    assert info.body.tap_layers is not None, "only a stock checkpoint leaves them open"
     served = served_target(info.body.tap_layers, with_output=info.kind == "specformer")
     info.target.check_served_with(served, info.path)
 

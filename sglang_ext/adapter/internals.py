@@ -18,6 +18,8 @@ class Internal(NamedTuple):
 _OPS = "sglang_ext.adapter.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+_REFUSED = "sglang_ext.adapter.requests.refuse_on_cpu"
 
 # Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
 CPU_REPLACEMENTS: tuple[Internal, ...] = (
@@ -137,7 +139,7 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
     ),
 )
 
-# Wrapped on the CPU platform.
+# Wrapped on the CPU platform; those of _CONTROL in the process that takes requests.
 CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
@@ -156,6 +158,13 @@ CPU_WRAPPED: tuple[Internal, ...] = (
         ("sampling_seed", "seq_lens", "draft_token_num", "device"),
         "sglang_ext.adapter.seeds.coins_of_any_width",
     ),
+    Internal(f"{_CONTROL}.release_memory_occupation", ("self", "obj", "request"), _REFUSED),
+    Internal(f"{_CONTROL}.resume_memory_occupation", ("self", "obj", "request"), _REFUSED),
+    Internal(f"{_CONTROL}.start_profile", ("self", "req"), _REFUSED),
+    Internal(f"{_CONTROL}.stop_profile", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.start_expert_distribution_record", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.stop_expert_distribution_record", ("self",), _REFUSED),
+    Internal(f"{_CONTROL}.dump_expert_distribution_record", ("self",), _REFUSED),
 )
 
 # None in SGLang where there is no CUDA, so they are set by name and not through the hook registry (which would take
@@ -166,8 +175,24 @@ CPU_MISSING: tuple[Internal, ...] = (
     ),
 )
 
-# Wrapped through the hook registry on every platform; the last two so that sampling follows one law.
+# Wrapped through the hook registry on every platform; the first two so that no request ends the scheduler, the last two
+# so that sampling follows one law.
 WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
+        ("self",),
+        "sglang_ext.adapter.requests.check_request",
+    ),
+    Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        ("self", "obj", "input_text", "input_ids", "input_embeds", "mm_inputs", "token_type_ids"),
+        "sglang_ext.adapter.requests.check_tokenized",
+    ),
+    Internal(
+        "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",
+        ("self", "weights"),
+        "sglang_ext.adapter.stock_weights.check_numbers",
+    ),
     Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
         ("self", "server_args"),
@@ -215,6 +240,8 @@ WRAPPED: tuple[Internal, ...] = (
 
 # Called, overridden or read on every platform.
 RELIED_ON: tuple[Internal, ...] = (
+    Internal("sglang.srt.managers.io_struct.msgpack_encode", ("obj",), "called by sglang_ext.adapter.requests"),
+    Internal("sglang.srt.managers.io_struct.msgpack_decode", ("data",), "called by sglang_ext.adapter.requests"),
     Internal(
         "sglang.srt.arg_groups.overrides.declare_resolution",
         ("server_args", "source", "fields"),
@@ -289,9 +316,34 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
     ),
     Internal(
-        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_cuda_graphs",
+        "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.capture_one_shape",
+        ("self", "size", "forward", "stream_idx", "variant_label", "attention_variant"),
+        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.capture_one_shape",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute",
+        ("self", "forward_batch", "select_index"),
+        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.execute",
+    ),
+    Internal(
+        "sglang.srt.distributed.communication_op.tensor_model_parallel_all_gather",
+        ("input_", "dim"),
+        "called by sglang_ext.adapter.sharded_head.ShardedHead",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend.cleanup",
         ("self",),
-        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker.swap",
+        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
+    ),
+    Internal(
+        "sglang.srt.speculative.spec_utils.draft_tp_context",
+        ("layout",),
+        "entered by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again, with three without parameters",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context.is_in_breakable_cuda_graph",
+        (),
+        "called by sglang_ext.adapter.hosted_head.HeadLogits.start_routing",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
@@ -392,7 +444,8 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
         ("self",),
-        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs",
+        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs, and called by "
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.forward",

@@ -137,7 +137,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         assert isinstance(drafter, LastHiddenDrafter), "checked_info"
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
-        check_tensors({name: tensor.shape for name, tensor in tensors.items()}, info)
+        check_tensors(tensors, info)
         with naming(info):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())

@@ -58,9 +58,11 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
     from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
 
     from sglang_ext.adapter.draft_worker import HeadDraftWorker, StandaloneHeadDraftWorker
+    from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
     from sglang_ext.adapter.step_clock import timed
 
     eagle_worker_v2.EagleDraftWorker = HeadDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+    eagle_worker_v2.EAGLEDraftExtendCudaGraphRunner = HeadExtendGraphs  # and its _capture_cuda_graphs this one
     standalone_worker_v2.StandaloneDraftWorker = StandaloneHeadDraftWorker  # and StandaloneWorkerV2.__init__ this one
     prepare_scheduler()
     return timed(original(algorithm, server_args))

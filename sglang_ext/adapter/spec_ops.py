@@ -2,6 +2,8 @@
 
 SGLang ships these for CUDA (Triton, JIT) or as compiled CPU kernels, neither of which runs on a plain CPU install.
 The arguments keep SGLang's names, because it passes them by name; tensors marked mutable are written in place.
+`demands` (contracts.py) are those of the operation that SGLang runs on CUDA: B requests, N verified nodes of each, D of
+the longest path, P entries of the beam, M drafts, R requests' rows and C columns of the slot table, V tokens.
 """
 
 from typing import Any
@@ -25,8 +27,19 @@ from rayspec_kernels.tree_verify.reference import (
     verify_sampled_reference,
 )
 from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend
+from sglang_ext.adapter.contracts import demands
 
 
+@demands(
+    seq_lens="int64 B",
+    parent_list="int64 B P",
+    top_scores_index="int64 B M",
+    retrieve_index="int64 B N",
+    retrieve_next_token="int64 B N",
+    retrieve_next_sibling="int64 B N",
+    positions="int64 B*N",
+    tree_mask="byte >=B*N*N",
+)
 def build_tree(
     parent_list: Tensor,
     top_scores_index: Tensor,
@@ -68,6 +81,16 @@ def _write_accepted(
         predicts[torch.tensor(path) + b * N] = torch.tensor(after, dtype=predicts.dtype)
 
 
+@demands(
+    candidates="int64 B N",
+    retrieve_index="int64 B N",
+    retrieve_next_token="int64 B N",
+    retrieve_next_sibling="int64 B N",
+    target_predict="int64 B N",
+    predicts="int32 B*N",
+    accept_index="int32 B D",
+    accept_token_num="int32 B",
+)
 def verify_tree_greedy(
     predicts: Tensor,  # mutable, int32 [B * N]
     accept_index: Tensor,  # mutable, int32 [B, D]
@@ -86,6 +109,19 @@ def verify_tree_greedy(
     return predicts, accept_index, accept_token_num
 
 
+@demands(
+    candidates="int64 B N",
+    retrive_index="int64 B N",
+    retrive_next_token="int64 B N",
+    retrive_next_sibling="int64 B N",
+    uniform_samples="float32 B N",
+    uniform_samples_for_final_sampling="float32 B",
+    target_probs="float32 B N V",
+    draft_probs="float32 B N V",
+    predicts="int32 B*N",
+    accept_index="int32 B D",
+    accept_token_num="int32 B",
+)
 def verify_tree_sampled(
     predicts: Tensor,  # mutable, int32 [B * N]
     accept_index: Tensor,  # mutable, int32 [B, D]
@@ -115,6 +151,17 @@ def verify_tree_sampled(
     _write_accepted(accepted, candidates, predicts, accept_index, accept_token_num)
 
 
+@demands(
+    candidates="int64 B N strided",
+    retrive_index="int64 B N",  # whose strides it takes for those of accept_index
+    uniform_samples="float32 B N strided",
+    uniform_samples_for_final_sampling="float32 B",
+    target_probs="float32 B N V strided",
+    draft_probs="float32 B K V strided",
+    predicts="int32 B*N",
+    accept_index="int32 B N",
+    accept_token_num="int32 B",
+)
 def verify_chain_sampled(
     predicts: Tensor,  # mutable, int32 [B * N]
     accept_index: Tensor,  # mutable, int32 [B, N]
@@ -140,14 +187,29 @@ def verify_chain_sampled(
     _write_accepted(accepted, candidates, predicts, accept_index, accept_token_num)
 
 
+@demands(
+    x="float32 T V strided",
+)
 def row_argmax(x: Tensor) -> Tensor:
     return x.argmax(dim=-1)
 
 
+@demands(
+    seed="integer T",
+    positions="integer T",
+    col_indices="integer n",
+)
 def murmur_hash32(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
     return murmur_hash32_reference(seed, positions, col_indices)
 
 
+@demands(
+    req_pool_indices="integer B",
+    req_to_token="integer R C",
+    seq_lens="integer B",
+    out_cache_loc="int64 B*topk*num_cols",
+    positions="int64 B*topk",
+)
 def draft_slots(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -165,6 +227,12 @@ def draft_slots(
         positions.view(-1, topk).copy_(seq_lens[:, None])
 
 
+@demands(
+    req_pool_indices="integer B",
+    req_to_token="integer R C",
+    start_offset="integer B",
+    end_offset="integer B",
+)
 def extend_slots(
     *,
     req_pool_indices: Tensor,
@@ -179,17 +247,32 @@ def extend_slots(
     return read_slots_reference(req_to_token, req_pool_indices, start_offset, end_offset - start_offset)
 
 
+@demands(
+    num_front="integer B",
+    out_cache_loc="int64 n",
+    front_out_cache_loc="int64 m",
+)
 def front_slots(num_front: Tensor, out_cache_loc: Tensor, front_out_cache_loc: Tensor) -> None:
     packed = pack_front_reference(out_cache_loc.view(num_front.numel(), -1), num_front)
     front_out_cache_loc[: len(packed)] = packed
 
 
+@demands(
+    accept_index="integer B D",
+    out_cache_loc="int64 n",
+    accept_out_cache_loc="int64 >=size",
+)
 def accepted_slots(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor, size: int) -> None:
     index = accept_index.view(-1)
     slots = out_cache_loc[index[index >= 0].long()]
     accept_out_cache_loc[: len(slots)] = slots
 
 
+@demands(
+    accept_tokens="integer B accept_stride",
+    accept_lens="integer B",
+    bonus_tokens="integer B",
+)
 def bonus_tokens(
     accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int, batch_size: int
 ) -> None:
@@ -197,6 +280,13 @@ def bonus_tokens(
     bonus_tokens.copy_(accept_tokens.view(-1)[last_B])
 
 
+@demands(
+    req_pool_indices="integer B",
+    req_to_token="integer R C",
+    start_offset="integer B",
+    end_offset="integer B",
+    out_cache_loc="int64 n",
+)
 def assign_slots(
     req_pool_indices: Tensor,
     req_to_token: Tensor,  # mutable

@@ -41,8 +41,9 @@ def tree_verify_input(
         custom_mask=_mask(batch, tree, target_runner.attn_backend),
         positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
         retrieve_index=torch.arange(B * N, device=draft.tokens_BN.device).view(B, N),
-        retrieve_next_token=tree.first_child_BN,
-        retrieve_next_sibling=tree.next_sibling_BN,
+        # of a static tree they are views of one request's, and SGLang's kernels take no views
+        retrieve_next_token=tree.first_child_BN.contiguous(),
+        retrieve_next_sibling=tree.next_sibling_BN.contiguous(),
         retrieve_cum_len=None,
         spec_steps=draft_steps,
         topk=topk,

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,12 +31,13 @@ from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
+from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
 from sglang_ext.drafters.stock import (
     STOCK_ARCHITECTURE,
     from_stock,
     stock_config,
     stock_matrix,
-    stock_shapes,
+    stock_names,
     to_stock,
 )
 from sglang_ext.drafters.target import TargetInfo
@@ -43,10 +47,13 @@ from sglang_ext.trees import build_tree
 
 Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
+SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +159,11 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
 
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if not taps:
-        raise ValueError(
-            f"{path}: eagle_config.eagle_aux_hidden_state_layer_ids is missing, so the tapped layers are unknown; "
-            "add the ids (tapped layer minus one) to config.json"
-        )
-    hidden = config.get("target_hidden_size", config["hidden_size"])
-    body = _body("eagle3", config, hidden, tuple(i + 1 for i in taps), path)
+    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if not ids:
+        _say_default_taps(path)
+    hidden = config.get("target_hidden_size", config.get("hidden_size"))
+    body = _body("eagle3", config, hidden, tuple(i + 1 for i in ids) if ids else None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
     if not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
@@ -167,7 +171,16 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     return CheckpointInfo(path=path, body=body, head=head, target=None)
 
 
-def _body(kind: str, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...], path: str) -> Any:
+@cache  # once a process
+def _say_default_taps(path: str) -> None:
+    logger.warning(
+        "%s: config.json has no eagle_config.eagle_aux_hidden_state_layer_ids; the tapped layers are SGLang's default, "
+        "2, n // 2 and n - 3 of a target of n layers",
+        path,
+    )
+
+
+def _body(kind: str, config: Mapping[str, Any], target_hidden: Any, taps: tuple[int, ...] | None, path: str) -> Any:
     try:
         return drafter_class(kind).Config.from_json(config, target_hidden, taps)
     except ValueError as error:
@@ -221,16 +234,23 @@ def own_name(info: CheckpointInfo, name: str) -> str:
     return name.replace("layers.0.", "midlayer.") if info.kind == "eagle3" else name
 
 
-def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> None:
-    """Raise ValueError unless names and shapes are exactly those that the drafter and its head need."""
+def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+    """Raise ValueError unless names, shapes and kinds of numbers are exactly those that the drafter and its head need.
+    Values are not looked at, so that tensors may be on `meta`."""
     with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in empty_drafter(info).state_dict().items()}
-    problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in found]
-    problems += [f"unknown {name} {list(shape)}" for name, shape in found.items() if name not in expected]
+        expected = empty_drafter(info).state_dict()
+    problems = [f"missing {name} {list(t.shape)}" for name, t in expected.items() if name not in found]
+    problems += [f"unknown {name} {list(t.shape)}" for name, t in found.items() if name not in expected]
+    both = [(name, found[name], t) for name, t in expected.items() if name in found]
     problems += [
-        f"{name} has shape {list(found[name])}, expected {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name]) != shape
+        f"{name} has shape {list(t.shape)}, expected {list(wanted.shape)}"
+        for name, t, wanted in both
+        if t.shape != wanted.shape
+    ]
+    problems += [
+        f"{name} holds {t.dtype}, expected {kind_of_numbers(wanted.dtype)}"
+        for name, t, wanted in both
+        if kind_of_numbers(t.dtype) != kind_of_numbers(wanted.dtype)
     ]
     if problems:
         raise ValueError(
@@ -242,28 +262,38 @@ def check_tensors(found: Mapping[str, Iterable[int]], info: CheckpointInfo) -> N
 def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
     """All tensors of a drafter under our names, the shared ones included, checked against its config.json.
 
-    Raises ValueError for anything missing, unknown or misshapen, and for a shared drafter that has changed.
+    Raises ValueError for anything missing, unknown or misshapen, for numbers of another kind or that are not finite,
+    and for a shared drafter that has changed.
     """
     with _open(_weights_file(info)) as handle:
         tensors = {own_name(info, name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors)
-    check_tensors({name: t.shape for name, t in tensors.items()}, info)
+    check_tensors(tensors, info)
+    check_finite(tensors, info.path)
     return tensors
 
 
 def check_files(info: CheckpointInfo) -> None:
-    """Raise ValueError unless names and shapes of the stored tensors are the right ones; weights are not read."""
+    """Raise ValueError unless names, shapes and kinds of numbers of the stored tensors are the right ones; weights are
+    not read."""
     with _open(_weights_file(info)) as handle:
-        shapes = {own_name(info, name): handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
+        found = {own_name(info, name): _unread(handle, name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
-        shapes = stock_shapes(shapes, info.body.vocab_size)
+        found = stock_names(found, info.body.vocab_size)
     for shares in info.shares:
         with _open(_shared_file(info, shares)) as handle:
             present = set(handle.keys())
-            shapes |= {n: handle.get_slice(n).get_shape() for n in shares.tensors if n in present}
-    check_tensors(shapes, info)
+            found |= {n: _unread(handle, n) for n in shares.tensors if n in present}
+    check_tensors(found, info)
+
+
+def _unread(handle: Any, name: str) -> Tensor:
+    """A stored tensor without its values."""
+    stored = handle.get_slice(name)
+    shape = stored.get_shape()
+    return stored[:0].new_empty(shape, device="meta") if shape else handle.get_tensor(name)
 
 
 @contextmanager
@@ -315,8 +345,23 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     return tensors
 
 
+def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
+    """Names of tensors that two drafters take from the same weights of a third: they are equal."""
+    one, two = ({n: s.sha256 for s in i.shares for n in s.tensors} for i in (info, other))
+    return {name for name, sha256 in one.items() if two.get(name) == sha256}
+
+
 def weights_sha256(file: str | Path) -> str:
-    with Path(file).open("rb") as handle:
+    """Of a file that stays what it is, read once in a process: a base may hold gigabytes, and many heads name it."""
+    stat = Path(file).stat()
+    # what was written a moment ago can be written again without a change of its time
+    read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
+    return read(Path(file).resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _sha256(file: Path, *version: int) -> str:
+    with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -386,7 +431,7 @@ def save_drafter(
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
             for name, t in tensors.items()
         }
-        bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.float().isfinite().all())]
+        bad = not_finite(tensors)
         if bad:
             raise ValueError(f"not saving drafter {path}: {bad[0]} holds NaN or Inf")
         if share_with is not None:

@@ -21,7 +21,8 @@ from sglang_ext.trees import CandidateTree, PruningTree
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
-    """Shapes of the drafter's body. `tap_layers`: the target layers whose *input* is tapped (HF `hidden_states[i]`)."""
+    """Shapes of the drafter's body. `tap_layers`: the target layers whose *input* is tapped (HF `hidden_states[i]`);
+    None, of a stock drafter that names none, for the three of `default_taps`, which its target's depth decides."""
 
     hidden_size: int
     target_hidden_size: int
@@ -30,7 +31,7 @@ class Eagle3Config:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    tap_layers: tuple[int, ...]
+    tap_layers: tuple[int, ...] | None
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_position_embeddings: int = 2048
@@ -49,14 +50,24 @@ class Eagle3Config:
                 "the drafter uses the target's token embedding"
             )
 
+    @property
+    def num_taps(self) -> int:
+        return DEFAULT_TAPS if self.tap_layers is None else len(self.tap_layers)
+
     @classmethod
-    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
+    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...] | None) -> Self:
         """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
         found = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
-        if found != list(taps):  # SGLang reads the first, the drafter was trained on the second
+        if found != list(taps or ()):  # SGLang reads the first, the drafter was trained on the second
             raise ValueError(
-                f"taps {found} in eagle_config, but rayspec.target.tap_layers is {list(taps)}; "
+                f"taps {found} in eagle_config, but rayspec.target.tap_layers is {list(taps or ())}; "
                 "eagle_aux_hidden_state_layer_ids must be the tapped layers minus one"
+            )
+        asked = config.get("num_aux_hidden_states") or DEFAULT_TAPS
+        if taps is None and asked != DEFAULT_TAPS:
+            raise ValueError(
+                f"num_aux_hidden_states is {asked}, but eagle_config names no layers, and SGLang's default are "
+                f"{DEFAULT_TAPS}; add eagle_aux_hidden_state_layer_ids (tapped layer minus one) to config.json"
             )
         if config.get("num_hidden_layers", 1) != 1:
             raise ValueError(f"num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
@@ -82,6 +93,7 @@ class Eagle3Config:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of config.json that describe the body; inverse of `from_json`."""
+        assert self.tap_layers is not None, "a drafter that is written knows its target"
         return {
             "model_type": "llama",
             "hidden_size": self.hidden_size,
@@ -110,8 +122,12 @@ class Eagle3Config:
         return make()
 
 
+DEFAULT_TAPS = 3
+
+
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's taps [2, L//2, L-3]. Raises ValueError where they are not three different layers inside the target."""
+    """EAGLE-3's taps [2, L//2, L-3], which are SGLang's default. Raises ValueError where they are not three different
+    layers inside the target."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not 0 < taps[0] < taps[1] < taps[2] < num_layers:
         raise ValueError(
@@ -226,7 +242,7 @@ class Eagle3Drafter(nn.Module):
                 "draft_tree out for EAGLE-2's choice"
             )
         self.config = config
-        self.fc = nn.Linear(len(config.tap_layers) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.num_taps * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = head

@@ -40,11 +40,11 @@ def from_stock(tensors: Mapping[str, Tensor], *, vocab_size: int, path: str) -> 
     return ours | {"lm_head.ids": ids}
 
 
-def stock_shapes(shapes: Mapping[str, list[int]], vocab_size: int) -> dict[str, list[int]]:
-    """The shapes that `from_stock` will give, from the stored ones."""
-    ours = {name: shape for name, shape in shapes.items() if name not in ("d2t", "t2d", "embed_tokens.weight")}
-    if "d2t" in shapes and list(shapes["d2t"]) != [vocab_size]:
-        ours["lm_head.ids"] = shapes["d2t"]
+def stock_names(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """The names, shapes and dtypes that `from_stock` will give; values are not looked at."""
+    ours = {name: t for name, t in tensors.items() if name not in ("d2t", "t2d", "embed_tokens.weight")}
+    if "d2t" in tensors and list(tensors["d2t"].shape) != [vocab_size]:
+        ours["lm_head.ids"] = tensors["d2t"]
     return ours
 
 

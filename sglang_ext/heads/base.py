@@ -125,6 +125,21 @@ class Proposal(NamedTuple):
         return (self.scores_Tk - self.log_norm_T[:, None]).exp()
 
 
+class Shard(NamedTuple):
+    """A part of a head: the candidates of some rows of its matrix."""
+
+    head: "DraftHead"
+    first_id: int  # what to add to its token ids
+    rows: list[int]  # of each rank
+    own_rows: int
+    ids: Tensor | None  # of the whole head, as in `Candidates`
+
+
+def even_rows(count: int, ranks: int) -> list[int]:
+    """How many of so many rows each rank has."""
+    return [(rank + 1) * count // ranks - rank * count // ranks for rank in range(ranks)]
+
+
 class HeadCost(NamedTuple):
     """Least work of one call: weights and activations that must move once, and multiply-adds counted as two."""
 
@@ -190,6 +205,17 @@ class DraftHead(nn.Module, ABC):
     def gather_dot(self, x_TH: Tensor, weight: str, ids_Tn: Tensor) -> Tensor:
         """The dot products of each row of x with its own chosen rows of the matrix named `weight`, [T, n]."""
         return gather_dot(x_TH, self.stored(weight), ids_Tn)
+
+    def shard(self, rank: int, ranks: int) -> "Shard | None":
+        """What one of several tensor-parallel ranks holds of this head; None where every rank needs all of it."""
+        return None
+
+    def with_rows(self, config: HeadConfig, **tensors: Tensor) -> Self:
+        """A head of this kind with these tensors, copied."""
+        part = type(self)(config)
+        for name, tensor in {**dict(self.named_parameters()), **dict(self.named_buffers()), **tensors}.items():
+            getattr(part, name).data = tensor.data.clone()
+        return part
 
     def stored(self, weight: str, rows: int | None = None) -> Tensor | Quantized:
         """The first `rows` rows (None: all) of the matrix named `weight`, as kernels take them."""

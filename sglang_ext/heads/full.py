@@ -4,13 +4,14 @@ T = rows, H = drafter hidden size, V = target vocabulary.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
 
 
 class FullHead(DraftHead):
@@ -35,6 +36,14 @@ class FullHead(DraftHead):
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
         return head_topk(hidden_TH, self.stored("weight"), k)
+
+    def shard(self, rank: int, ranks: int) -> Shard | None:
+        if self.config.weight_format is not None:
+            return None
+        rows = even_rows(self.config.vocab_size, ranks)
+        first, own = sum(rows[:rank]), rows[rank]
+        part = self.with_rows(replace(self.config, vocab_size=own), weight=self.weight[first : first + own])
+        return Shard(part, first, rows, own, None)
 
     def as_matrix(self) -> tuple[Tensor, None]:
         return self.all_rows("weight"), None

@@ -19,6 +19,7 @@ from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, H
 
 AFFINITY_TEMPERATURE = 0.1
 _CHUNK = 1024
+_ONE = 2.0**60  # of fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +108,18 @@ class RdkHead(DraftHead):
         self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None, temperature_T1: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The base's law at the temperature, redistributed: q'' at a temperature is not a tempered q''."""
+        c = self.config
         q_TS, ids = self.base.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
-            ids = torch.arange(self.config.vocab_size, device=q_TS.device)
+            ids = torch.arange(c.vocab_size, device=q_TS.device)
         # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
         weights_SJ = self.neighbour_weights[ids].float()
         weights_SJ = weights_SJ / weights_SJ.sum(dim=-1, keepdim=True)
-        given_TSJ = (1 - self.config.self_weight) * q_TS[:, :, None] * weights_SJ
-        q_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
-        q_TV.scatter_add_(1, ids.expand_as(q_TS), self.config.self_weight * q_TS)
-        q_TV.scatter_add_(1, self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), given_TSJ.flatten(1))
-        return q_TV, None
+        given_TSJ = (1 - c.self_weight) * q_TS[:, :, None] * weights_SJ
+        given_TV = sums_of(given_TSJ.flatten(1), self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), c.vocab_size)
+        # no token comes twice but with a probability of 0, so that these are no sums
+        kept_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), c.self_weight * q_TS)
+        return kept_TV + given_TV, None
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         q_TV, _ = self.distribution(hidden_TH, step, routed)
@@ -131,6 +133,17 @@ class RdkHead(DraftHead):
         """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
         base = self.base.cost(rows)
         return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)
+
+
+def sums_of(values_Tn: Tensor, columns_Tn: Tensor, num_columns: int) -> Tensor:
+    """float32 [T, columns]: the values in [0, 1] of each column added up, to the same bits in any order.
+
+    CUDA adds where it happens to be, and floating-point sums depend on it: tensor-parallel ranks would draft different
+    tokens. Integers do not; a float32 of 2^-36 or more is one of these exactly.
+    """
+    fixed_Tn = (values_Tn * _ONE).long()  # a fault, which is no number, stays visible in what tokens keep
+    sums_TV = fixed_Tn.new_zeros(len(values_Tn), num_columns).scatter_add_(1, columns_Tn, fixed_Tn)
+    return sums_TV.float() / _ONE
 
 
 def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ logits = up (down hidden), down [r, H], up [V, r], no bias and nothing non-linea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,15 @@ class SlimSpecHead(DraftHead):
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
         return slim_head(hidden_TH, self.stored("down"), self.stored("up"), k)
+
+    def shard(self, rank: int, ranks: int) -> Shard | None:
+        """Rows of `up`; every rank projects down by itself."""
+        rows = even_rows(self.config.vocab_size, ranks)
+        if self.config.weight_format is not None or min(rows) < self.config.rank:
+            return None
+        first, own = sum(rows[:rank]), rows[rank]
+        part = self.with_rows(replace(self.config, vocab_size=own), up=self.up[first : first + own])
+        return Shard(part, first, rows, own, None)
 
     def as_matrix(self) -> tuple[Tensor, None]:
         """Up down, which is the size of a full head again."""

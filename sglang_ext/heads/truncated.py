@@ -6,7 +6,7 @@ T = rows, H = hidden, V = vocabulary, S = kept tokens.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.losses import soft_cross_entropy
 
 
@@ -101,6 +101,14 @@ class TruncatedHead(DraftHead):
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
         size = self.config.size_at(step)
         return head_topk(hidden_TH, self.stored("weight", size), k, self.ids[:size])
+
+    def shard(self, rank: int, ranks: int) -> Shard | None:
+        if self.config.weight_format is not None or self.config.step_sizes is not None or self.config.size < ranks:
+            return None
+        rows = even_rows(self.config.size, ranks)
+        own = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+        part = self.with_rows(replace(self.config, size=rows[rank]), weight=self.weight[own], ids=self.ids[own])
+        return Shard(part, 0, rows, rows[rank], self.ids)
 
     def as_matrix(self) -> tuple[Tensor, Tensor] | None:
         return None if self.config.step_sizes else (self.all_rows("weight"), self.ids)

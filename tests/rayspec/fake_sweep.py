@@ -24,6 +24,7 @@ from rayspec.farm.load import Load
 from rayspec.records import Measured
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.folder import SweepFolder, find_resumable
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Drafter, make_plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import CohortTrainable
@@ -56,6 +57,7 @@ class FakeEngines:
 
     def __init__(self, num_candidates: int) -> None:
         self.num_candidates = num_candidates
+        self.placement = Placement(num_cpus=0, num_gpus=0)
         self.plain = FakeEngine(1.0, 0)
         self.speculative: FakeEngine | None = None
 
@@ -90,7 +92,7 @@ class FakeEngines:
 
 
 class FakeTrainable(CohortTrainable):
-    def make_engines(self, prepared: Prepared, log_folder: Path) -> Any:
+    def make_engines(self, prepared: Prepared, placement: Placement, log_folder: Path) -> Any:
         return FakeEngines(len(prepared.drafters) - 1)
 
 

@@ -11,6 +11,7 @@ from ray.runtime_env import RuntimeEnv
 
 from rayspec.config import load_config
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.placement import place
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "cluster"
@@ -38,6 +39,10 @@ def test_the_job_is_a_sweep_of_this_release(job: dict[str, Any]) -> None:
     config = load_config(SweepConfig, arguments[1], overrides)
     assert config.concurrency == [1, 8, 32]
     assert config.engine.num_threads is None
+    assert config.engine.extra == {}, "CUDA graphs are on: without them every head is bound by its launches"
+    (group,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    gpus = float(group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
+    assert place(config, [0.0, gpus]).memory_share is not None, "both engines fit onto the GPU of a node"
 
 
 def test_pods_and_pins_agree(job: dict[str, Any]) -> None:

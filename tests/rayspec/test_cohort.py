@@ -1,5 +1,6 @@
 """The rules of a cohort, on engines that answer at once and die when they are told to."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
 from rayspec.sweep.cohort import CohortRun, Pass
 from rayspec.sweep.journal import Journal, read
+from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Drafter
 
 CANDIDATES = 3
@@ -39,6 +41,46 @@ class FaultyEngines(FakeEngines):
                 return super().measure(load)
 
         return Checked(engine.gain, engine.draft_steps)
+
+
+class LoggedEngines(FakeEngines):
+    """Neither runs at first; what is started and stopped is in `log`."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(CANDIDATES)
+        self.placement, self.plain, self.log = placement, None, list[str]()
+
+    def begin_plain(self, cohort: Any) -> None:
+        if self.plain is None:
+            self.log.append("plain begins")
+            self.plain = FakeEngine(1.0, 0)
+            self.is_awaited = True
+
+    def wait_for_plain(self) -> dict[str, Any] | None:
+        if not self.is_awaited:
+            return None
+        self.log.append("plain is up")
+        self.is_awaited = False
+        return {"seconds": 1.0, "machine": {}}
+
+    def start_speculative(self, cohort: Any, drafter: Drafter) -> dict[str, Any]:
+        self.log.append("speculative starts")
+        time.sleep(0.05)
+        return super().start_speculative(cohort, drafter)
+
+    def stop_plain(self) -> None:
+        if self.plain is not None:
+            self.log.append("plain stops")
+        self.plain = None
+
+    def stop_speculative(self) -> None:
+        if self.speculative is not None:
+            self.log.append("speculative stops")
+        self.speculative = None
+
+    def use(self, drafter: Drafter | None) -> Any:
+        assert self.placement.side_by_side or self.plain is None or self.speculative is None, "there is room for one"
+        return super().use(drafter)
 
 
 def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int = 99) -> list[Pass]:
@@ -83,6 +125,33 @@ def test_a_refusal_fails_at_once(tmp_path: Path) -> None:
         "plain-c1": 2,
         **dict.fromkeys((f"{h}-s2-c1" for h in ("full", "d1", "d2", "d3")), 4),
     }
+
+
+def test_engines_that_share_a_gpu_start_one_after_the_other(tmp_path: Path) -> None:
+    engines = LoggedEngines(Placement(num_cpus=1, num_gpus=0.5, memory_share=0.4))
+    measure(tmp_path / "j", [], engines)
+    assert engines.log == ["plain begins", "plain is up", "speculative starts"]
+
+
+def test_others_start_together(tmp_path: Path) -> None:
+    engines = LoggedEngines(Placement(num_cpus=1, num_gpus=1))
+    measure(tmp_path / "j", [], engines)
+    assert engines.log == ["plain begins", "speculative starts", "plain is up"]
+
+
+def test_where_there_is_room_for_one_engine_they_take_turns(tmp_path: Path) -> None:
+    """A change a round, each of the four rounds by all trials; the time of starts is no time of measuring."""
+    engines = LoggedEngines(Placement(num_cpus=1, num_gpus=2, side_by_side=False))
+    assert measure(tmp_path / "j", [], engines)[-1].is_done
+    to_plain, to_speculative = (
+        ["speculative stops", "plain begins", "plain is up"],
+        ["plain stops", "speculative starts"],
+    )
+    assert engines.log == ["speculative starts", *to_plain, *to_speculative, *to_plain, *to_speculative]
+    assert blocks(tmp_path / "j") == dict.fromkeys(["plain-c1", *(f"{h}-s2-c1" for h in ("full", "d1", "d2", "d3"))], 4)
+    rounds = [e for e in read(tmp_path / "j") if e["event"] == "round"]
+    assert len(rounds) == 4
+    assert all(e["seconds"] < 0.05 for e in rounds)
 
 
 def test_another_process_goes_on_with_the_next_round(tmp_path: Path) -> None:

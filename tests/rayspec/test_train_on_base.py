@@ -16,7 +16,7 @@ from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
 
 SPECVOCAB = {"kind": "specvocab", "rank": 4, "size": 20}
 Family = tuple[DrafterTrainConfig, AnswerSet]
@@ -74,6 +74,19 @@ def test_another_knob_needs_no_training_and_no_tensors(family: Family) -> None:
     hidden_TH = torch.randn(3, info.body.hidden_size)
     assert wider.lm_head.candidates(hidden_TH).logits_TS.shape == (3, 40)
     assert json.loads((out / "wider" / "training.json").read_text())["history"] == []
+
+
+def test_a_stock_base_without_taps_is_given_those_of_the_target(family: Family, tiny_target: FrozenTarget) -> None:
+    out = Path(family[0].output_dir)
+    full, info = load_drafter(out / "full")
+    assert info.target is not None
+    save_drafter(out / "stock", full, info.target, stock=True)
+    config = json.loads((out / "stock" / "config.json").read_text())
+    del config["eagle_config"]
+    (out / "stock" / "config.json").write_text(json.dumps(config))
+    _, on_stock = load_drafter(make(family, tiny_target, "on_stock", "stock", SPECVOCAB))
+    assert on_stock.body == info.body
+    assert on_stock.body.tap_layers == tiny_target.taps
 
 
 def test_fewer_bits_are_a_knob(family: Family, tiny_target: FrozenTarget) -> None:

@@ -1,5 +1,5 @@
-"""A fault for the tests to find. It is planted in a running scheduler by a custom logit processor, the one way in which
-SGLang runs code of a request."""
+"""Changes of a running scheduler: a fault for the tests to find, and what CUDA graphs do to a prefill. They are planted
+by custom logit processors, the one way in which SGLang runs code of a request."""
 
 from typing import Any
 
@@ -28,9 +28,54 @@ class DrawFromShortlist(CustomLogitProcessor):
         return logits
 
 
+class ReplayPrefills(CustomLogitProcessor):
+    """From now on no hook runs on a layer of the drafter in a prefill, as where SGLang replays the layers from a graph
+    (`PrefillCudaGraphRunner._execute_body_capture`)."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        from sglang.srt.models.llama_eagle3 import LlamaModel
+
+        original = LlamaModel.forward
+
+        def forward(model: Any, input_ids: Tensor, positions: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            (layer,) = model.layers
+            hooks = dict(layer._forward_pre_hooks)
+            if batch.forward_mode.is_extend():
+                layer._forward_pre_hooks.clear()
+            try:
+                return original(model, input_ids, positions, batch, *args, **kwargs)
+            finally:
+                layer._forward_pre_hooks.update(hooks)
+
+        LlamaModel.forward = forward
+        return logits
+
+
+class ShareSmallHeads(CustomLogitProcessor):
+    """From the next swap on, tensor-parallel ranks share heads of any size."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        from sglang_ext.adapter import sharded_head
+
+        sharded_head.LEAST_SAVED_BYTES = 0
+        return logits
+
+
 def plant(engine: Any, shortlist: list[int]) -> None:
+    _run_in(engine, DrawFromShortlist, shortlist=shortlist)
+
+
+def replay_prefills(engine: Any) -> None:
+    _run_in(engine, ReplayPrefills)
+
+
+def share_small_heads(engine: Any) -> None:
+    _run_in(engine, ShareSmallHeads)
+
+
+def _run_in(engine: Any, processor: type[CustomLogitProcessor], **parameters: Any) -> None:
     engine.generate(
         input_ids=[0],
-        sampling_params={"max_new_tokens": 1, "custom_params": {"shortlist": shortlist}},
-        custom_logit_processor=DrawFromShortlist.to_str(),
+        sampling_params={"max_new_tokens": 1, "custom_params": parameters},
+        custom_logit_processor=processor.to_str(),
     )

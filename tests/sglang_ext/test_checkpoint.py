@@ -1,7 +1,10 @@
 """The checkpoint format: what is written is read back, and everything that does not fit stops with a way out."""
 
+import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,15 @@ import torch
 from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import (
+    WEIGHTS,
+    check_files,
+    held_in_common,
+    load_drafter,
+    read_info,
+    save_drafter,
+    weights_sha256,
+)
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
@@ -72,6 +83,16 @@ TENSOR_FAULTS = {
     "unknown": (lambda t: t.update(extra=torch.ones(2)), r"unknown extra \[2\]"),
     "shape": (lambda t: t.update({"lm_head.up": torch.ones(V, 4)}), r"lm_head.up has shape \[96, 4\], expected"),
     "other_head": (lambda t: t.update({"lm_head.weight": torch.ones(V, H)}), r"unknown lm_head.weight"),
+    "nan": (lambda t: t["midlayer.mlp.up_proj.weight"][3, 5].fill_(float("nan")), r"up_proj.weight holds NaN or Inf"),
+    "infinite": (lambda t: t["lm_head.up"][9].fill_(float("-inf")), r"lm_head.up holds NaN or Inf"),
+    "integers": (
+        lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int32)}),
+        r"fc.weight holds torch.int32, expected floating-point numbers",
+    ),
+    "bytes": (
+        lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.int8)}),
+        r"norm.weight holds torch.int8, expected floating-point numbers",
+    ),
 }
 
 
@@ -82,6 +103,22 @@ def test_tensors_must_fit(tmp_path: Path, fault: str) -> None:
     edit_tensors(tmp_path / "d", change)
     with pytest.raises(ValueError, match=message):
         load_drafter(tmp_path / "d")
+
+
+def test_the_kinds_of_numbers_are_known_without_reading_them(tmp_path: Path) -> None:
+    make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
+    edit_tensors(tmp_path / "d", lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int64)}))
+    with pytest.raises(ValueError, match=r"fc.weight holds torch.int64, expected floating-point numbers"):
+        check_files(read_info(tmp_path / "d"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_other_floating_point_numbers_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
+    drafter = make(tmp_path / "d", {"kind": "full"})
+    edit_tensors(tmp_path / "d", lambda t: t.update({name: value.to(dtype) for name, value in t.items()}))
+    check_files(read_info(tmp_path / "d"))
+    loaded, _ = load_drafter(tmp_path / "d")
+    torch.testing.assert_close(loaded.fc.weight, drafter.fc.weight.bfloat16().float())
 
 
 CONFIG_FAULTS = {
@@ -201,6 +238,20 @@ def test_what_is_one_matrix_goes_through_the_stock_form(tmp_path: Path) -> None:
         )
 
 
+def test_a_stock_drafter_without_taps_has_the_default_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = make(tmp_path / "own", {"kind": "full"})
+    save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
+    edit_config(tmp_path / "stock", lambda c: c.pop("eagle_config"))
+    loaded, info = load_drafter(tmp_path / "stock")
+    check_files(info)
+    assert info.body.tap_layers is None
+    assert loaded.fc.weight.shape == (H, 3 * H)
+    assert "the tapped layers are SGLang's default, 2, n // 2 and n - 3" in caplog.text
+    edit_config(tmp_path / "stock", lambda c: c.update(num_aux_hidden_states=4))
+    with pytest.raises(ValueError, match="num_aux_hidden_states is 4, but eagle_config names no layers"):
+        read_info(tmp_path / "stock")
+
+
 REFUSED = {
     "specvocab": {"kind": "specvocab", "rank": 4, "size": 9},
     "dynaspec": {"kind": "dynaspec", "clusters": 3, "first": 1, "later": 1, "router_width": 4},
@@ -231,6 +282,41 @@ def test_a_body_is_stored_once(tmp_path: Path) -> None:
     assert [shares.drafter for shares in info.shares] == ["../full"]
     for name, tensor in drafter.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name].float(), tensor.bfloat16().float(), msg=name)
+
+
+def test_weights_that_stay_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read, digest = tmp_path / WEIGHTS, [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: read.append(0) or digest(*arguments))
+
+    def write(content: bytes, age_s: float) -> str:
+        file.write_bytes(content)
+        os.utime(file, (time.time() - age_s,) * 2)
+        return hashlib.sha256(content).hexdigest()
+
+    first = write(b"one", age_s=60)
+    assert [weights_sha256(file), weights_sha256(file)] == [first, first]
+    assert len(read) == 1
+    second = write(b"two", age_s=30)
+    assert [weights_sha256(file), weights_sha256(file)] == [second, second]
+    assert len(read) == 2
+    just_now = write(b"tri", age_s=0)
+    assert [weights_sha256(file), weights_sha256(file)] == [just_now, just_now]
+    assert len(read) == 4, "it may change again within the tick of the clock"
+
+
+def test_what_two_drafters_take_from_a_third(tmp_path: Path) -> None:
+    drafter = make(tmp_path / "full", {"kind": "full"})
+    keep_half(drafter)
+    for name in ("one", "two"):
+        save_drafter(tmp_path / name, drafter, TARGET, share_with=tmp_path / "full")
+    full, one, two = (read_info(tmp_path / name) for name in ("full", "one", "two"))
+    body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
+    assert held_in_common(one, two) == body
+    assert held_in_common(one, full) == set()
+    edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    drafter.fc.weight.data += 1
+    save_drafter(tmp_path / "three", drafter, TARGET, share_with=tmp_path / "full")
+    assert held_in_common(one, read_info(tmp_path / "three")) == set(), "the weights have changed between the two"
 
 
 def test_shared_tensors_that_changed_or_went(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from head_cases import (
 from torch import Tensor
 
 from sglang_ext.heads import DraftHead, build_head, head_from_target
-from sglang_ext.heads.rdk import AFFINITY_TEMPERATURE, nearest_tokens
+from sglang_ext.heads.rdk import AFFINITY_TEMPERATURE, nearest_tokens, sums_of
 
 T = 7
 BASES = {name.removeprefix("rdk_"): spec for name, spec in SPECS.items() if spec["kind"] == "rdk"}
@@ -78,6 +78,33 @@ def test_support_is_the_bases_and_its_neighbours() -> None:
     assert len(expected) > 25  # it reaches beyond the base
     for law_V in drawn.law(head):
         assert set(law_V.nonzero().flatten().tolist()) == expected
+
+
+def test_sums_are_the_same_to_the_bit_in_any_order() -> None:
+    """As CUDA adds them, on which tensor-parallel ranks must agree."""
+    generator = torch.Generator().manual_seed(0)
+    values_Tn = torch.rand(4, 3000, generator=generator).pow(8)
+    values_Tn /= values_Tn.sum(dim=1, keepdim=True)
+    columns_Tn = torch.randint(5, (4, 3000), generator=generator)
+    order_n = torch.randperm(3000, generator=generator)
+    sums_T5, again_T5 = sums_of(values_Tn, columns_Tn, 5), sums_of(values_Tn[:, order_n], columns_Tn[:, order_n], 5)
+    assert torch.equal(sums_T5, again_T5)
+    exact_T5 = torch.zeros(4, 5, dtype=torch.float64).scatter_add_(1, columns_Tn, values_Tn.double())
+    assert torch.equal(sums_T5, exact_T5.float())
+    floats_T5, other_T5 = (
+        torch.zeros(4, 5).scatter_add_(1, columns_Tn[:, o], values_Tn[:, o]) for o in (slice(None), order_n)
+    )
+    assert not torch.equal(floats_T5, other_T5), "the order would not matter in floating point: this shows nothing"
+
+
+def test_a_law_does_not_depend_on_the_order_of_candidates() -> None:
+    """The same candidates in another order hand on the same mass in another order."""
+    head, drawn = make_head(RDK).double(), Rows.draw(T)
+    law_TV = drawn.law(head)
+    order = torch.randperm(len(head.base.ids), generator=torch.Generator().manual_seed(1))
+    q_TS, ids_S = head.base.distribution(drawn.hidden_TH)
+    head.base.distribution = lambda *_: (q_TS[:, order], ids_S[order])
+    assert torch.equal(drawn.law(head), law_TV)
 
 
 def test_neighbours_are_the_nearest_other_tokens_by_cosine() -> None:

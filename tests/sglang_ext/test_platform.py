@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fixture_models import TARGET
 
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.fused_ops import rotary_forward
 
 pytestmark = pytest.mark.skipif(has_accelerator(), reason="the CPU platform is not used here")
 
@@ -36,3 +39,10 @@ def test_refusals(option: dict[str, Any], message: str) -> None:
 
     with pytest.raises(ValueError, match=message):
         ServerArgs(model_path=str(TARGET), **option).resolve_once()
+
+
+def test_a_pass_without_rows_is_rotated() -> None:
+    A, K, D = 4, 2, 8
+    rotary = SimpleNamespace(is_neox_style=True, rotary_dim=D, head_size=D, cos_sin_cache=torch.ones(3, D))
+    query, key = rotary_forward(rotary, torch.zeros(0, dtype=torch.int64), torch.zeros(0, A * D), torch.zeros(0, K * D))
+    assert (query.shape, key.shape) == ((0, A * D), (0, K * D))

@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 from fixture_models import DRAFTERS, TARGET, prompt_texts
+from safetensors.torch import load_file, save_file
+
+from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
 
 START_TIMEOUT_S = 300
 
@@ -119,6 +122,24 @@ def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:
         assert process.wait(timeout=START_TIMEOUT_S) != 0
     assert "was trained for target" in log.read_text()
     assert "train a drafter for this one: python jobs/train.py" in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["own", "stock"])
+def test_a_drafter_that_holds_nan_stops_the_start(form: str, tmp_path: Path) -> None:
+    """Also one that SGLang's own class loads."""
+    folder = tmp_path / form
+    drafter, info = load_drafter(DRAFTERS["full"])
+    assert info.target is not None
+    save_drafter(folder, drafter, info.target, stock=form == "stock")
+    tensors = load_file(folder / WEIGHTS)
+    tensors["fc.weight"][5, 7] = float("nan")
+    save_file(tensors, folder / WEIGHTS)
+    log = tmp_path / "server.log"
+    flags = ["--speculative-draft-model-path", str(folder)]
+    with server_process(free_port(), log, *SPECULATIVE, *SHAPES[1], *flags) as process:
+        assert process.wait(timeout=START_TIMEOUT_S) != 0
+    assert f"drafter {folder}: fc.weight holds NaN or Inf" in log.read_text()
 
 
 @pytest.mark.parametrize("topk", [1, 4])

@@ -1,5 +1,6 @@
 """An exported drafter under SGLang's own model class: nothing of rayspec but the CPU platform, and the same answers."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ def export(kind: str, folder: Path) -> None:
         head = {"kind": "truncated", "size": VOCABULARY // 2}
         drafter.lm_head = head_from_target(head, drafter.lm_head.weight.data, {"ids": torch.arange(0, VOCABULARY, 2)})
     save_drafter(folder, drafter, info.target, stock=True)
+    if kind == "truncated":  # as the first published ones: SGLang's default taps are those of our training
+        config = json.loads((folder / "config.json").read_text())
+        del config["eagle_config"]
+        (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="module", params=["truncated", "slimspec"])

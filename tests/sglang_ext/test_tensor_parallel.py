@@ -1,7 +1,9 @@
-"""Two tensor-parallel ranks, of target and drafter: token-identical to plain decoding on one, swaps included."""
+"""Two tensor-parallel ranks, of target and drafter: token-identical to plain decoding on one, swaps included, whether a
+head is whole on every rank or shared."""
 
 import pytest
 from engines import Ids, Oracle, generate, output_ids, running_engine
+from faults import share_small_heads
 from fixture_models import DRAFTERS
 from lossless import check_counts
 
@@ -10,9 +12,15 @@ from sglang_ext.adapter.engine import swap_drafter
 
 @pytest.mark.parametrize("tree", [{}, {"topk": 4, "num_draft_tokens": 12}], ids=["chain", "tree"])
 def test_greedy_identity(tree: dict[str, int], prompts: list[Ids], oracle: Oracle) -> None:
-    with running_engine(DRAFTERS["full"], draft_steps=4, tp_size=2, **tree) as engine:
-        for kind in ("full", "specvocab"):
-            swap_drafter(engine, str(DRAFTERS[kind]))
+    options = {"draft_steps": 4, "tp_size": 2, "enable_custom_logit_processor": True, **tree}
+    accepted = {}
+    with running_engine(DRAFTERS["full"], **options) as engine:
+        for kind in ("full", "specvocab", "full shared", "slimspec shared", "truncated shared"):
+            if kind == "full shared":
+                share_small_heads(engine)
+            swap_drafter(engine, str(DRAFTERS[kind.split()[0]]))
             answers = generate(engine, prompts[:24])
             assert output_ids(answers) == oracle.answers[:24]
             check_counts(answers, 4)
+            accepted[kind] = [a["meta_info"]["spec_correct_drafts_histogram"] for a in answers]
+    assert accepted["full shared"] == accepted["full"]

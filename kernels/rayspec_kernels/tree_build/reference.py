@@ -74,7 +74,8 @@ def full_mask_reference(mask_BNN: Tensor, prefix_B: Tensor, out: Tensor) -> None
 
     Args:
         prefix_B: int64, length of each request's context before the tree.
-        out: bool, one-dimensional; at least as long as all of them together, the rest is set to True.
+        out: bool, or uint8 as some backends have it, one-dimensional; at least as long as all of them together, the
+            rest is set to True.
     """
     N = mask_BNN.shape[1]
     width_B = prefix_B + N
@@ -82,7 +83,7 @@ def full_mask_reference(mask_BNN: Tensor, prefix_B: Tensor, out: Tensor) -> None
     node_N = torch.arange(N, device=mask_BNN.device)
     place_BNN = (first_B + prefix_B)[:, None, None] + node_N[:, None] * width_B[:, None, None] + node_N
     out.fill_(True)
-    out[place_BNN.flatten()] = mask_BNN.flatten()
+    out[place_BNN.flatten()] = mask_BNN.flatten().to(out.dtype)
 
 
 def build_chain_reference(batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:

@@ -7,6 +7,7 @@ reduced draft vocabulary exist from SGLang's point of view.
 import copy
 from typing import Any, ClassVar
 
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
 from torch import Tensor, nn
 
@@ -31,11 +32,19 @@ class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):
             _, embed_TH, feature_TH, batch, *_ = arguments
             self.logits_processor.start_routing(self.lm_head, embed_TH, feature_TH, batch)
 
+    def layer_inputs(self, batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        ids_T, feature_TH = batch.input_ids, batch.spec_info.hidden_states
+        if rows is not None:
+            ids_T, feature_TH = ids_T[rows], feature_TH[rows]
+        embed_TH = self.model.embed_tokens(ids_T)
+        is_fused = feature_TH.shape[-1] == embed_TH.shape[-1]  # the drafter's own, not the target's taps
+        return embed_TH, feature_TH if is_fused else self.model.fc(feature_TH)
+
     def draft_step(self, batch: Any, question: Question) -> Tensor:
         """The feature of the next step."""
         with self.logits_processor.asking(question):
             hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
-        self.logits_processor.put(question, self.lm_head, hidden_TH)
+        self.logits_processor.put(question, self.lm_head, hidden_TH, batch)
         return feature_TH
 
 

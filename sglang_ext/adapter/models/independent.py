@@ -3,8 +3,9 @@
 import copy
 from typing import Any, ClassVar
 
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama import LlamaForCausalLM
-from torch import nn
+from torch import Tensor, nn
 
 from sglang_ext.adapter.hosted_head import HostsHead, Question, hosted_info
 
@@ -27,11 +28,15 @@ class RaySpecIndependent(HostsHead, LlamaForCausalLM):
             _, embed_TH, batch, *_ = arguments
             self.logits_processor.start_routing(self.lm_head, embed_TH, embed_TH, batch)
 
+    def layer_inputs(self, batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        embed_TH = self.model.embed_tokens(batch.input_ids if rows is None else batch.input_ids[rows])
+        return embed_TH, embed_TH
+
     def draft_step(self, batch: Any, question: Question) -> None:
         """The next step gets nothing but tokens."""
         with self.logits_processor.asking(question):
             hidden_TH = self.model(batch.input_ids, batch.positions, batch)
-        self.logits_processor.put(question, self.lm_head, hidden_TH)
+        self.logits_processor.put(question, self.lm_head, hidden_TH, batch)
 
 
 EntryClass = [RaySpecIndependent]

@@ -1,0 +1,63 @@
+"""What the two engines of a cohort reserve, and whether they run side by side or take turns. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayspec.sweep.config import SweepConfig
+
+MEMORY_SHARE = 0.42  # of a GPU, for weights and cache of each of two engines; the rest is for activations and graphs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """`num_cpus`, `num_gpus`: of one engine, on each of its nodes. `memory_share`: of a GPU that two engines share,
+    what each may take for weights and cache; None where they share none."""
+
+    num_cpus: float
+    num_gpus: float
+    side_by_side: bool = True
+    memory_share: float | None = None
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What a cohort reserves on each node of its engines."""
+        engines = 2 if self.side_by_side else 1
+        return {k: engines * v for k, v in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if v}
+
+    def memory_fraction(self, *, is_alone: bool) -> dict[str, float]:
+        """SGLang's `mem_fraction_static`, where two engines share a GPU. It is a fraction of what is free when an
+        engine starts, so that the second one's is of what the first has left."""
+        if self.memory_share is None:
+            return {}
+        left = 1.0 if is_alone else 1.0 - self.memory_share
+        return {"mem_fraction_static": round(self.memory_share / left, 3)}
+
+
+def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
+    """For a cluster whose nodes have so many GPUs. Raises ValueError where an engine has no room."""
+    most, nodes = max(gpus_of_nodes, default=0.0), config.engine.nodes
+    tp_size = int(config.engine.extra.get("tp_size", 1))
+    num_gpus, side_by_side = config.ray.num_gpus, config.ray.side_by_side
+    if num_gpus is None:
+        whole = tp_size // nodes  # Ray divides one GPU, of several it gives whole ones
+        num_gpus = (float(whole) if whole > 1 or side_by_side is False else 0.5) if most else 0.0
+    if side_by_side is None:
+        side_by_side = 2 * num_gpus <= most
+    placement = Placement(num_cpus=config.ray.num_cpus, num_gpus=num_gpus, side_by_side=side_by_side)
+    asked = placement.bundle.get("GPU", 0)
+    if asked > most:  # Ray would wait for such a node without a word
+        way_out = "leave ray.side_by_side out" if num_gpus <= most else "raise engine.nodes"
+        raise ValueError(
+            f"the engines of a cohort need {asked:g} GPUs of a node (engine.extra.tp_size {tp_size} over engine.nodes "
+            f"{nodes}, ray.num_gpus {num_gpus:g} each), but no node of the Ray cluster has more than {most:g}; "
+            f"{way_out}, or lower engine.extra.tp_size"
+        )
+    if not side_by_side or not 0 < num_gpus < 1 or "mem_fraction_static" in config.engine.extra:
+        return placement
+    share = config.engine.mem_fraction_static or MEMORY_SHARE
+    if share >= 0.5:
+        raise ValueError(
+            f"engine.mem_fraction_static is the share of each of two engines on one GPU and must be below 0.5, got "
+            f"{share:g}; set ray.side_by_side=false where they do not fit side by side: they then take turns"
+        )
+    return Placement(num_cpus=config.ray.num_cpus, num_gpus=num_gpus, memory_share=share)

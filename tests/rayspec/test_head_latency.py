@@ -1,0 +1,55 @@
+"""How heads are timed alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rayspec.farm import head_latency
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.heads import head_from_target
+
+V, H, TAPS = 96, 16, (2, 4, 5)
+
+
+@pytest.fixture
+def drafters(tmp_path: Path) -> dict[str, str]:
+    """Of two kinds, untrained."""
+    config = Eagle3Config(
+        hidden_size=H, target_hidden_size=H, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, vocab_size=V, tap_layers=TAPS,
+    )  # fmt: skip
+    target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=TAPS)
+    for name, spec in {"full": {"kind": "full"}, "low_rank": {"kind": "slimspec", "rank": 4}}.items():
+        save_drafter(tmp_path / name, Eagle3Drafter(config, head_from_target(spec, torch.randn(V, H))), target)
+    return {name: str(tmp_path / name) for name in ("full", "low_rank")}
+
+
+def timed(drafters: dict[str, str]) -> dict[str, float]:
+    return head_latency.head_latencies(drafters, rows=1, draft_steps=2, dtype=torch.float32, num_threads=1)
+
+
+def test_each_head_has_a_latency(drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_latency, "MIN_ROUND_S", 0.0)
+    found = timed(drafters)
+    assert list(found) == list(drafters)
+    assert all(0 < seconds < 1 for seconds in found.values())
+
+
+@pytest.mark.parametrize(("has_gpu", "together"), [(False, [2]), (True, [1, 1])], ids=["cpu", "gpu"])
+def test_a_gpu_holds_one_head_at_a_time(
+    drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch, has_gpu: bool, together: list[int]
+) -> None:
+    groups: list[dict[str, str]] = []
+
+    def in_turns(drafters: dict[str, str], *_: Any) -> dict[str, float]:
+        groups.append(drafters)
+        return dict.fromkeys(drafters, 1.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(head_latency, "_in_turns", in_turns)
+    assert timed(drafters) == dict.fromkeys(drafters, 1.0)
+    assert [len(group) for group in groups] == together

@@ -1,0 +1,65 @@
+"""How many GPUs a cohort's engines reserve, and when they take turns."""
+
+import pytest
+
+from rayspec.config import load_config
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.placement import MEMORY_SHARE, Placement, place
+
+
+def placed(gpus: list[float], *overrides: str) -> Placement:
+    return place(load_config(SweepConfig, None, list(overrides)), gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "bundle", "side_by_side"),
+    [
+        ([], [], {"CPU": 2}, True),
+        ([0, 1], [], {"CPU": 2, "GPU": 1}, True),
+        ([2], ["ray.num_gpus=1"], {"CPU": 2, "GPU": 2}, True),
+        ([1], ["ray.side_by_side=false"], {"CPU": 1, "GPU": 1}, False),
+        ([8], ["engine.extra.tp_size=4"], {"CPU": 2, "GPU": 8}, True),
+        ([8, 8], ["engine.extra.tp_size=8"], {"CPU": 1, "GPU": 8}, False),
+        ([8, 8], ["engine.extra.tp_size=8", "engine.nodes=2"], {"CPU": 2, "GPU": 8}, True),
+    ],
+    ids=["cpu", "shared", "one_each", "asked_for", "half_a_node", "all_of_a_node", "over_two_nodes"],
+)
+def test_what_a_cohort_reserves(
+    gpus: list[float], overrides: list[str], bundle: dict[str, float], side_by_side: bool
+) -> None:
+    placement = placed(gpus, *overrides)
+    assert placement.bundle == bundle
+    assert placement.side_by_side is side_by_side
+
+
+def test_two_engines_of_a_gpu_add_up() -> None:
+    """Whichever comes first: SGLang takes its fraction of what is free when it starts."""
+    placement = placed([1])
+    first = placement.memory_fraction(is_alone=True)["mem_fraction_static"]
+    second = placement.memory_fraction(is_alone=False)["mem_fraction_static"]
+    assert first == MEMORY_SHARE
+    assert second * (1 - first) == pytest.approx(MEMORY_SHARE, abs=1e-3)
+    assert placed([1], "engine.mem_fraction_static=0.3").memory_fraction(is_alone=False) == {
+        "mem_fraction_static": 0.429
+    }
+    for alone in ([2], ["ray.num_gpus=1"]), ([], []), ([1], ["engine.extra.mem_fraction_static=0.3"]):
+        assert placed(*alone[:1], *alone[1]).memory_fraction(is_alone=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "message"),
+    [
+        ([2], ["engine.extra.tp_size=4"], r"need 4 GPUs of a node .* more than 2; raise engine.nodes"),
+        (
+            [4],
+            ["engine.extra.tp_size=4", "ray.side_by_side=true"],
+            r"need 8 GPUs .* more than 4; leave ray.side_by_side out",
+        ),
+        ([], ["ray.num_gpus=1"], r"need 1 GPUs .* more than 0"),
+        ([1], ["engine.mem_fraction_static=0.6"], r"must be below 0.5, got 0.6; set ray.side_by_side=false"),
+    ],
+    ids=["too_wide", "two_of_them", "none_there", "more_than_half"],
+)
+def test_what_no_node_has_is_refused(gpus: list[float], overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        placed(gpus, *overrides)

@@ -1,0 +1,202 @@
+"""What the draft worker does with CUDA graphs, on graphs that are played by Python: an engine on a CPU has none."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from head_cases import SPECS, H, make_head
+from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from torch import Tensor
+
+from sglang_ext.adapter import draft_worker, extend_graphs, hosted_head
+from sglang_ext.adapter.draft_worker import HeadDraftWorker
+from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
+from sglang_ext.adapter.hosted_head import HeadLogits, HostsHead, Question
+from sglang_ext.heads import DraftHead
+
+SIZES = [4, 2, 1]  # of the batches that graphs are captured for
+NOTHING = (torch.zeros(0), torch.zeros(0))
+
+
+class Model(HostsHead):
+    """The parts of a hosted model that a worker touches."""
+
+    algorithm = "EAGLE3"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = make_head(SPECS["slimspec"]).float()
+        self.logits_processor: Any = SimpleNamespace(question=None)
+        self.logits_processor.asking = lambda question: HeadLogits.asking(self.logits_processor, question)
+        self.swapped: list[Any] = []
+
+    def draft_step(self, batch: Any, question: Question) -> None: ...
+
+    def layer_inputs(self, batch: Any, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        return NOTHING
+
+    def swap(self, info: Any, tensors: Any) -> None:
+        self.swapped.append(info)
+
+
+class Graphs:
+    """SGLang's graphs of the extend: a capture runs the pass, a replay runs it again and writes where the capture
+    wrote."""
+
+    hidden_BH = torch.zeros(max(SIZES), H)
+
+    def init(self, worker: Any) -> None:
+        self.eagle_worker, self.replays = worker, {}
+        for size in SIZES:
+            self.capture_one_shape(size, None)
+
+    def capture_one_shape(self, size: int, forward: Any) -> None:
+        model = self.eagle_worker.draft_runner.model
+        question, head = model.logits_processor.question, model.head
+        if question is None:
+            self.replays[size] = lambda: None
+            return
+        for _ in range(3):  # two warm-ups
+            question.put_to(head, Graphs.hidden_BH[:size], None)
+        captured = question.best
+
+        def replay() -> None:
+            fresh = Question(question.step, question.k)
+            fresh.put_to(head, Graphs.hidden_BH[:size], None)
+            for place, value in zip(captured, fresh.best, strict=True):
+                place.copy_(value)
+
+        self.replays[size] = replay
+
+    def execute(self, forward_batch: Any, select_index: Tensor) -> None:
+        self.raw_bs = len(select_index)
+        self.bs = min(size for size in SIZES if size >= self.raw_bs)
+        Graphs.hidden_BH[: self.raw_bs] = forward_batch.hidden_BH
+        self.replays[self.bs]()
+
+
+@pytest.fixture
+def spec(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    found = SimpleNamespace(speculative_use_rejection_sampling=False, speculative_adaptive=False)
+    for module in (draft_worker, extend_graphs):
+        monkeypatch.setattr(module, "get_spec", lambda: found)
+    return found
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> Any:
+    monkeypatch.setattr(EAGLEDraftExtendCudaGraphRunner, "__init__", Graphs.init)
+    monkeypatch.setattr(EAGLEDraftExtendCudaGraphRunner, "capture_one_shape", Graphs.capture_one_shape)
+    monkeypatch.setattr(EAGLEDraftExtendCudaGraphRunner, "execute", Graphs.execute)
+    for name in ("draft_pp_context", "speculative_moe_backend_context", "speculative_moe_a2a_backend_context"):
+        monkeypatch.setattr(draft_worker, name, nullcontext)
+    made: Any = object.__new__(HeadDraftWorker)
+    made.draft_runner = SimpleNamespace(model=Model(), prefill_cuda_graph_runner="as captured")
+    made.topk, made.parallel_layout, made.speculative_num_draft_tokens = 3, SimpleNamespace(tp_group=None), 4
+    made.cuda_graph_runner = made.cuda_graph_runner_for_draft_extend = None
+    return made
+
+
+def expected(head: DraftHead, hidden_BH: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    proposal = head.propose(hidden_BH, 0, k)
+    return proposal.probabilities_Tk, proposal.token_ids_Tk
+
+
+def test_a_replayed_extend_answers_the_heads_own_question(worker: Any) -> None:
+    graphs = HeadExtendGraphs(worker)
+    answers, hiddens = [], []
+    for rows in (3, 1, 4):
+        hiddens.append(torch.randn(rows, H))
+        graphs.execute(SimpleNamespace(hidden_BH=hiddens[-1]), torch.arange(rows))
+        answers.append(graphs.take_answer())
+        assert graphs.take_answer() is None
+    for answer, hidden_BH in zip(answers, hiddens, strict=True):  # the first outlives the others
+        p_Bk, ids_Bk = expected(worker.draft_runner.model.head, hidden_BH, 3)
+        assert torch.equal(answer.token_ids_Tk, ids_Bk)
+        torch.testing.assert_close(answer.p_Tk, p_Bk, rtol=1e-6, atol=1e-6)
+
+
+def test_under_rejection_sampling_nothing_is_asked(worker: Any, spec: SimpleNamespace) -> None:
+    spec.speculative_use_rejection_sampling = True
+    graphs = HeadExtendGraphs(worker)
+    graphs.execute(SimpleNamespace(hidden_BH=torch.randn(2, H)), torch.arange(2))
+    assert graphs.take_answer() is None
+
+
+def test_the_first_drafts_come_from_the_graph(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.cuda_graph_runner_for_draft_extend = HeadExtendGraphs(worker)
+    hidden_BH = torch.randn(2, H)
+
+    def replay(worker: Any, batch: Any, batch_result: Any) -> None:
+        worker.cuda_graph_runner_for_draft_extend.execute(SimpleNamespace(hidden_BH=hidden_BH), torch.arange(2))
+
+    monkeypatch.setattr(EagleDraftWorker, "_draft_extend_for_decode", replay)
+    result = SimpleNamespace(
+        speculative_num_draft_tokens=4, next_draft_input=SimpleNamespace(), new_seq_lens=torch.tensor([5, 6])
+    )
+    sampling = SimpleNamespace(is_all_greedy=True)
+    worker._draft_extend_for_decode(SimpleNamespace(sampling_info=sampling), result)
+    p_Bk, ids_Bk = expected(worker.draft_runner.model.head, hidden_BH, 3)
+    assert torch.equal(result.next_draft_input.topk_index, ids_Bk)
+    torch.testing.assert_close(result.next_draft_input.topk_p, p_Bk, rtol=1e-6, atol=1e-6)
+
+
+class Captured:
+    """A graph runner of SGLang's, whose backend can be emptied."""
+
+    def __init__(self) -> None:
+        self.is_empty = False
+        self.backend = SimpleNamespace(cleanup=lambda: setattr(self, "is_empty", True))
+
+
+def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = worker.cuda_graph_runner, worker.cuda_graph_runner_for_draft_extend = Captured(), Captured()
+    emptied: list[bool] = []
+
+    def capture(worker: Any) -> None:
+        emptied.extend(graphs.is_empty for graphs in old)
+
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
+    monkeypatch.setattr(EagleDraftWorker, "init_cuda_graphs", lambda worker: pytest.fail("captured the prefills too"))
+    worker.swap(SimpleNamespace(path="other"), {})
+    assert emptied == [True, True], "the old graphs hold memory that the new ones may need"
+    assert worker.draft_runner.prefill_cuda_graph_runner == "as captured"
+    assert worker.refusal is None
+
+
+def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = iter([RuntimeError("CUDA out of memory"), None])
+
+    def capture(worker: Any) -> None:
+        error = next(outcomes)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
+    monkeypatch.setattr(EagleDraftWorker, "_draft_extend_for_prefill", lambda *_: SimpleNamespace())
+    worker.draft_runner.model.logits_processor.asking = lambda question: nullcontext()
+    batch = SimpleNamespace(sampling_info=SimpleNamespace(is_all_greedy=True), seq_lens=torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        worker.swap(SimpleNamespace(path="large"), {})
+    with pytest.raises(RuntimeError, match=r"passes of large could not be captured in CUDA graphs .* swap in"):
+        worker._draft_extend_for_prefill(batch)
+    worker.swap(SimpleNamespace(path="small"), {})
+    worker._draft_extend_for_prefill(batch)
+
+
+def test_adaptive_lengths_and_swaps_exclude_each_other(worker: Any, spec: SimpleNamespace) -> None:
+    worker.check_swappable()
+    spec.speculative_adaptive = True
+    with pytest.raises(ValueError, match="--speculative-adaptive keeps graphs of other draft lengths"):
+        worker.check_swappable()
+
+
+def test_attention_of_data_parallel_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(attn_dp_enabled=True))
+    with pytest.raises(ValueError, match=r"--enable-dp-attention is not offered .* leave it out"):
+        hosted_head.hosted_info(SimpleNamespace(_name_or_path="a drafter"), "EAGLE3")
