@@ -9,7 +9,7 @@ import shlex
 import sys
 
 from rayspec.config import load_config
-from rayspec.job import set_up
+from rayspec.job import problem, run, set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -32,11 +32,11 @@ def main(arguments: list[str]) -> int:
             from rayspec.calibration.runs import calibrate_all
 
             calibrate_all(prepared, shlex.join(["python", "jobs/calibrate.py", *arguments]))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -8,6 +8,7 @@ import argparse
 import sys
 
 from rayspec.config import load_config
+from rayspec.job import problem
 
 
 def main(arguments: list[str]) -> int:
@@ -25,8 +26,8 @@ def main(arguments: list[str]) -> int:
         for export in exports:
             if not (options.plan or export.is_done):
                 write(export)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
 

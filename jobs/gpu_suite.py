@@ -6,11 +6,12 @@
     python jobs/gpu_suite.py --engines --out results/   # second half: every head in SGLang, where it is installed
     python jobs/gpu_suite.py --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
-Exit status 1 where any result is wrong; a wrong kernel is not timed. The second half costs a start of SGLang a head
-(`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
+Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a
+start of SGLang a head (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -31,24 +32,49 @@ OPS = ("head_topk", "slim_head", "indexed_head", "gather_dot", "quantized_linear
 LIMIT_S = 7 * 60  # of timing; what did not fit is named in the report
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_suite"), help="folder for results.json and report.md")
+    parser.add_argument("--out", type=Path, help="folder for results.json and report.md (default: gpu_suite)")
     parser.add_argument("--interpret", action="store_true", help="check small sizes in Triton's interpreter")
-    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
+    parser.add_argument("--ops", nargs="+", choices=OPS)
     parser.add_argument("--report", type=Path, help="write the report of this folder's results.json again, and no more")
     parser.add_argument(
         "--engines", nargs="*", metavar="HEAD", help="SGLang with these heads (default: all), and no more"
     )
-    parser.add_argument("--shape", default="llama-3.1-8b", help="of --engines: llama-3.1-8b or tiny")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="of --engines")
+    parser.add_argument("--shape", help="of --engines: llama-3.1-8b (default) or tiny")
+    parser.add_argument("--batches", nargs="+", type=_batch, help="of --engines (default: 1 4 16 64)")
     parser.add_argument(
         "--tau", nargs="+", type=_tau, default=[], metavar="HEAD=TAU",
         help="of --engines: tokens of a step that trained drafters reach, to predict their speed-up by",
     )  # fmt: skip
-    args = parser.parse_args()
-    if args.tau and args.engines is None:
-        parser.error("--tau must be given with --engines, whose steps it is held against")
+    args = parser.parse_args(arguments)
+    unused = _unused(args)
+    if unused:
+        parser.error(unused)
+    try:
+        return _run(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _unused(args: argparse.Namespace) -> str | None:
+    """What of the options would be ignored beside the others."""
+    given = {name for name, value in vars(args).items() if value}
+    of_engines = given & {"shape", "batches", "tau"}
+    if args.engines is None and of_engines:
+        return f"--{min(of_engines)} must be given with --engines, which it is of"
+    if args.engines is not None and given & {"ops", "interpret"}:
+        return f"--{min(given & {'ops', 'interpret'})} is of the kernels alone; leave it out with --engines"
+    without = {"out", "ops", "interpret", "engines", "batches"}
+    if args.report and given & without:
+        return f"--report writes what is stored; leave {', '.join(f'--{n}' for n in sorted(given & without))} out"
+    return None
+
+
+def _run(args: argparse.Namespace) -> int:
+    args.out, args.ops = args.out or Path("gpu_suite"), args.ops or OPS
+    args.shape, args.batches = args.shape or "llama-3.1-8b", args.batches or [1, 4, 16, 64]
     if args.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     sys.path.insert(0, str(ROOT / "kernels"))  # runs from a copy of the files, without an installation
@@ -57,7 +83,8 @@ def main() -> int:
     from rayspec_kernels.common.report import write_report, write_whole
 
     if args.report:
-        write_report(stored(args.report, "results.json"), args.report)
+        with _of_this_suite(args.report):
+            write_report(stored(args.report, "results.json"), args.report)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
 
@@ -79,7 +106,7 @@ def run(ops: Iterable[str], is_interpreted: bool, save: Callable[[dict[str, Any]
     from rayspec_kernels.common import bench, shapes
 
     if not is_interpreted and not torch.cuda.is_available():
-        raise SystemExit("no CUDA GPU here; --interpret checks the kernels without one")
+        raise ValueError("no CUDA GPU here; --interpret checks the kernels without one")
     device = torch.device("cpu" if is_interpreted else "cuda")
     start = time.monotonic()
     results: dict[str, Any] = {"provenance": provenance(is_interpreted), "ceilings": None, "checks": [], "timings": [],
@@ -137,16 +164,18 @@ def engines(args: argparse.Namespace) -> int:
     from rayspec.engine_suite.models import SHAPES, head_specs
 
     if args.shape not in SHAPES:
-        raise SystemExit(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
+        raise ValueError(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
     known = head_specs(SHAPES[args.shape])
     for option, names in (("--engines", args.engines), ("--tau", [name for name, _ in args.tau])):
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
+            raise ValueError(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
     if args.report:
-        found = stored(args.report, "engines.json")
-        write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
+        with _of_this_suite(args.report):
+            found = stored(args.report, "engines.json")
+            write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
         return 0
+    args.out.mkdir(parents=True, exist_ok=True)
     made_by = provenance(is_interpreted=False)
 
     def save(found: dict[str, Any]) -> None:
@@ -159,14 +188,32 @@ def engines(args: argparse.Namespace) -> int:
 
 def stored(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).is_file():
-        raise SystemExit(f"--report must be the --out folder of an earlier run; {folder} has no {name}")
-    return json.loads((folder / name).read_text())
+        raise ValueError(f"--report must be the --out folder of an earlier run; {folder} has no {name}")
+    try:
+        return json.loads((folder / name).read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--report: {folder / name} is no JSON that this suite wrote ({error})") from error
+
+
+@contextlib.contextmanager
+def _of_this_suite(folder: Path) -> Iterator[None]:
+    """A ValueError that says so where stored results are not what this suite writes."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"--report: what {folder} holds was not written by this suite ({error!r})") from error
+
+
+def _batch(text: str) -> int:
+    if text.isdecimal() and 1 <= len(text) <= 6 and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a number of requests from 1 to 999999, got {text[:40]!r}")
 
 
 def _tau(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        if float(value) >= 1:
+        if name and 1 <= float(value) < float("inf"):
             return name, float(value)
     except ValueError:
         pass
@@ -208,4 +255,4 @@ def _output(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

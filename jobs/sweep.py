@@ -11,7 +11,7 @@ import sys
 
 from rayspec.config import load_config
 from rayspec.home import prepared_home, tracking_uri
-from rayspec.job import set_up
+from rayspec.job import INTERRUPTED, problem, run, set_up
 from rayspec.sweep.config import SweepConfig
 
 
@@ -50,31 +50,30 @@ def main(arguments: list[str]) -> int:
         print(prepared.describe(), flush=True)
         if options.plan:
             return 0
-        if options.resume is None:
-            from rayspec.tracking import connect  # imports MLflow, which a plan does without
+        # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
+        from rayspec.farm.runtime import EngineFailed
+        from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep
+        from rayspec.tracking import connect, how_to_look
 
+        if options.resume is None:
             home = prepared_home()
             connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
             folder = SweepFolder.create(home, prepared, shlex.join(["python", "jobs/sweep.py", *arguments]))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
-
-    from rayspec.farm.runtime import EngineFailed
-    from rayspec.sweep.controller import resume_command, run_sweep  # imports Ray and MLflow
-    from rayspec.tracking import how_to_look
 
     try:
         outcome = run_sweep(prepared, folder)
     except EngineFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except ValueError as error:  # of tracking, or a sweep that runs
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError, SweepStopped) as error:  # of tracking, a sweep that runs, or what stopped this one
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)
-        raise
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
     print(f"\n{outcome.summary}\n")
     print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
     print(f"Report: python jobs/report.py --sweep {outcome.parent_run_id}")
@@ -85,4 +84,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from rayspec.config import load_config
-from rayspec.job import set_up
+from rayspec.job import problem, run, set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -28,11 +28,11 @@ def main(arguments: list[str]) -> int:
         print("\n".join(plan(config)), flush=True)
         if not options.plan:
             train_all(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -10,6 +10,8 @@ import torch
 
 from rayspec.shipped import drafter_label, drafter_path
 from sglang_ext.drafters.checkpoint import (
+    DRAFTER,
+    EXPORTED,
     WEIGHTS,
     CheckpointInfo,
     check_files,
@@ -21,8 +23,7 @@ from sglang_ext.drafters.checkpoint import (
 )
 from sglang_ext.drafters.stock import stock_matrix
 from sglang_ext.drafters.target import TargetInfo
-
-ORIGIN = "export.json"  # beside the weights: a stock config.json has no room for where they come from
+from sglang_ext.folders import check_name, check_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class ExportConfig:
         if not self.drafters:
             raise ValueError("drafters is empty; name some, such as drafters=[full], or give folders")
         labels = [drafter_label(drafter) for drafter in self.drafters]
+        for label in labels:
+            check_name(label, "the last part of each of drafters")
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"drafters must have different names to lie side by side, got {twice[0]!r} more than once")
@@ -103,14 +106,15 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
 
 def _is_done(folder: Path, origin: Mapping[str, Any]) -> bool:
     """Whether this very drafter lies there. Raises ValueError where something else does."""
-    if not folder.exists():
+    file = folder / EXPORTED
+    if not file.is_file():
+        if DRAFTER.is_ours(folder):
+            raise ValueError(f"{folder} is there already and is no export; choose another output_dir")
+        check_place(folder, DRAFTER)
         return False
-    file = folder / ORIGIN
-    found = json.loads(file.read_text()) if file.is_file() else None
+    found = json.loads(file.read_text())
     if found == origin:
         return True
-    if found is None:
-        raise ValueError(f"{folder} is there already and is no export; choose another output_dir")
     raise ValueError(
         f"{folder} holds an export of {found.get('drafter')!r} as it was before; delete it to export again, or choose "
         "another output_dir"
@@ -120,5 +124,5 @@ def _is_done(folder: Path, origin: Mapping[str, Any]) -> bool:
 def write(export: Export) -> None:
     """Write the drafter, whole or not at all. Raises ValueError for tensors that do not fit its config.json."""
     drafter, _ = load_drafter(export.info.path)
-    extras = {ORIGIN: json.dumps(export.origin, indent=1) + "\n"}
+    extras = {EXPORTED: json.dumps(export.origin, indent=1) + "\n"}
     save_drafter(export.folder, drafter, export.target, extras=extras, stock=True)

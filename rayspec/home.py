@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Ray unpacks a job's --working-dir under such a folder on the node and deletes it after the job.
 RAY_EPHEMERAL = "working_dir_files"
+ELSEWHERE = "set RAYSPEC_HOME to a folder that you may write to"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # schemes that MLflow opens without a server
 
 
@@ -18,7 +20,8 @@ def home() -> Path:
 
 
 def prepared_home() -> Path:
-    """The home folder, created. Raises ValueError where Ray would delete it together with the job's working_dir."""
+    """The home folder, created. Raises ValueError where it cannot be written, and where Ray would delete it together
+    with the job's working_dir."""
     folder = home()
     if RAY_EPHEMERAL in folder.parts:
         raise ValueError(
@@ -26,13 +29,34 @@ def prepared_home() -> Path:
             "vanish; submit with an absolute path that the cluster keeps: ray job submit --working-dir . "
             """--runtime-env-json '{"env_vars": {"RAYSPEC_HOME": "/data/rayspec"}}' -- python jobs/sweep.py ..."""
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"RAYSPEC_HOME cannot be {folder} ({error.strerror}); {ELSEWHERE}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"RAYSPEC_HOME is {folder}, which cannot be written to; {ELSEWHERE}")
     return folder
 
 
 def tracking_uri() -> str:
     """MLflow's store: `$MLFLOW_TRACKING_URI` if set, else the SQLite file in the home folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def set_login_apart() -> None:
+    """Move user and password of a server's address in MLFLOW_TRACKING_URI into MLflow's own variables.
+
+    MLflow prints and logs the address; what is no part of it cannot be told.
+    """
+    parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    login, at, host = parts.netloc.rpartition("@")
+    if not at or parts.scheme not in ("http", "https"):
+        return
+    user, _, password = login.partition(":")
+    for name, value in (("MLFLOW_TRACKING_USERNAME", user), ("MLFLOW_TRACKING_PASSWORD", password)):
+        if value:
+            os.environ[name] = unquote(value)
+    os.environ["MLFLOW_TRACKING_URI"] = urlunsplit(parts._replace(netloc=host))
 
 
 def artifact_uri() -> str | None:

@@ -17,9 +17,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rayspec.names import safe_name
 from rayspec.records import BlockRecord, RequestRecord
 
 PERCENTILES = (50, 90, 99)
+TAU_CATEGORY = "tau_category/"  # before the name of a prompt category
 
 T = TypeVar("T", float, NDArray[np.float64])
 
@@ -60,6 +62,9 @@ def trial_metrics(blocks: Sequence[BlockRecord], draft_steps: int, slo: Slo | No
     peaks = [b.measured.peak_memory_bytes for b in blocks if b.measured.peak_memory_bytes is not None]
     if peaks:
         metrics["peak_host_memory_gib"] = max(peaks) / 2**30
+    shares = [(b.measured.other_cpu_share, b.wall_s) for b in blocks if b.measured.other_cpu_share is not None]
+    if shares:
+        metrics["other_cpu_share"] = sum(share * s for share, s in shares) / sum(s for _, s in shares)
     metrics |= latency_metrics(requests)
     metrics |= goodput_metrics(requests, wall_s, slo or Slo())
     if draft_steps:
@@ -124,7 +129,8 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     """Milliseconds of a speculative step in the head, in drafting (head included) and in verification, and the tokens
-    that it verifies of a request, root and padding included.
+    that it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored
+    for a row, in the mean over rows and draft positions.
 
     A step serves all requests that run together. Empty where the engine has no clock.
     """
@@ -132,7 +138,9 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     steps = sum(c.steps for c in clocks)
     if not steps:
         return {}
-    return {
+    rows = sum(c.scoring_rows for c in clocks)
+    shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
+    return shortlist | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
@@ -150,8 +158,8 @@ def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def category_key(category: str) -> str:
-    """The metric of a category's tau; MLflow allows few characters in a metric's name."""
-    return "tau_category/" + "".join(c if c.isalnum() or c in "_-. /" else "_" for c in category)
+    """The metric of a category's tau."""
+    return f"{TAU_CATEGORY}{safe_name(category)}"
 
 
 def output_mismatches(blocks: Iterable[BlockRecord], plain: Iterable[BlockRecord]) -> int:

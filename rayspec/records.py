@@ -51,7 +51,8 @@ class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 
     `draft_s` holds `head_s`; a step serves all requests that run together. `requests`: of all steps, each as often as
-    it took part in one. `verified_tokens`: of all of these, roots and padding included.
+    it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft
+    head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted.
     """
 
     steps: int
@@ -60,6 +61,8 @@ class StepSeconds:
     head_s: float
     draft_s: float
     verify_s: float
+    scoring_rows: int = 0
+    scored_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class Measured:
     wall_s: float
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
+    other_cpu_share: float | None = None  # of the CPU time, what other programs used meanwhile; None if unknown
     peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +86,7 @@ class Measured:
             wall_s=values["wall_s"],
             requests=tuple(RequestRecord.from_dict(r) for r in values["requests"]),
             step_seconds=StepSeconds(**steps) if steps else None,
+            other_cpu_share=values.get("other_cpu_share"),  # journals of before have none
             peak_memory_bytes=values["peak_memory_bytes"],
         )
 

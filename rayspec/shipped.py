@@ -5,6 +5,7 @@ calibrations in `$RAYSPEC_HOME/calibrations/TARGET/NAME`: the jobs write what th
 package is put there when it is first named.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET, fetched
 ASSETS = Path(__file__).resolve().parent / "assets"
 WAY_OUT = {"drafters": "python jobs/train.py makes one", "calibrations": "python jobs/calibrate.py makes one"}
 MARKS = {"drafters": "config.json", "calibrations": "calibration.json"}
+
+
+def user_path(text: str, setting: str) -> Path:
+    """A path as the user wrote it, `~` resolved. Raises ValueError where there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{setting} is {text!r}, but there is no such user; write the path in full") from error
 
 
 def target_path(name: str) -> str:
@@ -27,11 +36,11 @@ def target_path(name: str) -> str:
         if found is None:
             raise ValueError(f"target {name} is not on this machine yet; python jobs/fetch_target.py {name} brings it")
         return str(found)
-    is_name = not name.startswith(("/", ".", "~")) and not Path(name).is_dir()
+    is_name = not name.startswith(("/", ".", "~")) and not os.path.exists(name)
     if is_name:
         return name
-    folder = Path(name).expanduser().resolve()
-    if not (folder / "config.json").is_file():
+    folder = user_path(name, "target").resolve()
+    if not os.path.isfile(folder / "config.json"):
         raise ValueError(f"target is {name!r}, but there is no model at {folder} (config.json is missing)")
     return str(folder)
 
@@ -78,10 +87,10 @@ def _names(kind: str, target: str) -> list[str]:
 def _path(kind: str, name: str, target: str) -> str:
     own, shipped = own_folder(kind, target) / name, _shipped(kind, target) / name
     is_plain = Path(name).name == name
-    if is_plain and not (own / MARKS[kind]).is_file() and (shipped / MARKS[kind]).is_file():
+    if is_plain and not os.path.isfile(own / MARKS[kind]) and os.path.isfile(shipped / MARKS[kind]):
         _install(kind, name, target)
-    for folder in ([own] if is_plain else []) + [Path(name).expanduser()]:
-        if (folder / MARKS[kind]).is_file():
+    for folder in ([own] if is_plain else []) + [user_path(name, kind)]:
+        if os.path.isfile(folder / MARKS[kind]):
             return str(folder.resolve())
     known = ", ".join(_names(kind, target)) or "none"
     raise ValueError(

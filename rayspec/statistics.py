@@ -111,6 +111,20 @@ def throughput_ratio(
     return Interval(value=value, low=float(np.exp(log_value - half)), high=float(np.exp(log_value + half)))
 
 
+def ratio_interval(tops_N: ArrayLike, bottoms_N: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """sum(tops) / sum(bottoms) of independent clusters (prompts), with Student's t around the linearised ratio.
+
+    Cochran 1977, "Sampling techniques", chapter 6.
+    """
+    tops, bottoms = np.asarray(tops_N, dtype=float), np.asarray(bottoms_N, dtype=float)
+    value, n = float(tops.sum() / bottoms.sum()), len(tops)
+    if n < MIN_BLOCKS:
+        return Interval(value=value)
+    error = float(np.sqrt(n / (n - 1) * ((tops - value * bottoms) ** 2).sum()) / bottoms.sum())
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
+    return Interval(value=value, low=value - half, high=value + half)
+
+
 def looks(first: int, last: int) -> list[int]:
     """After how many passes one looks at the interval: from `first` on, at least half as many again each time."""
     found = [first]

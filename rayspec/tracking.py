@@ -13,13 +13,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINTS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # a line for every run that ends
 
+import mlflow
 import sqlalchemy
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
@@ -36,17 +41,19 @@ from mlflow.utils.mlflow_tags import (
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
+from rayspec.disk import is_full
 from rayspec.home import DATABASES
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
+METRICS_LIMIT = 1000
 TAG_VALUE_LIMIT = 5000
 RESUME_TAG = "resume"  # of a run that was cut off: the command that goes on
 RETRY_S = 5.0
 SYSTEM_METRICS_INTERVAL_S = 10
 
 
-UNREACHABLE = (MlflowException, SQLAlchemyError, RequestException)  # what a store that is gone raises, and others
+UNREACHABLE = (MlflowException, SQLAlchemyError, OSError)  # what a store that is gone or full raises, and others
 
 
 class TrackingError(ValueError):
@@ -57,7 +64,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether the store may be back later, as opposed to having refused."""
     if isinstance(error, MlflowException):
         return error.get_http_status_code() >= 500
-    return isinstance(error, UNREACHABLE)
+    return isinstance(error, (SQLAlchemyError, RequestException)) or is_full(error)
 
 
 def persistently(write: Callable[[], None], patience_s: float) -> None:
@@ -107,7 +114,9 @@ class Run:
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0, time_s: float | None = None) -> None:
         """Log values. With the time when they were measured (Unix seconds), logging again has no effect."""
         at = int(1000 * (time.time() if time_s is None else time_s))
-        self.client.log_batch(self.run_id, metrics=[Metric(k, float(v), at, step) for k, v in metrics.items()])
+        entries = [Metric(k, float(v), at, step) for k, v in metrics.items()]
+        for i in range(0, len(entries), METRICS_LIMIT):
+            self.client.log_batch(self.run_id, metrics=entries[i : i + METRICS_LIMIT])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self.client.log_batch(self.run_id, tags=[RunTag(k, v[:TAG_VALUE_LIMIT]) for k, v in tags.items()])
@@ -257,12 +266,26 @@ def connect(uri: str) -> MlflowClient:
 
 
 def _try_database(uri: str) -> None:
-    """Connect once where MLflow would try for minutes, with warnings."""
-    if uri.startswith(DATABASES) and not uri.startswith("sqlite"):
-        engine = sqlalchemy.create_engine(uri)
-        with engine.connect():
-            pass
-        engine.dispose()
+    """Connect once where MLflow would try for minutes, with warnings. Raises TrackingError for a store that a newer
+    MLflow has written."""
+    if not uri.startswith(DATABASES):
+        return
+    engine = sqlalchemy.create_engine(uri)
+    if engine.dialect.name == "sqlite" and engine.url.database:
+        Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)  # as MLflow does
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()  # reads: a file may be no database
+    engine.dispose()
+    if found is None:  # a new store
+        return
+    try:
+        ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations")).get_revision(found)
+    except CommandError:
+        raise TrackingError(
+            f"MLflow's store {redacted(uri)} has the schema {found}, which the installed MLflow {mlflow.__version__} "
+            "does not know: a newer one has written it. Install that one, or set MLFLOW_TRACKING_URI (or RAYSPEC_HOME) "
+            "to another store"
+        ) from None
 
 
 def redacted(uri: str) -> str:
@@ -275,9 +298,11 @@ def redacted(uri: str) -> str:
 
 
 def _without_password(text: str, uri: str) -> str:
-    password = urlsplit(uri).password
+    password = urlsplit(uri).password or ""
     text = text.replace(uri, redacted(uri))
-    return text.replace(password, "***") if password else text
+    for form in {password, unquote(password)} - {""}:
+        text = text.replace(form, "***")
+    return text
 
 
 def how_to_look(uri: str) -> str:

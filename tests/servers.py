@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
@@ -34,6 +35,17 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def listening(pid: int) -> set[tuple[str, bool]]:
+    """(program, whether on the loopback address alone) of every port that a process and its children listen on."""
+    root = psutil.Process(pid)
+    return {
+        (p.name(), c.laddr.ip.removeprefix("::ffff:").startswith("127.") or c.laddr.ip == "::1")
+        for p in [root, *root.children(recursive=True)]
+        for c in p.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    }
 
 
 @contextlib.contextmanager

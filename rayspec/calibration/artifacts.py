@@ -14,20 +14,19 @@ V = vocabulary, k = kept tokens, P = distinct pairs.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rayspec.shipped import calibration_path
+from sglang_ext.drafters.json_text import parse_json
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folders import Artefact, save_tensors, written_whole
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 FORMAT_VERSION = 1
@@ -35,6 +34,11 @@ TENSORS = "calibration.safetensors"
 DESCRIPTION = "calibration.json"
 BIGRAM = ("bigram_indptr", "bigram_ids", "bigram_counts")
 AGAIN = "make it again with python jobs/calibrate.py"
+CALIBRATION = Artefact(
+    what="calibration",
+    files=(TENSORS, DESCRIPTION, "coverage.png", "cluster_sizes.png", "utility.png"),
+    is_ours=lambda folder: all((folder / name).is_file() for name in (TENSORS, DESCRIPTION)),
+)
 
 
 def load_artifacts(
@@ -75,12 +79,12 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no calibration at {folder}: {DESCRIPTION} is missing; {AGAIN}")
     try:
-        description = json.loads(file.read_text())
+        description = parse_json(file.read_bytes())
         version = description["format_version"]
         if version == FORMAT_VERSION:
             own = description["target"]
-            _ = own["name"], own["vocab_size"], own["tokenizer_sha256"], description["stop_ids"]
-    except (ValueError, KeyError, TypeError) as error:
+            _ = own["name"], own["tokenizer_sha256"], range(own["vocab_size"]), set(map(range, description["stop_ids"]))
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"{file} is no description of a calibration ({error!r}); {AGAIN}") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{file} has format_version {version}, this release reads {FORMAT_VERSION}; {AGAIN}")
@@ -161,21 +165,12 @@ def write_artifacts(
 ) -> None:
     """Write a calibration folder whole or not at all; `extras` are further files by name, such as figures.
 
-    Raises ValueError for tensors that `load_artifacts` would refuse.
+    Raises ValueError for tensors that `load_artifacts` would refuse, and where anything but a calibration is there.
     """
     check_tensors(tensors, description["target"]["vocab_size"], description["stop_ids"], folder)
     text = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2) + "\n"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        save_file({name: t.contiguous() for name, t in tensors.items()}, temporary / TENSORS)
-        (temporary / DESCRIPTION).write_text(text)
+    with written_whole(folder, CALIBRATION) as draft:
+        save_tensors({name: t.contiguous() for name, t in tensors.items()}, draft / TENSORS)
+        (draft / DESCRIPTION).write_text(text)
         for name, content in extras.items():
-            (temporary / name).write_bytes(content)
-        temporary.chmod(0o755)  # mkdtemp and save_file keep others out
-        (temporary / TENSORS).chmod(0o644)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (draft / name).write_bytes(content)

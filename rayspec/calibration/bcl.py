@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
 from rayspec.calibration.ranking import coverage, rank
-from rayspec.calibration.rule import Made, Rule
+from rayspec.calibration.rule import MOST_SEED, Made, Rule, check_range
 from rayspec.calibration.truncation import kept
 from rayspec.calibration.vocabulary import Vocabulary
 
@@ -44,8 +44,8 @@ class Bcl(Rule):
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
         if self.search not in SEARCHES:
             raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}")
-        if self.calls < 1:
-            raise ValueError(f"calls must be at least 1, got {self.calls}")
+        check_range(self.calls, "calls", 1, 100_000)
+        check_range(self.seed, "seed", 0, MOST_SEED)
 
     @property
     def drafter_name(self) -> str | None:

@@ -15,6 +15,7 @@ from rayspec.home import home
 from rayspec.shipped import drafter_label, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.sources import CorpusConfig
+from sglang_ext.folders import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,7 @@ class NamedRule:
     rule: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name:
-            raise ValueError(f"calibrations[].name must be a plain folder name, got {self.name!r}")
+        check_name(self.name, "calibrations[].name")
         _ = self.parsed
 
     @cached_property

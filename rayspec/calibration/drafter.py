@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.shipped import drafter_path
@@ -83,10 +82,7 @@ class ReferenceDrafter:
             if not isinstance(body, Eagle3Config):
                 raise ValueError(f"drafter={self.name} is no EAGLE-3 drafter; name one whose FLOPs are to count")
             return body
-        with torch.device("meta"):  # shapes alone: the weights of a large target need not be read
-            config = AutoConfig.from_pretrained(self.target_folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_config(config)
-        return FrozenTarget(self.target_folder, "", model, tokenizer=None).drafter_config()  # type: ignore[arg-type]
+        return FrozenTarget.without_weights(self.target_folder).drafter_config()
 
 
 def drafter_flops(config: Eagle3Config) -> DrafterFlops:

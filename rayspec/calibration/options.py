@@ -17,9 +17,11 @@ def parse(kinds: Mapping[str, type[T]], entry: Mapping[str, Any], path: str) -> 
 
     Raises ValueError for an unknown kind or option, and for a missing or wrong value.
     """
-    options = dict(entry)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{path} must be a mapping, {{kind: ..., options}}, got {entry!r}")
+    options = {str(name): value for name, value in entry.items()}
     kind = options.pop("kind", None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}")
     cls = kinds[kind]
     try:

@@ -7,11 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rayspec.calibration.artifacts import DESCRIPTION, read_description
+from rayspec.calibration.artifacts import CALIBRATION, read_description
 from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.sources import Context, TargetAnswers
 from rayspec.calibration.vocabulary import Vocabulary
+from sglang_ext.folders import check_place
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Prepared:
         }
 
     def is_made(self, calibration: NamedRule, drafter: ReferenceDrafter) -> bool:
-        """Whether this very calibration lies in the output folder. Raises ValueError if another one does."""
+        """Whether this very calibration lies in the output folder. Raises ValueError if anything else does."""
         folder = self.folder(calibration)
-        if not (folder / DESCRIPTION).is_file():
+        if not CALIBRATION.is_ours(folder):
+            check_place(folder, CALIBRATION)
             return False
         found = read_description(folder)
         for key, wanted in self.identity(calibration, drafter).items():
@@ -80,6 +82,12 @@ def prepare(config: CalibrationConfig) -> Prepared:
     }
     prepared = Prepared(config, vocabulary, context, sources, _held_out(config))
     _ = prepared.held_out_description
+    for c in config.calibrations:
+        if c.parsed.drafter_name is not None:
+            try:
+                c.parsed.depends_on(prepared.drafter(c))
+            except ValueError as error:
+                raise ValueError(f"calibrations.{c.name}: {error}") from error
     return prepared
 
 

@@ -17,8 +17,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from rayspec.calibration.counting import pair_ids, partial_counts
+from rayspec.calibration.rule import MOST_SEED, check_range
 from rayspec.shipped import drafter_label, drafter_path
-from rayspec.training.answers import INDEX, AnswerSet, read_answers
+from rayspec.training.answers import AnswerSet, read_answers, read_index
 from rayspec.training.frozen_target import target_sha256
 from rayspec.training.sources import CorpusConfig
 
@@ -104,7 +105,7 @@ class TargetAnswers(Source):
         """Raises ValueError if they are missing or another tokenizer's."""
         folder = Path(self.answers) if self.answers else context.work_folder / "answers"
         found = read_answers(folder)
-        made_by = json.loads((folder / INDEX).read_text())["target_sha256"]
+        made_by = read_index(folder, "make the answers again with python jobs/train.py")["target_sha256"]
         if made_by != context.target_sha256:
             raise ValueError(
                 f"the answers in {folder} come from another target (sha256 {made_by[:12]}..., this target "
@@ -152,9 +153,9 @@ class DraftTokens(TargetAnswers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("draft_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in (("draft_steps", 128), ("batch_size", 2**16)):
+            check_range(getattr(self, name), name, 1, most)
+        check_range(self.seed, "seed", 0, MOST_SEED)
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 

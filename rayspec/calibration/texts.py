@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.training.corpus import held_out_documents, training_documents
 from rayspec.training.sources import CorpusConfig, Document
+from sglang_ext.drafters.json_text import parse_json
 
 CORPUS = ("training", "held_out")
 BATCH = 64  # documents tokenised together
@@ -37,10 +38,10 @@ def describe_texts(documents: str, corpus: CorpusConfig) -> dict[str, Any]:
         found = corpus_documents(documents, corpus)
         return {"documents": documents, "files": len(found), "sha256": _sha256(d.sha256.encode() for d in found)}
     path = Path(documents)
-    if path.is_dir():
+    if os.path.isdir(path):
         files = _text_files(path)
         return {"documents": path.name, "files": len(files), "sha256": _sha256(map(_checked_text, files))}
-    if path.name.endswith((".jsonl", ".jsonl.gz")) and path.is_file():
+    if path.name.endswith((".jsonl", ".jsonl.gz")) and os.path.isfile(path):
         _check_first_line(path)
         with path.open("rb") as handle:
             return {"documents": path.name, "files": 1, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
@@ -115,10 +116,12 @@ def _checked_text(file: Path) -> bytes:
 
 def _check_first_line(file: Path) -> None:
     opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as lines:
-        first = next(iter(lines), "")
     try:
-        is_text = isinstance(json.loads(first)["text"], str)
+        with opener(file, "rb") as lines:
+            first = next(iter(lines), b"")
+        is_text = isinstance(parse_json(first)["text"], str)
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises all three
+        raise ValueError(f"sources.*.documents: {file} cannot be read ({error})") from error
     except (ValueError, TypeError, KeyError):
         is_text = False
     if not is_text:

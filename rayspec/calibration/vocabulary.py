@@ -35,11 +35,15 @@ class Vocabulary:
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
             config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
-        except (OSError, ValueError) as error:
+            size = config.vocab_size
+        except Exception as error:  # the libraries raise what they like for files that they do not understand
+            cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise ValueError(
                 f"target={folder} has no tokenizer.json and config.json that can be read; give the folder of a Hugging "
-                f"Face model, nothing is downloaded ({str(error).splitlines()[0]})"
+                f"Face model, nothing is downloaded ({cause})"
             ) from error
+        if type(size) is not int or not tokenizer.get_vocab():
+            raise ValueError(f"target={folder} has vocab_size {size!r} and {len(tokenizer)} tokens; copy it again")
         tokens = tokenizer.get_vocab()
         if max(tokens.values()) >= config.vocab_size:
             raise ValueError(

@@ -16,9 +16,11 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor wit
 
 import psutil
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayspec.farm.lifeline import node_lost_raises
 from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
@@ -45,6 +47,7 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
             ray.init(address=address, **options)
         else:
             stack.enter_context(environment(_private_token()))
+            stack.enter_context(_loopback_only())
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -57,7 +60,23 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
         stack.callback(ray.shutdown)
         # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
         signal.signal(signal.SIGTERM, on_terminate)
+        stack.enter_context(node_lost_raises())
         yield
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let Ray's servers listen on the loopback address alone, as they do on systems where Ray has no clusters.
+
+    Otherwise they listen on all interfaces; 127.0.0.1 as the node's address is replaced by one that others reach.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, where Ray has read the variable already
+    try:
+        with environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _private_token() -> dict[str, str]:
@@ -117,8 +136,8 @@ class _RuntimeShell:
     def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
         return self.runtime.generate(prompts, sampling)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps, topk=topk)
 
     def follow(self, node: int, address: str) -> None:
         """Hold the ranks of a node beside the first; returns, or raises, once they are gone."""
@@ -193,8 +212,8 @@ class RuntimeHandle:
     def finish_generate(self, ref: ray.ObjectRef) -> list[list[int]]:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps)
+    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps, topk)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:

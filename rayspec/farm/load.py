@@ -45,7 +45,9 @@ class Traffic:
         return f"r{self.request_rate:g}" if self.is_open else f"c{self.concurrency}"
 
     def __str__(self) -> str:
-        return f"{self.request_rate:g} requests/s" if self.is_open else f"concurrency {self.concurrency}"
+        if self.is_open:
+            return f"{self.request_rate:g} requests/s"
+        return f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

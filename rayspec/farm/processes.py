@@ -6,8 +6,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
+
+from rayspec.disk import is_full
 
 
 def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> None:
@@ -65,13 +68,23 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _log(path: Path) -> BinaryIO:
+    try:
+        return open(path, "ab")
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return open(os.devnull, "ab")
+
+
 @contextlib.contextmanager
 def redirected_output(path: Path) -> Iterator[None]:
-    """Send this process's stdout and stderr, and those of children started meanwhile, to the end of a file."""
+    """Send this process's stdout and stderr, and those of children started meanwhile, to the end of a file; to nowhere
+    where the disk is too full for a new one, which is no reason to measure nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with open(path, "ab") as log:
+    with _log(path) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     try:

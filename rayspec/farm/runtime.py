@@ -16,6 +16,7 @@ import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Load, run_load
+from rayspec.farm.other_load import OtherLoad
 from rayspec.farm.processes import (
     end_processes,
     environment,
@@ -141,11 +142,19 @@ class Runtime:
             before = self._step_times()
             children = self._children()
             reset_peak_memory(children)
+            others = OtherLoad()
             wall_s, requests = self._run(self._answer(engine, load))
+            other_share = others.share()
             peak = peak_memory_bytes(children)
             after = self._step_times()
         steps = None if before is None or after is None else StepSeconds(**asdict(after - before))
-        return Measured(wall_s=wall_s, requests=requests, step_seconds=steps, peak_memory_bytes=peak)
+        return Measured(
+            wall_s=wall_s,
+            requests=requests,
+            step_seconds=steps,
+            other_cpu_share=other_share,
+            peak_memory_bytes=peak,
+        )
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """The continuation of each prompt (token ids) under its own sampling parameters. Raises EngineFailed."""
@@ -168,10 +177,15 @@ class Runtime:
 
         return step_times(self._engine) if self.spec.drafter else None
 
-    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int) -> dict[str, float]:
+    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int, topk: int) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
         return head_latencies(
-            drafters, rows=rows, draft_steps=draft_steps, dtype=self._dtype(), num_threads=self.num_threads
+            drafters,
+            rows=rows,
+            draft_steps=draft_steps,
+            dtype=self._dtype(),
+            num_threads=self.num_threads,
+            topk=topk,
         )
 
     def stop(self) -> None:

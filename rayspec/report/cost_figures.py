@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from rayspec.report.speed_figures import axes_of, bounds
-from rayspec.report.style import Heads, colour, legend_below, marker, panels, steps_entries, title
+from rayspec.report.style import Heads, colour, legend_below, marker, panels, steps_entries
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
@@ -33,7 +33,7 @@ def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
             heads.point(axis, x, r.metrics["tau"], r.trial.head, marker(steps.index(r.trial.draft_steps)))
     axis.set_xlabel("GFLOPs per emitted token: left is better")
     axis.set_ylabel("tau (tokens per verify step): up is better")
-    axis.set_title(title(lightest))
+    axis.set_title(str(lightest))
     axis.margins(0.1)
     plain = (Line2D([], [], color="black", marker="*", markersize=10, linestyle="none"), "plain decoding")
     legend_below(figure, [*heads.entries(), *steps_entries(steps), plain], columns=3)
@@ -66,7 +66,7 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
         budgets = sorted({_verified(r) for own in lines.values() for r in own})
         axis.set_xticks(budgets, [str(b) for b in budgets])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_title(title(traffic))
+        axis.set_title(str(traffic))
         axis.set_xlabel("verified tokens of a step, with the root")
     axes[0].set_ylabel("speed-up over plain decoding (95% CI)")
     many = len({steps for _, steps in lines}) > 1

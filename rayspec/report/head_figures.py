@@ -1,21 +1,25 @@
 """Figures of why: what a head keeps of acceptance, what it costs, and whether the two explain the measured speed-up."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayspec.metrics import break_even_rho, category_key
+from rayspec.metrics import TAU_CATEGORY, break_even_rho
+from rayspec.report.categories import RequestsOf, category_taus
+from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import axes_of, bounds
-from rayspec.report.style import Heads, counted, legend_below, marker, panels, steps_entries, title
+from rayspec.report.style import Heads, counted, legend_below, marker, panels, shortened, steps_entries
+from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
 MOST_CATEGORIES = 24  # rows of one figure
+FRONT: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.2, "linestyle": ":", "zorder": 2}
 ISO_SPEEDUPS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 
@@ -45,7 +49,7 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     left.set_xticks(range(len(steps)), [str(s) for s in steps])
     left.set_xlabel("draft steps")
     left.set_ylabel("tau (tokens per verify step)")
-    left.set_title(f"tau, {title(lightest)}")
+    left.set_title(f"tau, {lightest}")
     left.set_ylim(0, 1.1 * max(r.metrics["tau"] for r in results))
     left.grid(axis="x", visible=False)
     for axis, s in zip(right, steps, strict=True):
@@ -58,10 +62,11 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     return figure
 
 
-def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
+def category_figure(results: "Sequence[TrialResult]", requests: RequestsOf | None = None) -> Figure | None:
     """tau by prompt category: a reduced vocabulary loses most on its long tail.
 
-    Under the lightest traffic and the longest draft; of many categories those where the heads differ most.
+    Under the lightest traffic and the longest draft; of many categories those where the heads differ most. With the
+    `requests` of a trial also the prompts of a category and 95% intervals over them.
     """
     results = [r for r in results if categories(r)]
     if not results:
@@ -76,33 +81,42 @@ def category_figure(results: "Sequence[TrialResult]") -> Figure | None:
         names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MOST_CATEGORIES]
     names.sort(key=lambda n: -max(taus[n]))
     heads = Heads.of(results)
-    figure, (axis,) = panels(1, width=7.5, height=1.4 + 0.27 * len(names))
-    for y, name in enumerate(names):
-        axis.plot([min(taus[name]), max(taus[name])], [y, y], color="0.8", linewidth=2, zorder=1)
+    figure, (axis,) = panels(1, width=7.5, height=1.4 + len(names) * (0.2 + 0.09 * len(results)))
+    counts: dict[str, int] = {}
     for i, r in enumerate(results):
-        own = [categories(r).get(name, np.nan) for name in names]
-        tint = heads.colour(r.trial.head)
-        axis.plot(own, range(len(names)), color=tint, marker=marker(i), markersize=6, linestyle="none", alpha=0.9)
-    axis.set_yticks(range(len(names)), names)
+        measured = category_taus(requests(r.trial)) if requests else {}
+        shift = 0.7 * ((i + 0.5) / len(results) - 0.5)  # so that heads of equal tau are both seen
+        look: dict[str, Any] = {"color": heads.colour(r.trial.head), "marker": marker(i), "markersize": 5}
+        for y, name in enumerate(names):
+            if name in categories(r):
+                own, n = measured.get(name, (Interval(value=categories(r)[name]), None))
+                counts |= {name: n} if n else {}
+                axis.plot(bounds(own), [y + shift] * 2, color=look["color"], linewidth=1.2)
+                axis.plot([own.value], [y + shift], linestyle="none", **look)
+    for y in range(1, len(names)):
+        axis.axhline(y - 0.5, color="0.85", linewidth=0.8)
+    labels = [f"{shortened(name)} (n = {counts[name]})" if name in counts else shortened(name) for name in names]
+    axis.set_yticks(range(len(names)), labels)
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlabel("tau (tokens per verify step)")
-    axis.set_title(f"tau by prompt category, {title(lightest)}, {counted(longest)}")
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("tau (tokens per verify step)" + (", 95% CI over the n prompts" if counts else ""))
+    axis.set_title(f"tau by prompt category, {lightest}, {counted(longest)}")
     entries = [
-        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), head)
+        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), shortened(head))
         for i, head in enumerate(heads.names)
     ]
-    legend_below(figure, entries)
+    legend_below(figure, entries, columns=4)
     return figure
 
 
 def categories(result: "TrialResult") -> dict[str, float]:
     """tau of each prompt category."""
-    prefix = category_key("")
-    return {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+    return {k.removeprefix(TAU_CATEGORY): v for k, v in result.metrics.items() if k.startswith(TAU_CATEGORY)}
 
 
 def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per traffic and draft steps.
+    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per traffic and draft steps,
+    with names at the points and a line through the heads that no other beats in both.
 
     Above the thick break-even line a head is faster than the full one; the thin ones are of equal predicted speed-up.
     The lines need the measured kappa; without it there are none.
@@ -113,20 +127,24 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     heads, (steps, traffics) = Heads.of(results), axes_of(results)
     cells = [(traffic, s) for traffic in traffics for s in steps]
     columns = min(3, max(2, len(steps)), len(cells))
-    scale = 1.4 if heads.is_crowded else 1.0
-    figure, axes = panels(len(cells), width=4.2 * scale, height=3.7 * scale, share=True, columns=columns)
+    scale = 1.5 if heads.is_crowded else 1.2
+    figure, axes = panels(len(cells), width=4.2 * scale, height=3.4 * scale, share=True, columns=columns)
+    names: list[list[tuple[float, float, str]]] = []
     rho = [r.metrics["rho"] for r in results]
     low, high = min(rho) - 0.06, max(1.0, *rho) + 0.06
     right = 1.12 * max(1.0, *(r.metrics["nu"] for r in results))
     for k, (axis, (traffic, s)) in enumerate(zip(axes, cells, strict=True)):
         here = [r for r in results if (r.trial.traffic, r.trial.draft_steps) == (traffic, s)]
         kappa = next((r.metrics["kappa"] for r in here if "kappa" in r.metrics), None)
-        text = f"{title(traffic)}, {counted(s)}"
+        text = f"{traffic}, {counted(s)}"
         if kappa is not None:
             _speedup_lines(axis, kappa, right, low, high)
             text += f", κ = {kappa:.2f}"
         for r in here:
-            heads.point(axis, r.metrics["nu"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+            x, y = _nu_and_rho(r)
+            heads.point(axis, x, y, r.trial.head, marker(steps.index(s)), numbered=False)
+        axis.plot(*zip(*unbeaten(list(map(_nu_and_rho, here))), strict=True), **FRONT)
+        names.append([(*_nu_and_rho(r), shortened(r.trial.head, 24)) for r in here])
         axis.set_title(text)
         axis.set_xlim(0, right)
         axis.set_ylim(low, high)
@@ -136,11 +154,46 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
         if k >= len(cells) - columns:
             axis.set_xlabel("head latency relative to full (nu)")
     lines = [
+        (Line2D([], [], **FRONT), "beaten by no head in both"),
         (Line2D([], [], color="black", linewidth=1.6), "break-even with the full head"),
         (Line2D([], [], color="0.6", linewidth=0.8), "equal predicted speed-up"),
     ]
-    legend_below(figure, [*heads.entries(), *steps_entries(steps), *lines], columns=4)
+    legend_below(figure, [*steps_entries(steps), *lines], columns=min(3, 1 + columns))
+    label_points(axes, names)
     return figure
+
+
+def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
+    """tau kept (rho) against the tokens that the head scored for a row, in a panel per draft steps: methods that choose
+    tokens compare at equal mean size. Under the lightest traffic, since tau does not depend on it."""
+    results = [r for r in results if {"shortlist_mean", "rho"} <= set(r.metrics)]
+    if len({r.metrics["shortlist_mean"] for r in results}) < 2:
+        return None
+    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    figure, axes = panels(len(steps), width=4.6, height=3.7, share=True, columns=min(3, len(steps)))
+    for axis, s in zip(axes, steps, strict=True):
+        for r in results:
+            if (r.trial.traffic, r.trial.draft_steps) == (traffics[0], s):
+                heads.point(axis, r.metrics["shortlist_mean"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+        axis.set_title(counted(s))
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("tokens scored for a row, mean")
+    axes[0].set_ylabel("tau relative to full (rho)")
+    legend_below(figure, heads.entries(), columns=4)
+    return figure
+
+
+def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (latency, acceptance) those that no other beats in both, by increasing latency."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda p: (p[0], -p[1])):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return best
+
+
+def _nu_and_rho(result: "TrialResult") -> tuple[float, float]:
+    return result.metrics["nu"], result.metrics["rho"]
 
 
 def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: float) -> None:
@@ -157,12 +210,13 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
             axis.annotate(
                 f"{speedup:g}x",
                 (x, speedup * break_even_rho(x, kappa)),
-                (-3, -1),
+                (-3, 0),
                 textcoords="offset points",
                 ha="right",
-                va="bottom" if x == right else "top",
+                va="center" if x < right else "bottom",
                 fontsize=7,
                 color="0.4",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
             )
 
 
@@ -182,7 +236,7 @@ def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
             axis.plot([x, x], bounds(interval), color=heads.colour(head), linewidth=1.5)
             heads.point(axis, x, interval.value, head, marker(steps.index(r.trial.draft_steps)))
         axis.axline((1, 1), slope=1, color="black", linestyle="--", linewidth=1)
-        axis.set_title(title(traffic))
+        axis.set_title(str(traffic))
         axis.set_xlabel("predicted speed-up over full")
     axes[0].set_ylabel("measured (95% CI)")
     shown = heads.entries([r.trial.head for r in results])

@@ -1,7 +1,7 @@
 """A Markdown report as one HTML file that needs nothing else: no network, no other file, no script."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -35,7 +35,7 @@ th, td { border-bottom: 1px solid #e2e2e2; padding: .25rem .6rem; text-align: le
 th { background: #f5f5f5; }
 td:last-child { white-space: normal; overflow-wrap: anywhere; }
 tr:hover td { background: #f8fafc; }
-pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .82rem; }
+pre { background: #f6f6f6; padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; }
 code { font-size: .9em; }
 @media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
 </style>
@@ -47,18 +47,21 @@ $body
 """)
 
 
-def to_html(markdown: str, title: str, folder: Path) -> str:
-    """The page; images are read from `folder` and put inside, and HTML in the text stays text."""
+def to_html(markdown: str, title: str, folder: Path, images: Collection[str]) -> str:
+    """The page. The `images`, paths in `folder`, are put inside where the text shows them; any other stays text, as
+    does HTML."""
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
     renderer.add_render_rule("image", _figure)
     renderer.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     renderer.add_render_rule("table_close", lambda *_: "</table></div>\n")
-    return PAGE.substitute(title=escape(title), body=renderer.render(markdown, {"folder": folder}))
+    return PAGE.substitute(title=escape(title), body=renderer.render(markdown, {"folder": folder, "images": images}))
 
 
 def _figure(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    file = env["folder"] / str(tokens[index].attrs["src"])
+    source, text = str(tokens[index].attrs["src"]), escape(tokens[index].content)
+    if source not in env["images"]:  # a name in the text may look like an image
+        return text
+    file = env["folder"] / source
     data = base64.b64encode(file.read_bytes()).decode()
-    text = escape(tokens[index].content)
     image = f'<img src="data:{TYPES[file.suffix]};base64,{data}" alt="{text}">'
     return f"<figure>{image}<figcaption>{text}</figcaption></figure>"

@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from rayspec.report.categories import category_speedups
+from rayspec.report.categories import category_speedups, prompt_counts
 from rayspec.report.decision import beats_one, choices, decision, enumeration, ratio, verdict
 from rayspec.report.figures import sweep_figures
 from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
-from rayspec.report.style import house_style, save_figures
-from rayspec.report.table import mismatches, notes, render_table, results_table
+from rayspec.report.style import attempt, save_figures
+from rayspec.report.table import busy, latency_table, mismatches, notes, render_table, results_table
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
+from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import redacted
 
@@ -27,7 +29,10 @@ CAPTIONS = {
     "both.",
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
     "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
-    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa).",
+    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa); on the dotted line no "
+    "head is beaten in both.",
+    "tau_by_shortlist": "tau kept (rho) against the tokens that the head scored for a row, in the mean over rows and "
+    "draft positions. Truncations and routed heads compare at equal mean size.",
     "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",
@@ -43,14 +48,14 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     for name in CAPTIONS:  # of an earlier report
         for suffix in (".png", ".svg"):
             (pictures / f"{name}{suffix}").unlink(missing_ok=True)
-    speedups = chosen_category_speedups(sweep)
-    figures = sweep_figures(sweep.results)
+    speedups, counts = chosen_category_speedups(sweep)
+    figures = sweep_figures(sweep.results, sweep.requests)
     if any(len(own) > 1 for own in speedups.values()):
-        with house_style():
-            figures["speedup_by_category"] = category_speedup_figure(speedups)
-    save_figures(figures, pictures)
-    text = markdown(sweep, list(figures), speedups)
-    page = to_html(text, f"{sweep.name}: sweep report", folder)
+        by_category = attempt("speedup_by_category", partial(category_speedup_figure, speedups, counts))
+        figures |= {"speedup_by_category": by_category} if by_category else {}
+    drawn = {file.stem for file in save_figures(figures, pictures)}
+    text = markdown(sweep, [name for name in figures if name in drawn], speedups)
+    page = to_html(text, f"{sweep.name}: sweep report", folder, {f"{FIGURES}/{name}.svg" for name in drawn})
     for name, content in (("report.md", text), ("report.html", page)):
         temporary = folder / f".{name}"
         temporary.write_text(content)
@@ -58,16 +63,19 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     return folder / "report.md", folder / "report.html"
 
 
-def chosen_category_speedups(sweep: StoredSweep) -> dict[str, dict[str, Interval]]:
-    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic."""
+def chosen_category_speedups(sweep: StoredSweep) -> tuple[dict[str, dict[str, Interval]], dict[str, int]]:
+    """{trial: {category: speed-up over plain decoding}} of the trial that was chosen under each traffic, and how many
+    prompts each category has."""
     measured = {r.trial for r in sweep.results if r.error is None}
     speedups: dict[str, dict[str, Interval]] = {}
+    counts: dict[str, int] = {}
     for choice in choices(sweep.results):
         plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
         if choice.best is not None and plain in measured:
-            own = category_speedups(sweep.requests(choice.best.trial), sweep.requests(plain))
-            speedups[choice.best.trial.name] = own
-    return speedups
+            base = sweep.requests(plain)
+            speedups[choice.best.trial.name] = category_speedups(sweep.requests(choice.best.trial), base)
+            counts |= prompt_counts(base)
+    return speedups, counts
 
 
 def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, Mapping[str, Interval]]) -> str:
@@ -81,10 +89,12 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
 
     sections = [
         f"**{decision(r)}**",
+        f"**{busy(r)}**" if busy(r) else "",
         f"# Sweep {sweep.name}",
         _setup(sweep),
         tell,
         *show("speedup", "speedup_by_load", "speedup_by_budget", "pareto"),
+        _serve(sweep),
         "## Where speculation hurts",
         hurts(r, speedups),
         *show("speedup_by_category"),
@@ -98,6 +108,8 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         *_failures(r),
         notes(r),
         mismatches(r),
+        "## What a user waits for",
+        latency_table(r),
         "## Provenance",
         _provenance(sweep),
         f"```yaml\n{sweep.config_yaml().strip()}\n```",
@@ -172,6 +184,19 @@ def _setup(sweep: StoredSweep) -> str:
 def _gpu(sweep: StoredSweep) -> str:
     gpu = sweep.tags.get("host.gpu", "none")
     return " without a GPU" if gpu == "none" else f" with {gpu}"
+
+
+def _serve(sweep: StoredSweep) -> str:
+    """How to serve what the decision names: a command for each setting, and plain decoding where none pays."""
+    made = [c for c in choices(sweep.results) if c.best is not None]
+    paying = {c.best.trial.name.removesuffix(f"-{c.traffic.label}"): c.best.trial for c in made if c.pays and c.best}
+    if not made:
+        return ""
+    if not paying:
+        plain = Trial(drafter=None, draft_steps=0, traffic=made[0].traffic)
+        return f"## Serve it\n\nWithout speculation:\n\n```\n{serve_command(sweep, plain)}\n```"
+    commands = [f"`{name}`:\n\n```\n{serve_command(sweep, trial)}\n```" for name, trial in paying.items()]
+    return "\n\n".join(["## Serve it", *commands])
 
 
 def _provenance(sweep: StoredSweep) -> str:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from rayspec.farm.load import Traffic
 from rayspec.report.decision import beats_one
-from rayspec.report.style import Heads, colour, counted, legend_below, marker, panels, steps_entries, title
+from rayspec.report.point_labels import CLEAR
+from rayspec.report.style import Heads, colour, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
+WIDE_RANGE = 6  # largest over smallest value, from which on an axis is logarithmic
 LEAST_LOADS = 3  # fewer are better read from the panels of the speed-up figure
 
 
@@ -47,12 +49,18 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
             axis.plot([low, high], [y, y], color=own, linewidth=2)
             axis.plot([interval.value], [y], color=own, marker=marker(s), markersize=6)
             axis.annotate(
-                f"{interval.value:.2f}", (high, y), (4, 0), textcoords="offset points", va="center", fontsize=8
+                f"{interval.value:.2f}",
+                (high, y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                bbox=CLEAR,
             )
         axis.axvline(1, color="black", linestyle="--", linewidth=1)
         axis.margins(x=0.12)
-        axis.set_yticks(range(len(heads.names)), heads.names)
-        axis.set_title(title(traffic))
+        axis.set_yticks(range(len(heads.names)), map(shortened, heads.names))
+        axis.set_title(str(traffic))
         axis.set_xlabel("speed-up over plain decoding (x, 95% CI)")
     axes[0].set_ylim(len(heads.names) - 0.5, -0.5)
     legend_below(figure, steps_entries(steps))
@@ -111,14 +119,17 @@ def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
     for traffic in sorted({r.trial.traffic for r in results}):
         cloud = [_latency_and_throughput(r) for r in results if r.trial.traffic == traffic]
         where = (sum(x for x, _ in cloud) / len(cloud), max(y for _, y in cloud))
-        axis.annotate(title(traffic), where, (0, 10), textcoords="offset points", ha="center", color="0.35", fontsize=9)
-    axis.set_yscale("log")
-    axis.set_xscale("log")
-    for one in (axis.xaxis, axis.yaxis):
+        axis.annotate(str(traffic), where, (0, 10), textcoords="offset points", ha="center", color="0.35", fontsize=9)
+    points = list(map(_latency_and_throughput, results))
+    for one, set_scale, values in zip(
+        (axis.xaxis, axis.yaxis), (axis.set_xscale, axis.set_yscale), zip(*points, strict=True), strict=True
+    ):
+        if max(values) > WIDE_RANGE * min(values):  # else a logarithmic axis has hardly a round number
+            set_scale("log")
+            one.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            one.set_minor_locator(NullLocator())
         one.set_major_formatter(lambda value, _: f"{value:g}")
-        one.set_minor_formatter(lambda value, _: f"{value:g}")
-        one.set_tick_params(which="both", labelsize=8)
-    axis.margins(y=0.15)
+    axis.margins(x=0.08, y=0.15)
     axis.set_xlabel("median time per output token of a request (ms): left is better")
     axis.set_ylabel("output tokens/s of all streams: up is better")
     plain = (Line2D([], [], color="black", marker="*", markersize=10, linestyle="none"), "plain decoding")
@@ -137,8 +148,12 @@ def frontier(results: "Sequence[TrialResult]") -> "list[TrialResult]":
     return best
 
 
-def category_speedup_figure(speedups: Mapping[str, Mapping[str, Interval]]) -> Figure:
+def category_speedup_figure(
+    speedups: Mapping[str, Mapping[str, Interval]], counts: Mapping[str, int] | None = None
+) -> Figure:
     """Speed-up of some trials over plain decoding by prompt category, {trial: {category: speed-up}}.
+
+    `counts` are the prompts of each category.
 
     With 95% intervals: orange where speculation hurts beyond doubt, grey where the interval includes 1 or there is
     none.
@@ -151,8 +166,10 @@ def category_speedup_figure(speedups: Mapping[str, Mapping[str, Interval]]) -> F
             axis.plot(bounds(interval), [y, y], color=tint, linewidth=2)
             axis.plot([interval.value], [y], color=tint, marker="o", markersize=5)
         axis.axvline(1, color="black", linestyle="--", linewidth=1)
-        axis.set_yticks(range(len(names)), names)
-        axis.set_title(trial)
+        known = counts or {}
+        labels = [f"{shortened(n)} (n = {known[n]})" if n in known else shortened(n) for n in names]
+        axis.set_yticks(range(len(names)), labels)
+        axis.set_title(shortened(trial, 40))
         axis.set_xlabel("speed-up over plain decoding (x, 95% CI)")
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     entries = [("faster", colour(0)), ("slower", colour(1)), ("not clearly either", "0.55")]

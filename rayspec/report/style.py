@@ -1,32 +1,47 @@
 """What the figures share: colours and markers of heads and draft steps, panels, legends, files."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import matplotlib
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib import font_manager
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayspec.farm.load import Traffic
-
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Okabe and Ito's palette: distinguishable with every common colour vision deficiency; its yellow is too pale for lines
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 USUAL_LEGEND_ROWS = 3  # the panels' height allows for them
 DASHES = ("--", ":", "-.", (0, (5, 1)))
+# Scripts that matplotlib's own font lacks; those that are not installed are left out
+MORE_FONTS: tuple[str, ...] = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "Droid Sans Fallback",
+    "Noto Sans Devanagari",
+)
+MORE_FONTS += ("Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Thai", "FreeSans", "Arial Unicode MS")
 STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans", *(f for f in MORE_FONTS if f in set(font_manager.get_font_names()))],
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -34,6 +49,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold $ or a backslash
     "svg.fonttype": "none",
     "svg.hashsalt": "rayspec",
 }
@@ -75,13 +91,14 @@ class Heads:
 
     def label(self, head: str) -> str:
         """The name in a legend, with its number where points carry it."""
-        return f"{self.names.index(head) + 1} {head}" if self.is_crowded else head
+        return f"{self.names.index(head) + 1} {shortened(head)}" if self.is_crowded else shortened(head)
 
-    def point(self, axis: Axes, x: float, y: float, head: str, shape: str) -> None:
+    def point(self, axis: Axes, x: float, y: float, head: str, shape: str, numbered: bool = True) -> None:
         """A marker, with the head's number where colours do not suffice."""
-        size = 11 if self.is_crowded else 7.5
+        numbered = numbered and self.is_crowded
+        size = 11 if numbered else 7.5
         axis.plot(x, y, color=self.colour(head), marker=shape, markersize=size, linestyle="none", alpha=0.9, zorder=3)
-        if self.is_crowded:
+        if numbered:
             number = str(self.names.index(head) + 1)
             axis.annotate(number, (x, y), ha="center", va="center", fontsize=7, color="white", zorder=4)
 
@@ -127,15 +144,13 @@ def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
     return [(Line2D([], [], color="0.35", marker=marker(i), linestyle="none"), counted(s)) for i, s in enumerate(steps)]
 
 
+def shortened(name: str, limit: int = 30) -> str:
+    """A name for a figure, which has little room: of a longer one the beginning and the end."""
+    return name if len(name) <= limit else f"{name[: limit - 11]}…{name[-10:]}"
+
+
 def counted(draft_steps: int) -> str:
     return f"{draft_steps} draft step{'s' if draft_steps > 1 else ''}"
-
-
-def title(traffic: Traffic) -> str:
-    """Of a panel: `1 stream`, `4 streams`, `2.5 requests/s`."""
-    if traffic.is_open:
-        return str(traffic)
-    return f"{traffic.concurrency} stream{'s' if traffic.concurrency > 1 else ''}"
 
 
 @contextlib.contextmanager
@@ -145,14 +160,34 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def attempt(name: str, draw: Callable[[], T]) -> T | None:
+    """What `draw` gives in the house style; None, with a warning, where it fails: a figure is not worth a sweep."""
+    try:
+        with house_style():
+            return draw()
+    except Exception as error:  # matplotlib and its libraries have an exception for each
+        logger.warning("figure %s could not be drawn and is left out: %s: %s", name, type(error).__name__, error)
+        return None
+
+
 def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files."""
-    files: list[Path] = []
-    with house_style():
-        for name, figure in figures.items():
-            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    """Write each as <name>.png (to look at) and <name>.svg (to keep), and close it; returns the files.
+
+    A figure that cannot be drawn is left out, with a warning.
+    """
+    return [file for name in figures for file in attempt(name, partial(_save, figures[name], folder / name)) or ()]
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a warning a character
             figure.savefig(png, dpi=150)
             figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
-            plt.close(figure)
-            files += [png, svg]
-    return files
+    except Exception:
+        png.unlink(missing_ok=True)
+        raise
+    finally:
+        plt.close(figure)
+    return [png, svg]

@@ -1,5 +1,6 @@
 """The sweep's table, as Markdown that also reads well in a terminal."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -8,25 +9,37 @@ from rayspec.report.decision import ratio, verdicts
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-HEADERS = ["head", "steps", "traffic", "tau", "rho", "head us", "nu", "kappa", "tokens/s"]
+HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
 
 
+MOST_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
+NUMBER = re.compile(r"[-+]?[\d.]+%?(x( \[.*\])?)?")  # 0.95, 12%, 1.18x [1.10, 1.27]
+NO_NUMBER = ("", "-", "baseline", "FAILED")  # in a column of numbers
+
+
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns."""
-    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
+    """A Markdown table with aligned columns, those of numbers to the right."""
+    columns = [[row[i] for row in rows] for i in range(len(headers))]
+    widths = [max(map(len, [header, *column])) for header, column in zip(headers, columns, strict=True)]
+    is_right = [all(cell in NO_NUMBER or NUMBER.fullmatch(cell) for cell in column) for column in columns]
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, is_right, strict=True)
+        )
+        return "| " + " | ".join(aligned) + " |"
 
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    rule = "|" + "|".join("-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, is_right, strict=True)) + "|"
     return "\n".join([line(headers), rule, *(line(row) for row in rows)])
 
 
 NOTES = (
-    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. head us: the head "
-    "alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the rest of it. "
-    "predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.\n"
+    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. scored: tokens "
+    "that the head scored for a row, in the mean; truncations and routed heads compare at equal ones. head us: the "
+    "head alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the rest of "
+    "it. predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.\n"
     "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, not "
     "corrected for choosing the best of several."
 )
@@ -34,7 +47,7 @@ NOTES = (
 
 def notes(results: "Sequence[TrialResult]") -> str:
     """What the columns mean."""
-    lines = [NOTES]
+    lines = [NOTES, "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s."]
     if any(r.trial.traffic.is_open for r in results):
         lines.append(
             "Under so many requests a second the arrivals fix the throughput: there a speed-up compares the time from "
@@ -47,6 +60,38 @@ def results_table(results: "Sequence[TrialResult]") -> str:
     """A row for each trial, failed ones included."""
     ordered = sorted(results, key=lambda r: (r.trial.traffic, r.trial.draft_steps))
     return render_table(HEADERS, [_row(r) for r in ordered])
+
+
+def latency_table(results: "Sequence[TrialResult]") -> str:
+    """What a user waits for, in milliseconds: to the first token (TTFT), and for each one after it (TPOT)."""
+    ordered = sorted((r for r in results if not r.error), key=lambda r: (r.trial.traffic, r.trial.draft_steps))
+    names = [f"{kind}_ms_p{p}" for kind in ("ttft", "tpot") for p in (50, 90, 99)]
+    headers = [f"{name[:4].upper()} p{name[-2:]} ms" for name in names]
+    return render_table(
+        ["head", "steps", "traffic", *headers],
+        [
+            [
+                r.trial.head,
+                str(r.trial.draft_steps or "-"),
+                str(r.trial.traffic),
+                *(f"{r.metrics[name]:.1f}" if name in r.metrics else "-" for name in names),
+            ]
+            for r in ordered
+        ],
+    )
+
+
+def busy(results: "Sequence[TrialResult]") -> str:
+    """A warning where other programs kept the machine busy while it was measured; else empty."""
+    shares = [r.metrics["other_cpu_share"] for r in results if "other_cpu_share" in r.metrics]
+    if not shares or max(shares) < MOST_OTHER_CPU:
+        return ""
+    mean = sum(shares) / len(shares)
+    return (
+        f"WARNING: the machine was busy while it was measured: other programs used {mean:.0%} of the CPU time on "
+        f"average of the trials, {max(shares):.0%} at most. Speed-ups from a busy machine can be far from those of a "
+        "quiet one; measure again when it is quiet."
+    )
 
 
 def mismatches(results: "Sequence[TrialResult]") -> str:
@@ -64,7 +109,8 @@ def summary(results: "Sequence[TrialResult]") -> str:
     """The table, a verdict for each traffic, what the columns mean, and the first line of each failure."""
     explained = "\n".join(line for line in (notes(results), mismatches(results)) if line)
     failed = [f"{r.trial.name} FAILED: {r.error.splitlines()[0]}" for r in results if r.error]
-    return "\n\n".join([results_table(results), "\n".join(verdicts(results).values()), explained, *failed])
+    parts = [results_table(results), busy(results), "\n".join(verdicts(results).values()), explained, *failed]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _row(result: "TrialResult") -> list[str]:
@@ -80,6 +126,7 @@ def _row(result: "TrialResult") -> list[str]:
         *cells,
         cell("tau"),
         cell("rho", ".3f"),
+        cell("shortlist_mean", ".0f"),
         cell("head_latency_us", ".0f"),
         cell("nu"),
         cell("kappa"),

@@ -254,12 +254,22 @@ class CohortRun:
         if self._has_timed_heads or engine is None or not engine.is_alive:
             return
         self._has_timed_heads = True
-        healthy = {d.label: d.path for d in self.prepared.drafters if not d.problem}
+        healthy: dict[int, dict[str, str]] = {}  # by the candidates of a draft position
+        for d in self.prepared.drafters:
+            if not d.problem:
+                healthy.setdefault(d.shape.topk, {})[d.label] = d.path
         # how many rows an open loop gives the head is not known beforehand
         closed = [Traffic(concurrency=c) for c in self.config.concurrency]
         steps = max(self.config.draft_steps)
         try:
-            timed = {t: engine.head_latencies(healthy, t.concurrency * self.config.topk, steps) for t in closed}
+            timed = {
+                t: {
+                    label: seconds
+                    for topk, paths in healthy.items()
+                    for label, seconds in engine.head_latencies(paths, t.concurrency, steps, topk).items()
+                }
+                for t in closed
+            }
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             return

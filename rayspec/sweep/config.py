@@ -1,7 +1,8 @@
 """What a sweep is asked to measure. Field paths are those of configs/sweep/*.yaml."""
 
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rayspec.farm.load import Traffic
 from rayspec.metrics import Slo
@@ -9,6 +10,11 @@ from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.targets.catalogue import DEFAULT_TARGET
+
+MOST_SECONDS = 1e7  # four months; Ray cannot count many times that
+MOST_TOKENS = 10**9
+MOST_SEED = 2**32 - 1  # SGLang gives it to NumPy
+MOST_NAME = 200  # the name of a folder is made of it
 
 
 def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
@@ -30,24 +36,34 @@ class EngineConfig:
     block_timeout_s: float = 1800.0  # for one block of one trial
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 
+    server_fields: ClassVar[tuple[str, ...]] = ("dtype", "context_length", "max_total_tokens", "mem_fraction_static")
+
     def __post_init__(self) -> None:
-        for name in ("context_length", "max_total_tokens", "num_threads"):
+        for name, most in (("context_length", MOST_TOKENS), ("max_total_tokens", MOST_TOKENS), ("num_threads", 4096)):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"engine.{name}", value, "at least 1")
+            _require(value is None or 1 <= value <= most, f"engine.{name}", value, f"at least 1 and at most {most}")
+        for name in ("tp_size", "pp_size", "dp_size", "ep_size"):
+            value = self.extra.get(name, 1)
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            _require(is_number and value >= 1, f"engine.extra.{name}", value, "a whole number of at least 1")
         tp_size = self.extra.get("tp_size", 1)
-        is_divisible = self.nodes >= 1 and isinstance(tp_size, int) and tp_size % self.nodes == 0
+        is_divisible = self.nodes >= 1 and tp_size % self.nodes == 0
         _require(is_divisible, "engine.nodes", self.nodes, f"a divisor of engine.extra.tp_size ({tp_size})")
         fraction = self.mem_fraction_static
         _require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
         for name in ("start_timeout_s", "block_timeout_s"):
-            _require(getattr(self, name) > 0, f"engine.{name}", getattr(self, name), "positive")
+            value = getattr(self, name)
+            _require(0 < value <= MOST_SECONDS, f"engine.{name}", value, f"positive and at most {MOST_SECONDS:g}")
         own = [key for key in self.extra if key in _OWN_FIELDS]
         _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
+        named = [key for key in self.extra if key in self.server_fields]
+        _require(
+            not named, "engine.extra", named, f"without {', '.join(self.server_fields)}; they stand in engine itself"
+        )
 
     def overrides(self) -> dict[str, Any]:
         """The ServerArgs fields that were set."""
-        named = ("dtype", "context_length", "max_total_tokens", "mem_fraction_static")
-        return {k: getattr(self, k) for k in named if getattr(self, k) is not None} | dict(self.extra)
+        return {k: getattr(self, k) for k in self.server_fields if getattr(self, k) is not None} | dict(self.extra)
 
 
 _OWN_FIELDS = (
@@ -63,6 +79,9 @@ _OWN_FIELDS = (
 )
 
 
+ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
     """How the sweep reaches Ray and what one engine's actor reserves there."""
@@ -76,6 +95,8 @@ class RayConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
+        is_address = self.address is None or ADDRESS.fullmatch(self.address) is not None
+        _require(is_address, "ray.address", self.address, "auto, local, HOST:PORT or ray://HOST:PORT")
         _require(self.num_cpus > 0, "ray.num_cpus", self.num_cpus, "positive")
         _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
 
@@ -91,6 +112,8 @@ class StopConfig:
     def __post_init__(self) -> None:
         _require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
         _require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
+        is_used = self.ci_width is not None or self.max_seconds is None
+        _require(is_used, "stop.max_seconds", self.max_seconds, "unset without stop.ci_width, which alone adds passes")
         _require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
 
 
@@ -151,6 +174,7 @@ class SweepConfig:
     concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside request_rate
     request_rate: list[float] = field(default_factory=list)  # open loop: Poisson arrivals of conversations per second
     workload: str = "chat:32"  # name or JSONL path, with :count:category; several with commas
+    long_prompts: str = "refuse"  # those that do not fit into an engine; drop: leave them out
     chat_template: bool = True  # send turns through the target's chat template, where it has one
     block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
     repeats: int = 1  # passes over the workload, or the fewest of them with stop.ci_width
@@ -161,12 +185,17 @@ class SweepConfig:
     temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
     ignore_eos: bool = False  # True gives every request exactly max_new_tokens
     warmup_tokens: int = 8  # generated and thrown away before every block
+    keep_output_ids: bool = True  # False: the stored requests say how many tokens an answer has, not which
     head_latency: bool = True  # time each head alone, while the engines idle
     seed: int = 0  # order of the prompts, SGLang's random_seed, bootstrap
     engine: EngineConfig = field(default_factory=EngineConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
+        for name in ("name", "experiment", "target", "baseline", "workload"):
+            text = getattr(self, name)
+            most = MOST_NAME if name in ("name", "experiment") else 4096
+            _require(text.isprintable() and 1 <= len(text.strip()) <= most, name, text, f"1 to {most} characters")
         for name in ("drafters", "draft_steps", "concurrency", "request_rate"):
             values = getattr(self, name)
             is_optional = name == "request_rate" or (name == "concurrency" and self.request_rate)
@@ -174,6 +203,7 @@ class SweepConfig:
             _require(len(set(values)) == len(values), name, values, "without repetition")
         labels = [drafter_label(d) for d in self.drafters]
         _require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
+        _require(all(labels), "drafters", self.drafters, "shipped names, or paths that end in a name")
         _require(
             self.baseline in labels, "baseline", self.baseline, f"one of the drafters' names ({', '.join(labels)})"
         )
@@ -181,12 +211,28 @@ class SweepConfig:
             _require(min(getattr(self, name), default=1) >= 1, name, getattr(self, name), "at least 1 everywhere")
         rates = self.request_rate
         _require(all(0 < r < float("inf") for r in rates), "request_rate", rates, "positive everywhere")
+        loads = [t.label for t in self.traffic()]
+        _require(len(set(loads)) == len(loads), "request_rate", rates, "different in their first six digits")
+        slowest = self.block_prompts / min(rates, default=float("inf"))
+        _require(
+            slowest < self.engine.block_timeout_s,
+            "request_rate",
+            rates,
+            f"so high that the block_prompts={self.block_prompts} conversations of a block have arrived within "
+            f"engine.block_timeout_s={self.engine.block_timeout_s:g}",
+        )
+        _require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
+        _require(0 <= self.seed <= MOST_SEED, "seed", self.seed, f"in 0..{MOST_SEED}")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
         _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
+        early, passes = self.search.early_stop, self.max_passes()
+        if early is not None:
+            allowed = f"less than the passes that there may be ({passes}; repeats, or stop.max_repeats)"
+            _require(early.grace_passes < passes, "search.early_stop.grace_passes", early.grace_passes, allowed)
         for entry in self.drafters:
             problem = self.shape_of(entry)[1].problem(self.draft_steps)
             setting = "num_draft_tokens" if split_shape(entry)[1] is None else f"drafters: the nodes of {entry!r}"

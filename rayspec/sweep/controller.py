@@ -14,25 +14,30 @@ import ray
 from tqdm import tqdm
 
 from rayspec.costs import read_costs
+from rayspec.disk import is_full
 from rayspec.farm.actor import cluster, node_gpus
+from rayspec.farm.lifeline import NodeLost
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.follow import Follower
-from rayspec.sweep.journal import read
-from rayspec.sweep.measured import SweepState
+from rayspec.sweep.measured import read_state
 from rayspec.sweep.placement import place
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult, score
 from rayspec.sweep.search import run_cohorts
-from rayspec.sweep.trainable import CohortTrainable, RemoteJournal, journal_actor
-from rayspec.tracking import UNREACHABLE, Run, Tracker, TrackingError, few_retries, is_outage, persistently, redacted
+from rayspec.sweep.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor
+from rayspec.tracking import UNREACHABLE, Run, Tracker, few_retries, is_outage, persistently, redacted
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 300.0  # for an MLflow server that is gone at the end
+
+
+class SweepStopped(RuntimeError):
+    """Something that is no trial's fault; the message says what, and how to go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +61,36 @@ def run_sweep(
 ) -> SweepOutcome:
     """Measure every trial that the folder's journal lacks, and record all. `trainable` runs a cohort.
 
-    Raises what stops the whole sweep (EngineFailed where no trial succeeded, TrackingError where MLflow does not take
-    the results), after its runs were ended as FAILED.
+    Raises what stops the whole sweep (EngineFailed where no trial succeeded, SweepStopped where it can go on later),
+    after its runs were ended as FAILED.
     """
     config = prepared.config
     with folder.locked(), few_retries():
-        tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
-        close_cut_off(tracker, folder.path.parent)
-        tags = {"command": folder.manifest()["command"], **provenance(), "kind": "sweep", "sweep.id": folder.id}
-        found = tracker.search(f"tags.`sweep.id` = '{folder.id}' and tags.kind = 'sweep'")
-        run_id = found[0].info.run_id if found else None
         try:
+            tracker = Tracker(tracking_uri(), config.experiment, artifact_uri())
+            close_cut_off(tracker, folder.path.parent)
+            tags = {"command": folder.manifest()["command"], **provenance(), "kind": "sweep", "sweep.id": folder.id}
+            found = tracker.search(f"tags.`sweep.id` = '{folder.id}' and tags.kind = 'sweep'")
+            run_id = found[0].info.run_id if found else None
             with tracker.parent(config.name, tags, run_id=run_id, resume=resume_command(folder)) as parent:
                 folder.set_run_id(parent.run_id)
                 outcome = _run(prepared, folder, tracker, parent, tags, trainable)
-        except UNREACHABLE as error:
-            problem = "is gone" if is_outage(error) else f"refused ({error})"
-            raise TrackingError(
-                f"MLflow at {redacted(tracker.uri)} {problem}, and what was measured is in {folder.journal} alone; "
-                f"when that is mended: {resume_command(folder)}"
+        except (*UNREACHABLE, NodeLost, JournalFailed) as error:
+            raise SweepStopped(
+                f"{_problem(error)}; what was measured is in {folder.journal}; when that is mended: "
+                f"{resume_command(folder)}"
             ) from error
         folder.set_ended()
     if all(r.error for r in outcome.results):
         raise EngineFailed(f"no trial succeeded:\n{outcome.summary}")
     return outcome
+
+
+def _problem(error: BaseException) -> str:
+    if isinstance(error, NodeLost | JournalFailed) or (isinstance(error, OSError) and not is_outage(error)):
+        return str(error)
+    problem = "is gone" if is_outage(error) and not is_full(error) else f"refused ({error})"
+    return f"MLflow at {redacted(tracking_uri())} {problem}"
 
 
 def _run(
@@ -104,7 +115,7 @@ def _run(
         state = follower.state
         follower.finish(PATIENCE_S)
     measured = {t.drafter.label: t.drafter.path for t in state.blocks if t.drafter and t not in state.errors}
-    costs = read_costs(prepared.target, measured)
+    costs = read_costs(prepared.target, measured, config.engine.dtype)
     blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
     results = score(config, blocks, state.errors, state.head_latency_s, costs)
     text = summary(results)
@@ -121,7 +132,7 @@ def _run(
 def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrainable]) -> None:
     """Have the cohorts measured that the journal does not hold."""
     plan, config = prepared.plan, prepared.config
-    state = SweepState(plan, read(folder.journal))
+    state = read_state(plan, folder.journal)
     with cluster(config.ray.address, min_cpus=2 * config.ray.num_cpus):
         alive = sum(node["Alive"] for node in ray.nodes())
         if alive < config.engine.nodes:  # Tune would wait for them without a word

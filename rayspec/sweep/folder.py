@@ -9,19 +9,33 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from rayspec.config import load_config, to_yaml
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.measured import read_state
 from rayspec.sweep.plan import Drafter
 from rayspec.sweep.prepare import Prepared
 from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+
+logger = logging.getLogger(__name__)
+TARGET_FILES = (".json", ".safetensors", ".bin", ".model", ".jinja", ".py")
+HASHED_AT_ONCE = 8
+
+
+class SweepRuns(ValueError):
+    """Another process has the sweep; the message says which."""
 
 
 class SweepFolder:
@@ -37,11 +51,14 @@ class SweepFolder:
         folder = cls(home / "sweeps" / f"{name}-{secrets.token_hex(4)}")
         draft = folder.path.with_name(f".{folder.id}")
         draft.mkdir(parents=True)
-        (draft / "config.yaml").write_text(to_yaml(prepared.config))
-        (draft / "manifest.json").write_text(json.dumps({"command": command, **fingerprints(prepared)}, indent=1))
-        (draft / "lock").touch()
-        (draft / "logs").mkdir()
-        draft.rename(folder.path)
+        try:
+            (draft / "config.yaml").write_text(to_yaml(prepared.config))
+            (draft / "manifest.json").write_text(json.dumps({"command": command, **fingerprints(prepared)}, indent=1))
+            (draft / "lock").touch()
+            (draft / "logs").mkdir()
+            draft.rename(folder.path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # made here; no longer there after a success
         return folder
 
     @property
@@ -64,7 +81,15 @@ class SweepFolder:
         (self.path / "ended").touch()
 
     def manifest(self) -> dict[str, Any]:
-        return json.loads((self.path / "manifest.json").read_text())
+        """Raises ValueError where it is missing or damaged."""
+        file = self.path / "manifest.json"
+        try:
+            found = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"sweep {self.id} cannot go on: {file} cannot be read ({error})") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"sweep {self.id} cannot go on: {file} must hold a JSON object")
+        return found
 
     def set_run_id(self, run_id: str) -> None:
         """Remember the MLflow run, so that the sweep is found by it."""
@@ -73,13 +98,20 @@ class SweepFolder:
         draft.rename(self.path / "manifest.json")
 
     def config(self) -> SweepConfig:
-        return load_config(SweepConfig, self.path / "config.yaml")
+        """Raises ValueError where it is missing, damaged, or of a release with other settings."""
+        try:
+            return load_config(SweepConfig, self.path / "config.yaml")
+        except ValueError as error:
+            raise ValueError(f"sweep {self.id} cannot go on: {error}") from error
 
     def check(self, prepared: Prepared) -> None:
-        """Raises ValueError where what was measured has changed since."""
+        """Raises ValueError where what was measured has changed since, or the journal is damaged."""
+        read_state(prepared.plan, self.journal)
         stored = self.manifest()
         for what, now in fingerprints(prepared).items():
-            changed = [name for name in stored[what] if stored[what][name] != now.get(name)]
+            if what not in stored:
+                logger.warning("sweep %s began before the %s had a fingerprint, so nobody checks it", self.id, what)
+            changed = [name for name, sha256 in stored.get(what, {}).items() if sha256 != now.get(name)]
             if changed:
                 raise ValueError(
                     f"sweep {self.id} cannot go on: the {what} {', '.join(changed)} changed since it began, and what "
@@ -93,17 +125,21 @@ class SweepFolder:
         try:
             with self.locked():
                 return False
-        except ValueError:
+        except SweepRuns:
             return True
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from running the sweep. Raises ValueError where one does."""
-        with open(self.path / "lock", "r+") as file:
+        """Keep others from running the sweep. Raises SweepRuns where one does."""
+        with open(self.path / "lock", "a+") as file:
+            file.seek(0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"sweep {self.id} is running (process {file.read() or 'unknown'})") from None
+                raise SweepRuns(
+                    f"sweep {self.id} is running (process {file.read() or 'unknown'}), so there is nothing to resume; "
+                    "wait for it, or end it first"
+                ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -113,16 +149,22 @@ class SweepFolder:
 def find_resumable(home: Path, wanted: str | None = None) -> SweepFolder:
     """The sweep with this id, MLflow run id or name, else the newest that has not ended and does not run.
 
-    Raises ValueError, naming those that are there.
+    Folders that cannot be read are left out, with a warning, unless the id names one. Raises ValueError, naming those
+    that are there, and SweepRuns.
     """
-    found = [f for f in sweep_folders(home) if not f.is_ended]
+    folders = sweep_folders(home)
     if wanted is None:
-        matching = [f for f in found if not f.is_running]
+        matching = [f for f in folders if not f.is_ended and _names(f)]
     else:
-        matching = [f for f in sweep_folders(home) if wanted in (f.id, f.manifest().get("run_id"), f.config().name)]
-    if matching and not matching[0].is_ended:
-        return matching[0]
-    known = ", ".join(f.id for f in found[:10]) or "none"
+        matching = [f for f in folders if f.id == wanted] or [f for f in folders if wanted in _names(f)]
+    free = [f for f in matching if not f.is_ended and not f.is_running]
+    if free:
+        return free[0]
+    unfinished = [f for f in matching if not f.is_ended]
+    if unfinished:
+        with unfinished[0].locked():  # says who runs it
+            return unfinished[0]
+    known = ", ".join(f.id for f in folders if not f.is_ended) or "none"
     what = "no sweep" if not matching else f"sweep {matching[0].id} has ended, so nothing"
     which = f" with id, run id or name {wanted!r}" if wanted and not matching else ""
     raise ValueError(
@@ -130,19 +172,47 @@ def find_resumable(home: Path, wanted: str | None = None) -> SweepFolder:
     )
 
 
+def _names(folder: SweepFolder) -> set[str]:
+    """What a sweep may be called besides its id; nothing, with a warning, where its folder cannot be read."""
+    try:
+        return {folder.config().name, folder.manifest().get("run_id", folder.id)}
+    except ValueError as error:
+        logger.warning("left out: %s", error)
+        return set()
+
+
 def sweep_folders(home: Path) -> list[SweepFolder]:
     """Newest first."""
-    files = [f for f in (home / "sweeps").glob("*/config.yaml") if not f.parent.name.startswith(".")]
-    return [SweepFolder(f.parent) for f in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)]
+    found = [f for f in (home / "sweeps").glob("*/") if not f.name.startswith(".")]
+    return [SweepFolder(f) for f in sorted(found, key=_begun, reverse=True)]
+
+
+def _begun(folder: Path) -> float:
+    config = folder / "config.yaml"  # never written again
+    return (config if config.is_file() else folder).stat().st_mtime
 
 
 def fingerprints(prepared: Prepared) -> dict[str, dict[str, str]]:
-    """SHA-256 of the drafters' weights and of the prompts."""
+    """SHA-256 of the target's files, of the drafters' weights and of the prompts."""
     prompts = json.dumps([asdict(p) for p in prepared.prompts]).encode()
     return {
+        "target": target_sha256(prepared.target),
         "drafters": {d.label: drafter_sha256(d) for d in prepared.drafters},
         "prompts": {prepared.config.workload: hashlib.sha256(prompts).hexdigest()},
     }
+
+
+def target_sha256(target: str) -> dict[str, str]:
+    """The fingerprint of each file that says what the target answers. Of a Hugging Face name the commit that lies in
+    this machine's cache; nothing is known before the first download."""
+    if not Path(target).is_dir():
+        try:
+            return {target: Path(snapshot_download(target, local_files_only=True)).name}
+        except (OSError, ValueError):
+            return {}
+    files = sorted(f for f in Path(target).iterdir() if f.suffix in TARGET_FILES)
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:  # a large target is many files, and hashing lets others run
+        return dict(zip([f.name for f in files], pool.map(weights_sha256, files), strict=True))
 
 
 def drafter_sha256(drafter: Drafter) -> str:

@@ -3,8 +3,10 @@
 The journal is the truth of a sweep. Cohorts read from it where they stopped, the driver publishes from it, and
 `--resume` needs nothing else. One process writes it (an actor on the driver's node, so that the loss of any other node
 loses nothing), and an event that is already there is not written again, so that whoever does not know whether a write
-arrived writes again. The unit is the round: its trials answered the same prompts in the same window of time, on the
-same machine, and a part of it pairs with nothing that is measured later.
+arrived writes again. A line is there as a whole or not at all, also on a disk that is full.
+
+The unit is the round: its trials answered the same prompts in the same window of time, on the same machine, and a part
+of it pairs with nothing that is measured later.
 
 | event | fields |
 |---|---|
@@ -47,37 +49,59 @@ class JournalWriter(Protocol):
 
 
 class Journal:
-    """The one writer of the file at `path`. A line that a crash has cut off is taken away."""
+    """The one writer of the file at `path`. A line that a crash has cut off is taken away; for another that is no event
+    ValueError is raised."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._known: set[tuple[object, ...]] = set()
-        self._offsets: dict[str, list[int]] = defaultdict(list)  # of the lines that concern a cohort
-        self._file = open(self.path, "ab+")  # noqa: SIM115 - open as long as the sweep
-        end = 0
-        for offset, event in lines(self.path, 0):
-            self._remember(event, end)
-            end = offset
-        self._file.truncate(end)
+        self._refusal: str | None = None
+        self._open()
         _sync_folder(self.path.parent)
 
     def append(self, event: Event) -> None:
-        """Write the event, with the time, and return when it is on disk; nothing if it is there."""
+        """Write the event, with the time, and return when it is on disk; nothing if it is there.
+
+        Raises OSError where the disk refuses; the file is then as it was before.
+        """
         if _identity(event) in self._known:
             return
         offset = self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps({**event, "time": time.time()}).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = memoryview(json.dumps({**event, "time": time.time()}).encode() + b"\n")
+        try:
+            while line:  # an almost full disk takes a part
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._refusal = f"{self.path}: {error.strerror}"
+            self._file.close()
+            self._open()
+            raise
+        self._refusal = None
         self._remember(event, offset)
 
     def read(self, cohort: str) -> list[Event]:
         """Everything that concerns a cohort: its own events and those of the whole sweep."""
         found = []
-        for offset in sorted([*self._offsets[cohort], *self._offsets[""]]):
-            self._file.seek(offset)
-            found.append(json.loads(self._file.readline()))
+        with open(self.path, "rb") as file:
+            for offset in sorted([*self._offsets[cohort], *self._offsets[""]]):
+                file.seek(offset)
+                found.append(json.loads(file.readline()))
         return found
+
+    def refusal(self) -> str | None:
+        """What the disk said to the last write, None where it took it."""
+        return self._refusal
+
+    def _open(self) -> None:
+        """Open the file, without the part of a line that may be at its end."""
+        self._known: set[tuple[object, ...]] = set()
+        self._offsets: dict[str, list[int]] = defaultdict(list)  # of the lines that concern a cohort
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - open as long as the sweep
+        end = 0
+        for offset, event in lines(self.path, 0):
+            self._remember(event, end)
+            end = offset
+        self._file.truncate(end)
 
     def _remember(self, event: Event, offset: int) -> None:
         self._known.add(_identity(event))
@@ -85,19 +109,37 @@ class Journal:
 
 
 def lines(path: Path, offset: int) -> Iterator[tuple[int, Event]]:
-    """Events from `offset` on, each with the offset behind it; a line that is not complete yet is left out."""
+    """Events from `offset` on, each with the offset behind it; a line that is not complete yet is left out.
+
+    Raises ValueError for a line that is no event.
+    """
     with open(path, "rb") as file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
                 return
+            try:
+                event = json.loads(line)
+                _ = hash(_identity(event)), event["time"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise damaged(path, offset, error) from error
             offset += len(line)
-            yield offset, json.loads(line)
+            yield offset, event
 
 
 def read(path: Path) -> list[Event]:
-    """All events; none where there is no file."""
+    """All events; none where there is no file. Raises ValueError for a line that is no event."""
     return [event for _, event in lines(path, 0)] if path.is_file() else []
+
+
+def damaged(path: Path, offset: int, cause: BaseException) -> ValueError:
+    """The error that says which line is bad, the one at `offset`, and the way out."""
+    with open(path, "rb") as file:
+        number = 1 + file.read(offset).count(b"\n")
+    return ValueError(
+        f"{path}, line {number}, is no event of this sweep ({cause!r}); put back a copy of the file, or take that line "
+        "out: what it held is then measured again"
+    )
 
 
 def _identity(event: Mapping[str, Any]) -> tuple[object, ...]:

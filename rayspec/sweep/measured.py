@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured
-from rayspec.sweep.journal import Event
+from rayspec.sweep.journal import Event, damaged, lines
 from rayspec.sweep.plan import Plan, Trial
 
 
@@ -61,6 +62,18 @@ class SweepState:
                 self.finished[event["cohort"], self._traffic[event["traffic"]]] = event["passes"]
             case "ended":
                 self.ended[event["cohort"]] = event["reason"]
+
+
+def read_state(plan: Plan, journal: Path) -> SweepState:
+    """What the file says, nothing where there is none. Raises ValueError for a line that is no event of this plan."""
+    state, start = SweepState(plan), 0
+    for end, event in lines(journal, 0) if journal.is_file() else ():
+        try:
+            state.apply(event)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(journal, start, error) from error
+        start = end
+    return state
 
 
 def block_records(event: Event) -> dict[str, BlockRecord]:

@@ -13,13 +13,13 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from safetensors import SafetensorError
-
 from rayspec.farm.load import Traffic
 from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.fits import check_fits
 from rayspec.sweep.shape import CHAIN, DraftShape
+from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import algorithm_of, family_of, fixed_body
 from sglang_ext.drafters.checkpoint import check_files, read_info
 
@@ -139,8 +139,9 @@ class Plan:
         return found
 
 
-def inspect_drafter(entry: str, config: SweepConfig) -> Drafter:
-    """Read a checkpoint's config and the names and shapes of its tensors, not its weights.
+def inspect_drafter(entry: str, config: SweepConfig, target: TargetModel | None = None) -> Drafter:
+    """Read a checkpoint's config and the names and shapes of its tensors, not its weights, and hold it against the
+    target, where one is given.
 
     Raises ValueError for a drafter that does not exist (a typing error); anything wrong inside is its `problem`.
     """
@@ -150,8 +151,9 @@ def inspect_drafter(entry: str, config: SweepConfig) -> Drafter:
         info = read_info(path)
         check_files(info)
         algorithm = algorithm_of(path, shape.topk)
-    except (ValueError, SafetensorError) as error:
-        return Drafter(label=label, path=path, head={}, shape=shape, problem=f"{type(error).__name__}: {error}")
+        check_fits(info, algorithm, shape, config, target)
+    except ValueError as error:
+        return Drafter(label=label, path=path, head={}, shape=shape, problem=str(error))
     body = fixed_body(algorithm, info)
     return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, body=body, shape=shape)
 
@@ -234,7 +236,7 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
             str(t.draft_steps or "-"),
             t.drafter.shape.label if t.drafter else "-",
             str(t.traffic),
-            (t.drafter.problem or "ok").split("\n")[0][:60] if t.drafter else "ok",
+            "cannot be measured" if t.drafter and t.drafter.problem else "ok",
         ]
         for t in plan.trials
     ]
@@ -245,8 +247,10 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
     until = f", and up to {passes} passes" if passes > config.repeats else ""
     turns = f" ({num_turns} turns)" if num_turns > num_prompts else ""
     chosen = f" of {len(plan.cohorts)}, chosen by {config.search.algorithm} search," if config.search.samples else ""
+    problems = {t.drafter.label: t.drafter.problem for t in plan.trials if t.drafter and t.drafter.problem}
+    causes = "".join(f"\n{label} cannot be measured: {problem}" for label, problem in problems.items())
     return (
-        f"{table}\n\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts{turns} of "
+        f"{table}\n{causes}\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts{turns} of "
         f"{config.workload!r} in {per_trial} blocks{until}, up to {tokens} tokens in its cohort. {plan.num_cohorts} "
         f"cohort(s){chosen} with their own plain trials: up to {plan.num_blocks} block measurements."
     )

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from rayspec.shipped import target_path
 from rayspec.statistics import MIN_BLOCKS
-from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.config import EngineConfig, SweepConfig
+from rayspec.sweep.lengths import fitting
 from rayspec.sweep.plan import Drafter, Plan, describe, inspect_drafter, make_plan
+from rayspec.target import TargetModel, read_target
 from rayspec.workloads import Conversation, load_workload
+from sglang_ext.adapter.server_fields import check_overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +20,69 @@ class Prepared:
     target: str
     drafters: tuple[Drafter, ...]
     plan: Plan
+    dropped: int = 0  # prompts that no engine could take
 
     def describe(self) -> str:
         turns = sum(len(p.turns) for p in self.prompts)
-        return describe(self.plan, self.config, len(self.prompts), turns)
+        lines = [describe(self.plan, self.config, len(self.prompts), turns)]
+        if self.dropped:
+            lines.append(f"{self.dropped} prompts are too long and left out.")
+        largest = max(last - first for first, last in self.plan.spans)
+        wide = [streams for streams in self.config.concurrency if streams > largest]
+        if wide:
+            lines.append(
+                f"warning: concurrency {wide}, but a block has {largest} prompts, so that no more streams run at once; "
+                f"raise block_prompts to {max(wide)} or more"
+            )
+        return "\n".join(lines)
 
 
 def prepare(config: SweepConfig) -> Prepared:
     """Resolve names and make the plan. Raises ValueError."""
-    prompts = tuple(load_workload(config.workload, config.seed))
-    target = target_path(config.target)
-    drafters = tuple(inspect_drafter(d, config) for d in config.drafters)
-    num_blocks = -(-len(prompts) // config.block_prompts)
-    if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
-        raise ValueError(
-            f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {len(prompts)} prompts "
-            f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
-        )
+    asked = load_workload(config.workload, config.seed)
+    target = _read_target(config)
+    prompts = fitting(asked, config, target)
+    drafters = tuple(inspect_drafter(d, config, target) for d in config.drafters)
+    if all(d.problem for d in drafters):
+        raise ValueError("no drafter can be measured: " + "; ".join(f"{d.label}: {d.problem}" for d in drafters))
+    _check_blocks(config, len(prompts))
     plan = make_plan(config, len(prompts), drafters)
     if (config.search.samples or 0) > len(plan.cohorts):
         raise ValueError(
             f"search.samples must be at most the number of candidates, {len(plan.cohorts)} (drafters without the "
             f"baseline and without a problem x draft_steps), got {config.search.samples}; algorithm=grid takes all"
         )
-    return Prepared(config=config, prompts=prompts, target=target, drafters=drafters, plan=plan)
+    return Prepared(
+        config=config,
+        prompts=prompts,
+        target=target.path,
+        drafters=drafters,
+        plan=plan,
+        dropped=len(asked) - len(prompts),
+    )
+
+
+def _read_target(config: SweepConfig) -> TargetModel:
+    """Raises ValueError for a target that cannot be read, and for what SGLang would not take as its options."""
+    engine = config.engine
+    named = {name: getattr(engine, name) for name in EngineConfig.server_fields}
+    check_overrides({name: value for name, value in named.items() if value is not None}, "engine")
+    check_overrides(engine.extra, "engine.extra")
+    extra = engine.extra
+    return read_target(
+        config.target,
+        tokenizer=extra.get("tokenizer_path"),
+        revision=extra.get("revision"),
+        trust_remote_code=extra.get("trust_remote_code", False),
+        needs_weights="load_format" not in extra,
+    )
+
+
+def _check_blocks(config: SweepConfig, num_prompts: int) -> None:
+    """Raise ValueError where the blocks are too few for the interval that `stop` asks for."""
+    num_blocks = -(-num_prompts // config.block_prompts)
+    if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
+        raise ValueError(
+            f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {num_prompts} prompts "
+            f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
+        )

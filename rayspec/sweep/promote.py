@@ -1,6 +1,7 @@
 """The winner of a sweep in MLflow's model registry: its checkpoint, complete in itself, with the evidence."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.report.decision import choices, decision, ratio
-from rayspec.report.style import title
 from rayspec.sweep.folder import drafter_sha256
 from rayspec.sweep.results import TrialResult
+from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.drafters.complete import write_complete
@@ -80,11 +81,11 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
             "changed or are gone); put the measured folder back there, or sweep again"
         )
     model = model or default_model(sweep.params["target"])
-    for name in ("report.md", "report.html"):
-        client.log_artifact(sweep.run_id, str(report / name), REPORT)
-    client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
     with TemporaryDirectory() as folder:
         write_complete(trial.drafter.path, Path(folder) / ARTIFACT)
+        for name in ("report.md", "report.html"):
+            client.log_artifact(sweep.run_id, str(report / name), REPORT)
+        client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
         client.log_artifacts(run_id, str(Path(folder) / ARTIFACT), ARTIFACT)
     try:
         _register(client, model)
@@ -143,18 +144,15 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
 
 def _description(sweep: StoredSweep, best: TrialResult) -> str:
     trial, p = best.trial, sweep.params
-    assert trial.drafter is not None, "chosen among drafters"
-    shape = trial.drafter.shape
-    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {title(trial.traffic)} on {p['workload']}"
-    serve = (
-        f"python -m sglang.launch_server --model-path {p['target']} --speculative-algorithm {trial.algorithm} "
-        f"--speculative-draft-model-path FOLDER --speculative-num-steps {trial.draft_steps} "
-        f"--speculative-eagle-topk {shape.topk} --speculative-num-draft-tokens {shape.verified(trial.draft_steps)}"
-    )
+    gain = f"{ratio(best.speedup('plain'))} over plain decoding at {trial.traffic} on {p['workload']}"
+    source = f"runs:/{sweep.run_ids[trial]}/{ARTIFACT}"
+    store = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(sweep.client.tracking_uri))}"
+    fetch = f"{store} mlflow artifacts download --artifact-uri {source} --dst-path {ALIAS}"
+    serve = serve_command(sweep, trial, f"{ALIAS}/{ARTIFACT}")
     parts = [
         f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",
         f"The whole decision: {decision(sweep.results)}",
-        f"Serve it: `{serve}`",
+        f"Serve it:\n```\n{fetch}\n{serve}\n```",
         f"Report: run {sweep.run_id}, artifact {REPORT}/report.html",
     ]
     return "\n\n".join(parts)

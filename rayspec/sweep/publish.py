@@ -12,19 +12,24 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlflow.data
 import pandas as pd
 from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.dataset import Dataset
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from rayspec.config import flatten, to_yaml
-from rayspec.metrics import category_key, trial_metrics
+from rayspec.metrics import TAU_CATEGORY, trial_metrics
+from rayspec.names import safe_name, short_names
 from rayspec.records import BlockRecord
-from rayspec.report.decision import decision, verdicts
+from rayspec.report.decision import choices, decision, ratio, verdicts
 from rayspec.report.figures import write_figures
+from rayspec.report.table import busy
+from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
+from rayspec.sweep.plan import PLAIN, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
@@ -37,9 +42,9 @@ GROUPS = {
     "step": ("step_", "cycle_ms"),
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
     "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
-    "valid": ("output_mismatches",),
-    "tradeoff": ("rho", "nu", "kappa", "head_latency_us"),
-    "work": ("mbsu", "gflops_per_token", "budget_kappa", "peak_host_memory_gib"),
+    "valid": ("output_mismatches", "other_cpu_share"),
+    "tradeoff": ("rho", "nu", "kappa", "head_latency_us", "shortlist_mean"),
+    "work": ("mbsu", "gflops_per_token", "budget_kappa", "theta", "peak_host_memory_gib"),
 }
 DATASET_NAME_LIMIT = 500  # MLflow's
 BLOCK_METRICS = (
@@ -62,6 +67,7 @@ class Publisher:
         self.config = config
         self.tags = tags
         self._sweep_params = {f"sweep.{key}": value for key, value in flatten(config).items()}
+        self._short = short_names([PLAIN, *map(drafter_label, config.drafters)])
         self._weights: Mapping[str, str] = {}
         self._dataset: Dataset | None = None
         self._runs: dict[Trial, Run] = {}
@@ -79,7 +85,7 @@ class Publisher:
 
     def engine_started(self, name: str, seconds: float, number: int, time_s: float) -> None:
         """The `number`th start of this engine."""
-        self.parent.log_metrics({f"engine_start_s/{name}": seconds}, number, time_s)
+        self.parent.log_metrics({f"engine_start_s/{safe_name(name)}": seconds}, number, time_s)
 
     def block(self, trial: Trial, blocks: Sequence[BlockRecord], time_s: float) -> None:
         """The last of a trial's blocks as a step, under `per_block/`, and its throughput over all of them so far."""
@@ -88,7 +94,8 @@ class Publisher:
             return
         so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
         last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
-        metrics = {"output_tokens_per_s": so_far["output_tokens_per_s"]}
+        # MLflow's page of a run shows metrics in the order in which they first came
+        metrics: dict[str, float] = {k: so_far[k] for k in ("output_tokens_per_s", "tau") if k in so_far}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
         run.log_metrics(metrics, blocks[-1].index, time_s)
 
@@ -116,23 +123,28 @@ class Publisher:
         self.parent.set_tags(machine)  # the engines', which need not be the driver's
         for result in results:
             run, own_blocks = self._run(result.trial), blocks.get(result.trial, ())
-            run.log_text(_requests_jsonl(own_blocks), "requests.jsonl")
+            run.log_text(_requests_jsonl(own_blocks, self.config.keep_output_ids), "requests.jsonl")
             if result.error is not None:
                 run.fail(result.error)
                 continue
             if run.status == "FAILED":  # in one cohort, but not in another
                 run.reopen()
             step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
-            run.log_metrics({metric_key(k): v for k, v in result.metrics.items()}, step, time_s)
-            run.set_tags(machine)
+            keys = {metric_key(k): v for k, v in result.metrics.items()}
+            run.log_metrics(dict(sorted(keys.items(), key=lambda pair: "/" in pair[0])), step, time_s)
+            run.set_tags({**machine, MLFLOW_RUN_NOTE: standing(result)})
             run.finish()
         failed = [r.trial.name for r in results if r.error]
-        self.parent.log_metrics({"trials": len(results), "failed_trials": len(failed)}, time_s=time_s)
+        counts = {"trials": len(results), "failed_trials": len(failed)}
+        self.parent.log_metrics({**best_metrics(results), **counts}, time_s=time_s)
         self.parent.log_text(summary + "\n", "summary.md")
-        self.parent.set_tags({"decision": decision(results)})
-        self.parent.set_tags({f"verdict.{traffic.label}": text for traffic, text in verdicts(results).items()})
+        text = verdicts(results)
+        bullets = "\n".join(f"- {line}" for line in text.values())
+        note = "\n\n".join(part for part in (decision(results), busy(results), bullets) if part)
+        self.parent.set_tags({"decision": decision(results), MLFLOW_RUN_NOTE: note})
+        self.parent.set_tags({f"verdict.{safe_name(traffic.label)}": line for traffic, line in text.items()})
         with tempfile.TemporaryDirectory() as folder:
-            for file in write_figures(results, Path(folder)):
+            for file in write_figures(results, Path(folder), lambda t: _requests(blocks.get(t, ()))):
                 self.parent.log_file(file, "figures")
 
     def _run(self, trial: Trial) -> Run:
@@ -142,12 +154,34 @@ class Publisher:
             if trial.drafter is not None:
                 tags["drafter.sha256"] = self._weights.get(trial.head, "unknown")
             run = self.tracker.child(self.parent, trial.name, tags)
-            run.log_params({**trial_params(trial), **self._sweep_params})
+            short = self._short.get(trial.head, trial.head)
+            run.log_params({**trial_params(trial), "head": short, **self._sweep_params})
             if self._dataset is not None:
                 run.log_dataset(self._dataset, "eval")
             self._logged[trial] = run.steps("per_block/wall_s")
             self._runs[trial] = run
         return self._runs[trial]
+
+
+def standing(result: TrialResult) -> str:
+    """A trial in a line: throughput, tau, and its speed-ups with their intervals."""
+    parts = [f"{result.metrics['output_tokens_per_s']:.1f} tokens/s"]
+    parts += [f"tau {result.metrics['tau']:.2f}"] if "tau" in result.metrics else []
+    for name, words in (("plain", "plain decoding"), ("full", "the full head")):
+        interval = result.speedup(name)
+        if interval is not None and not (name == "full" and result.is_baseline):
+            parts.append(f"{ratio(interval)} of {words}")
+    return ", ".join(parts) + "."
+
+
+def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:
+    """`best_` speed-up over plain decoding, with its interval, and tau of the trial that is chosen where speculation
+    gains most; empty where no speed-up could be measured."""
+    best = max(choices(results), key=lambda c: (c.pays is True, c.speedup.value if c.speedup else 0.0), default=None)
+    if best is None or best.best is None:
+        return {}
+    names = ("speedup_vs_plain", "speedup_vs_plain_ci_low", "speedup_vs_plain_ci_high", "tau")
+    return {f"best_{name}": best.best.metrics[name] for name in names if name in best.best.metrics}
 
 
 def metric_key(name: str) -> str:
@@ -161,7 +195,7 @@ def metric_key(name: str) -> str:
 def metric_name(key: str) -> str | None:
     """The metric of a name in MLflow; None for what is no metric of the trial (per_block/..., system/...)."""
     group, slash, name = key.partition("/")
-    if not slash or key.startswith(category_key("")):
+    if not slash or key.startswith(TAU_CATEGORY):
         return key
     return name if group in GROUPS else None
 
@@ -172,7 +206,6 @@ def trial_params(trial: Trial) -> dict[str, object]:
         "speculative_algorithm": trial.algorithm,
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
         "draft_steps": trial.draft_steps,
-        "head": trial.head,
         "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
     if trial.drafter is not None:
@@ -190,6 +223,15 @@ def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Da
     return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
 
 
-def _requests_jsonl(blocks: Sequence[BlockRecord]) -> str:
-    lines = [{"block": b.index, "prompt_block": b.prompt_block, **r.to_dict()} for b in blocks for r in b.requests]
+def _requests_jsonl(blocks: Sequence[BlockRecord], keep_output_ids: bool) -> str:
+    left_out = () if keep_output_ids else ("output_ids",)
+    lines = [{k: v for k, v in line.items() if k not in left_out} for line in _requests(blocks)]
     return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _requests(blocks: Sequence[BlockRecord]) -> list[dict[str, Any]]:
+    return [
+        {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **r.to_dict()}
+        for b in blocks
+        for r in b.requests
+    ]

@@ -17,6 +17,7 @@ from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Trial
+from rayspec.sweep.shape import split_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +68,11 @@ def score(
                 if interval.low is not None and interval.high is not None:
                     own[f"speedup_vs_{name}_ci_low"] = interval.low
                     own[f"speedup_vs_{name}_ci_high"] = interval.high
+            if {"budget_kappa", "speedup_vs_plain"} <= set(own):
+                own["theta"] = own["budget_kappa"] / own["speedup_vs_plain"]
             if config.temperature == 0 and plain in metrics:
                 own["output_mismatches"] = float(output_mismatches(blocks[trial], blocks[plain]))
-            own |= _head_tradeoff(config, trial, full, metrics, head_latency_s.get(trial.traffic, {}))
+            own |= _head_tradeoff(trial, full, metrics, head_latency_s.get(trial.traffic, {}))
         is_baseline = trial.head == config.baseline
         results.append(TrialResult(trial=trial, metrics=own, is_baseline=is_baseline))
     return results
@@ -80,7 +83,7 @@ def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Tri
     family = trial.drafter.family if trial.drafter else None
     same = (t for t in trials if (t.draft_steps, t.traffic) == (trial.draft_steps, trial.traffic))
     kin = (t for t in same if t.drafter is not None and t.drafter.family == family)
-    return next((t for t in kin if t.head == config.baseline), None)
+    return next((t for t in kin if split_shape(t.head)[0] == config.baseline), None)
 
 
 def _plain(trial: Trial) -> Trial:
@@ -135,31 +138,31 @@ def _costs(
         topk=own.topk,
         num_draft_tokens=own.verified(steps),
         counted=metrics.get("step_verified_tokens"),
+        scored=metrics.get("shortlist_mean"),
     )
-    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head])
+    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head], costs.dtype)
 
 
 def _head_tradeoff(
-    config: SweepConfig,
     trial: Trial,
     full: Trial | None,
     metrics: Mapping[Trial, Mapping[str, float]],
     latency_s: Mapping[str, float],
 ) -> dict[str, float]:
-    """head_latency_us, and against the baseline head: nu (latency), rho (tau), kappa (its share of the cycle), and
-    the speed-up that these three predict."""
+    """head_latency_us, and against the baseline head of the same body and shape: nu (latency), rho (tau), kappa (its
+    share of the cycle), and the speed-up that these three predict."""
     out: dict[str, float] = {}
     if trial.head in latency_s:
         out["head_latency_us"] = 1e6 * latency_s[trial.head]
-        if config.baseline in latency_s:
-            out["nu"] = latency_s[trial.head] / latency_s[config.baseline]
+        if full is not None and full.head in latency_s:
+            out["nu"] = latency_s[trial.head] / latency_s[full.head]
     if full is None or full not in metrics:
         return out
     base = metrics[full]
     if "tau" in metrics[trial] and "tau" in base:
         out["rho"] = metrics[trial]["tau"] / base["tau"]
     # the engine's own clock where it has one; else the head timed alone, which is called once a draft step
-    alone_ms = 1e3 * latency_s[config.baseline] * trial.draft_steps if config.baseline in latency_s else None
+    alone_ms = 1e3 * latency_s[full.head] * trial.draft_steps if full.head in latency_s else None
     head_ms = base.get("step_head_ms", alone_ms)
     if head_ms is not None and "cycle_ms" in base:
         kappa = head_kappa(head_ms, base["cycle_ms"])

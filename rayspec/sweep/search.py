@@ -4,7 +4,9 @@ import logging
 import os
 import random
 import shutil
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 # ours is the one progress bar, and Ctrl-C is handled by who called
@@ -28,6 +30,7 @@ from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
 
 logger = logging.getLogger(__name__)
+DISK_CHECK_S = 10.0
 # what it would print of a failure, with a traceback through Ray, Endings says in a line
 for name in ("ray.tune.tune", "ray.tune.execution.tune_controller"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -112,6 +115,20 @@ class Endings(tune.Callback):
     def __init__(self, plan: Plan, journal: RemoteJournal) -> None:
         self.plan = plan
         self.journal = journal
+        self._ask_at = 0.0
+        self._refusal: str | None = None
+
+    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        """Say it where cohorts wait for room on the disk; Tune comes here every few seconds."""
+        if time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + DISK_CHECK_S
+        before, self._refusal = self._refusal, self.journal.refusal()
+        if self._refusal and not before:
+            logger.warning(
+                "%s. Measuring waits until there is room, and nothing is lost (after Ctrl-C, --resume goes on)",
+                self._refusal,
+            )
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         name = cohort_of(self.plan, trial.config).name
@@ -123,9 +140,19 @@ class Endings(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         cohort = cohort_of(self.plan, trial.config)
-        error = trial.get_error()
-        cause = f"the cohort {cohort.name} failed {trial.num_failures} times, the last time with {error}"
+        cause = f"the cohort {cohort.name} failed {trial.num_failures} times, the last time with {last_error(trial)}"
         logger.warning(cause)
         for member in cohort.trials:
             self.journal.append({"event": "failed", "cohort": cohort.name, "trial": member.name, "cause": cause})
         self.journal.append({"event": "ended", "cohort": cohort.name, "reason": "failed"})
+
+
+def last_error(trial: TuneTrial) -> str:
+    """The line that says why a trial failed last, from the file that Tune appends to on this machine: the copy that
+    TuneTrial.get_error reads may come later."""
+    file = Path(trial.error_file or "")
+    text = file.read_text() if file.is_file() else ""
+    lines = [line for line in text.rpartition("Failure # ")[2].splitlines()[1:] if line.strip()]
+    if not lines:
+        return "an error that Ray did not tell; the engines' logs may"
+    return lines[-1] if lines[0].startswith("ray::") else lines[0]  # a traceback, or what Ray says of a dead actor

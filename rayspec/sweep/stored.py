@@ -134,13 +134,13 @@ def _result(child: Run) -> TrialResult:
 
 
 def _trial(child: Run) -> Trial:
-    params = child.data.params
+    params, label = child.data.params, child.data.tags["head"]
     drafter = None
-    if params["head"] != PLAIN:
+    if label != PLAIN:
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         path = own.pop("checkpoint")
         algorithm = params.get("speculative_algorithm", "EAGLE3")  # sweeps had no others before they named it
-        drafter = Drafter(label=params["head"], path=path, head=own, algorithm=algorithm, shape=_shape(params))
+        drafter = Drafter(label=label, path=path, head=own, algorithm=algorithm, shape=_shape(params))
     traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
     return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)
 

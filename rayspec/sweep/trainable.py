@@ -3,13 +3,16 @@
 It saves no checkpoint of its own: what it has measured is in the journal, from which it goes on after any death.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
 from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from rayspec.disk import is_full
 from rayspec.sweep.cohort import CohortRun
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.journal import Event, Journal
@@ -18,6 +21,11 @@ from rayspec.sweep.plan import Cohort, Plan
 from rayspec.sweep.prepare import Prepared
 
 METRIC = "speedup_vs_plain"
+RETRY_S = 2.0  # on a disk that is full
+
+
+class JournalFailed(RuntimeError):
+    """The journal's disk refuses, and not because it is full."""
 
 
 class RemoteJournal:
@@ -27,10 +35,27 @@ class RemoteJournal:
         self._actor = actor
 
     def append(self, event: Event) -> None:
-        ray.get(self._actor.append.remote(event))
+        """Waits for as long as the disk is full: what was measured is not measured again for that. Raises JournalFailed
+        for anything else that it refuses."""
+        while True:
+            try:
+                return ray.get(self._actor.append.remote(event))
+            except RayTaskError as error:
+                if not isinstance(error.cause, OSError):
+                    raise
+                if not is_full(error.cause):
+                    raise JournalFailed(f"the journal cannot be written: {error.cause}") from None
+            time.sleep(RETRY_S)
 
     def read(self, cohort: str) -> list[Event]:
         return ray.get(self._actor.read.remote(cohort))
+
+    def refusal(self) -> str | None:
+        """Why the last write failed; None where it did not, or where the actor does not say at once."""
+        try:
+            return ray.get(self._actor.refusal.remote(), timeout=RETRY_S)
+        except (GetTimeoutError, RayActorError):
+            return None
 
 
 def journal_actor(path: Path) -> ActorHandle:

@@ -32,10 +32,15 @@ class Acceptance:
     tau_walk: float  # K draft steps from the positions that decoding would really stop at
     overlap: list[float]  # sum_v min(p, q) of each step: acceptance when sampling at temperature 1
     support: list[float]  # tokens that a row scores at each step, mean
+    mass: list[float]  # p(S), of the target on these tokens
+    tv_on_support: list[float]  # total variation of q from the target's law on them, p(. | S)
     chains: int
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+OF_LAWS = ("overlap", "support", "mass", "tv_on_support")
 
 
 @torch.no_grad()
@@ -54,13 +59,12 @@ def measure(
     if not len(greedy):
         raise ValueError(f"the held-out answers {answers.name} hold no greedy sequence; set held_out.greedy_share: 1")
     chains: list[Tensor] = []
-    overlap_K, support_K, rows = torch.zeros(num_steps), torch.zeros(num_steps), 0
+    sums_4K, rows = torch.zeros(4, num_steps), 0
     accepted = steps = 0
     for indices in greedy.split(batch_size):
         batch = Batch.of(answers, indices)
-        match_KN, overlap_sum_K, support_sum_K = _rollout(drafter, target, batch, num_steps, chunk_rows)
-        overlap_K += overlap_sum_K
-        support_K += support_sum_K
+        match_KN, batch_sums_4K = _rollout(drafter, target, batch, num_steps, chunk_rows)
+        sums_4K += batch_sums_4K
         rows += match_KN.shape[1]
         for own_KN in match_KN.split(_answer_lengths(batch), dim=1):
             # row n drafts for position n at step 0, n + 1 at step 1 ...: a chain is a diagonal
@@ -87,8 +91,7 @@ def measure(
         conditional=(u / before.clamp_min(1e-12)).tolist(),
         tau=(1 + u.cumsum(dim=0)).tolist(),
         tau_walk=1 + accepted / steps,
-        overlap=(overlap_K / rows).tolist(),
-        support=(support_K / rows).tolist(),
+        **{name: (sum_K / rows).tolist() for name, sum_K in zip(OF_LAWS, sums_4K, strict=True)},
         chains=len(prefix_RK),
     )
 
@@ -103,12 +106,12 @@ def _answer_lengths(batch: Batch) -> list[int]:
 
 def _rollout(
     drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(draft == answer token, bool [K, N]; sums over rows of sum_v min(p, q) and of the tokens scored, [K] each)."""
+) -> tuple[Tensor, Tensor]:
+    """(draft == answer token, bool [K, N]; sums over rows of each of `OF_LAWS` [4, K])."""
     all_rows = roll_out(drafter, target, batch, num_steps)
     next_ids_N = batch.next_ids_N
     match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool)
-    overlap_K, support_K = torch.zeros(num_steps), torch.zeros(num_steps)
+    sums_4K = torch.zeros(len(OF_LAWS), num_steps)
     for rows, chunk in all_rows.chunks(chunk_rows):
         p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
         for i, hidden_nH in enumerate(chunk.hidden_KNH):
@@ -118,7 +121,10 @@ def _rollout(
             match_KN[i, rows] = drafts == next_ids_N[rows]
             q_nS, ids = head.distribution(hidden_nH, i, routed)
             p_nS = p_nV if ids is None else p_nV[:, ids] if ids.dim() == 1 else p_nV.gather(1, ids)
-            overlap_K[i] += torch.minimum(p_nS, q_nS).sum()
             scored_nS = head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2
-            support_K[i] += scored_nS.sum()
-    return match_KN, overlap_K, support_K
+            on_support_nS = p_nS * scored_nS
+            mass_n1 = on_support_nS.sum(dim=-1, keepdim=True)
+            apart_n = (on_support_nS / mass_n1.clamp(min=torch.finfo(torch.float32).tiny) - q_nS).abs().sum(dim=-1)
+            found = torch.minimum(p_nS, q_nS), scored_nS, mass_n1, 0.5 * apart_n
+            sums_4K[:, i] += torch.stack([part.sum() for part in found])
+    return match_KN, sums_4K

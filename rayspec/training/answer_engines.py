@@ -31,6 +31,10 @@ class AnswerEnginesConfig:
         for name in ("start_timeout_s", "batch_timeout_s", "num_cpus"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"engines.{name} must be above 0, got {getattr(self, name)}")
+        if self.num_gpus < 0:
+            raise ValueError(f"engines.num_gpus must be at least 0, got {self.num_gpus}")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"engines.num_threads must be at least 1, got {self.num_threads}")
         if self.max_running_requests < 1:
             raise ValueError(f"engines.max_running_requests must be at least 1, got {self.max_running_requests}")
 

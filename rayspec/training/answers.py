@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
+
+from sglang_ext.folders import save_tensors
 
 if TYPE_CHECKING:
     from rayspec.training.chat import ChatTemplate
@@ -62,7 +65,7 @@ class AnswersConfig:
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"answers.{name} must be in 0..1, got {getattr(self, name)}")
-        if self.temperature <= 0.0 and self.greedy_share < 1.0:
+        if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
             raise ValueError(
                 f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}"
             )
@@ -173,13 +176,23 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def read_index(folder: Path, way_out: str) -> dict[str, Any]:
+    """answers.json of a folder. Raises ValueError where it is none."""
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        _ = index["target_sha256"][:12], index["config"].keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{folder / INDEX} does not say whose the answers are ({error!r}); {way_out}") from error
+    return index
+
+
 def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None:
     """Raise ValueError if the folder holds answers of another target or made with other settings; those of a smaller
     count can be added to."""
     if not (folder / INDEX).is_file():
         return
-    index = json.loads((folder / INDEX).read_text())
     way_out = "name another folder with work_dir=..., or delete this one to have it made again"
+    index = read_index(folder, way_out)
     if index["target_sha256"] != target_sha256:
         raise ValueError(
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
@@ -300,19 +313,31 @@ def _write_shard(path: Path, prompt_lengths: Sequence[int], rows: Sequence[_Row]
         "temperature": temperature_B,
     }
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(tensors, temporary)
+    save_tensors(tensors, temporary)
     os.replace(temporary, path)
+
+
+def _read_shard(file: Path) -> dict[str, Tensor]:
+    """Raises ValueError for a file that is not whole, or holds something else."""
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is no whole safetensors file ({error}); delete it to have it made again") from error
+    missing = {"token_ids", "loss_mask", "prompt_length", "length", "temperature"} - set(tensors)
+    if missing:
+        raise ValueError(f"{file} holds no answers ({', '.join(sorted(missing))} missing); name another folder")
+    return tensors
 
 
 def read_answers(folder: Path) -> AnswerSet:
     """All shards of a folder, padded to one width. Its name is the folder's, its sha256 that of the shards."""
-    files = sorted(folder.glob("answers-*.safetensors"))
+    files = sorted(folder.glob("answers-*.safetensors")) if os.path.isdir(folder) else []
     if not files:
         raise ValueError(f"no answers in {folder}; python jobs/train.py makes them")
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    shards = [load_file(file) for file in files]
+    shards = [_read_shard(file) for file in files]
     width = max(s["token_ids"].shape[1] for s in shards)
 
     def rows(name: str) -> Tensor:

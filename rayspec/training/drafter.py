@@ -83,6 +83,8 @@ def train_step(
             chunk_rows=recipe.chunk_rows,
             csra_weight=recipe.csra_weight,
             csra_temperature=recipe.csra_temperature,
+            objective=recipe.objective,
+            has_hard_labels=recipe.labels == "hard",
         )
     norm = torch.nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], recipe.clip_norm)
     if not bool(norm.isfinite()):

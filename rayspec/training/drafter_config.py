@@ -16,6 +16,7 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.sources import CorpusConfig
 from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters import DRAFTERS, drafter_class
+from sglang_ext.folders import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +45,9 @@ class NamedHead:
     freeze_head: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name:
-            raise ValueError(f"heads[].name must be a plain folder name, got {self.name!r}")
+        check_name(self.name, "heads[].name")
         found = self.drafter.get("kind")
-        if found not in DRAFTERS:
+        if not isinstance(found, str) or found not in DRAFTERS:
             raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(DRAFTERS)}, got {found!r}")
         is_made_before = self.tree is not None and self.tree.get("kind") != "slim"
         if found == "eagle3" and (self.drafter_options or is_made_before):

@@ -80,4 +80,6 @@ class DrafterLog:
                 figures[f"held_out.conditional_{i + 1}"] = acceptance.conditional[i]
                 figures[f"held_out.overlap_{i + 1}"] = acceptance.overlap[i]
                 figures[f"held_out.support_{i + 1}"] = acceptance.support[i]
+                figures[f"held_out.mass_{i + 1}"] = acceptance.mass[i]
+                figures[f"held_out.tv_on_support_{i + 1}"] = acceptance.tv_on_support[i]
             self.run.log_metrics(figures, step=self.progress.step)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import torch
-from transformers import AutoConfig
 
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.answer_engines import answer_engines
@@ -19,13 +15,14 @@ from rayspec.training.answers import (
     read_answers,
 )
 from rayspec.training.chat import ChatTemplate
+from rayspec.training.checks import check_config
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
-from rayspec.training.tree_config import parse_tree
-from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
+from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 SETS = ("answers", "held_out")
@@ -34,7 +31,7 @@ SETS = ("answers", "held_out")
 def plan(config: DrafterTrainConfig) -> list[str]:
     """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
     sha256 = target_sha256(config.target_folder)
-    _check_heads(config)
+    check_config(config)
     lines = [f"target {config.target_folder} (sha256 {sha256[:12]})"]
     for name in SETS:
         settings: AnswersConfig = getattr(config, name)
@@ -64,27 +61,12 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     return lines
 
 
-def _check_heads(config: DrafterTrainConfig) -> None:
-    """A mistake in the last head should not wait for the first to be trained."""
-    sizes = AutoConfig.from_pretrained(config.target_folder, local_files_only=True).get_text_config()
-    for i, head in enumerate(config.heads):
-        try:
-            hidden_size = head.hidden_size(sizes.hidden_size)
-            head_config(head.draft_head, hidden_size=hidden_size, vocab_size=sizes.vocab_size)
-            if head.tree is not None:
-                parse_tree(head.tree, "tree").check_files()
-        except ValueError as error:
-            raise ValueError(f"heads[{head.name}]: {error}") from error
-        if head.base not in [earlier.name for earlier in config.heads[:i]]:
-            config.base_folder(head)
-
-
 def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     """Run the configuration; {name: held-out acceptance, None where it was already exported}. Raises ValueError."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     target = FrozenTarget.load(config.target_folder, torch.bfloat16 if config.recipe.bfloat16 else torch.float32)
-    _check_heads(config)
+    check_config(config)
     results: dict[str, Acceptance | None] = {}
     todo = []
     for head in config.heads:
@@ -105,17 +87,21 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
 
 
 def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str) -> bool:
-    """Whether this very drafter lies in the output folder. Raises ValueError if another one does.
+    """Whether this very drafter lies in the output folder. Raises ValueError if anything else does.
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
     folder = config.output_folder / head.name
-    if not (folder / "config.json").is_file():
+    if not DRAFTER.is_ours(folder):
+        check_place(folder, DRAFTER)
         return False
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    ours = found.get("rayspec", {})
-    trained_on = ours.get("trained_on", {})
-    cls, options = head_config(head.draft_head, hidden_size=found["hidden_size"], vocab_size=found["vocab_size"])
+    found = read_config(folder)
+    ours = found.get("rayspec")
+    trained_on = ours.get("trained_on") if isinstance(ours, dict) else None
+    sizes = [found.get(name) for name in ("hidden_size", "vocab_size")]
+    if not isinstance(ours, dict) or not isinstance(trained_on, dict) or not all(type(n) is int for n in sizes):
+        raise ValueError(f"{folder} is no drafter that training has made; choose another output_dir or name")
+    cls, options = head_config(head.draft_head, hidden_size=sizes[0], vocab_size=sizes[1])
     compared = {
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),

@@ -6,7 +6,9 @@ B = sequences, T = positions, G = target hidden size, V = vocabulary.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.eagle3 import Eagle3Config, default_taps
 from sglang_ext.drafters.options import DrafterOptions
@@ -27,8 +29,8 @@ OptionsT = TypeVar("OptionsT", bound=DrafterOptions)
 
 def target_sha256(folder: str | Path) -> str:
     """Fingerprint of a target folder: its weights and its config. Raises ValueError if there are none."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files or not (Path(folder) / "config.json").is_file():
+    files = sorted(Path(folder).glob("*.safetensors")) if os.path.isdir(folder) else []
+    if not files or not os.path.isfile(Path(folder) / "config.json"):
         raise ValueError(
             f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, "
             "or train the demo target first: python jobs/train_target.py"
@@ -51,10 +53,35 @@ class FrozenTarget:
 
     @classmethod
     def load(cls, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> FrozenTarget:
+        """Raises ValueError for a folder that does not hold all of the model's weights."""
         sha256 = target_sha256(folder)
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        missing = sorted(found["missing_keys"])
+        if missing:  # transformers would draw them at random
+            raise ValueError(f"the target {folder} has no tensor {missing[0]} ({len(missing)} missing); copy it again")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
         return cls(str(folder), sha256, model.eval().requires_grad_(False), tokenizer)
+
+    @classmethod
+    def without_weights(cls, folder: str | Path) -> FrozenTarget:
+        """The target on the meta device: its sizes, its tokenizer and its stop tokens. Raises ValueError."""
+        path = str(folder)
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+            with suppress(OSError):  # then the config's
+                model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        except Exception as error:  # transformers raises what it likes for a config that makes no model
+            cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise ValueError(f"target={folder} is no model that can be read: {cause}") from error
+        for size in ("hidden_size", "vocab_size", "num_hidden_layers"):
+            if getattr(config, size, 0) < 1:
+                raise ValueError(f"target={folder} has {size} {getattr(config, size, None)} in its config.json")
+        return cls(path, "", model, tokenizer)
 
     @cached_property
     def taps(self) -> tuple[int, ...]:

@@ -28,16 +28,21 @@ def new_independent(
     return drafter
 
 
+def check_width(hidden_size: int, target_hidden: int) -> None:
+    """Raise ValueError for a drafter that is wider than the target."""
+    if hidden_size > target_hidden:
+        raise ValueError(
+            f"drafter.hidden_size must be at most the target's ({target_hidden}), whose LM head's rows a new "
+            f"drafter takes over, got {hidden_size}"
+        )
+
+
 def principal_rows(head_VG: Tensor, hidden_size: int) -> Tensor:
     """The rows of an LM head in their H main directions, [V, H]: what of it a narrower drafter can hold.
 
     Raises ValueError where there are fewer than H.
     """
-    if hidden_size > head_VG.shape[1]:
-        raise ValueError(
-            f"drafter.hidden_size must be at most the target's ({head_VG.shape[1]}), whose LM head's rows a new "
-            f"drafter takes over, got {hidden_size}"
-        )
+    check_width(hidden_size, head_VG.shape[1])
     directions_GG = torch.linalg.eigh(head_VG.T @ head_VG).eigenvectors  # the main ones last
     return head_VG @ directions_GG[:, -hidden_size:]
 

@@ -15,14 +15,15 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent
+from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters import drafter_class
-from sglang_ext.drafters.checkpoint import WEIGHTS, Drafter, load_drafter, weights_sha256
+from sglang_ext.drafters.checkpoint import WEIGHTS, CheckpointInfo, Drafter, load_drafter, weights_sha256
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
-from sglang_ext.heads import DraftHead, head_config, head_from_target
+from sglang_ext.heads import DraftHead, HeadConfig, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -33,6 +34,9 @@ class Origin:
     artifacts: Mapping[str, Tensor] = field(default_factory=dict)
     base: Path | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_artifacts(self, more: Mapping[str, Tensor]) -> Origin:
+        return replace(self, artifacts={**self.artifacts, **more})
 
 
 NOTHING = Origin()
@@ -58,12 +62,17 @@ def new_drafter(
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
     parameters are then frozen. Raises ValueError."""
     if origin.base is not None:
-        return _drafter_on_base(target, head, origin)
+        return _drafter_on_base(target, head, recipe, answers, origin)
     drafter = _drafter_from_target(target, head, recipe, answers, origin)
     if head.freeze_head:
         for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
             _freeze_rows(lm_head, head, target.head_VG.dtype)
     return drafter
+
+
+def _uses_states(target: FrozenTarget, head: NamedHead, hidden_size: int) -> bool:
+    _, config = head_config(head.draft_head, hidden_size=hidden_size, vocab_size=target.model.config.vocab_size)
+    return config.uses_states
 
 
 def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> None:
@@ -84,6 +93,8 @@ def _drafter_from_target(
 ) -> Drafter:
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
+    if _uses_states(target, head, target.model.config.hidden_size):
+        origin = origin.with_artifacts(head_moments(target, answers))
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
     if head.drafter_kind != "eagle3":
         drafter = _new_last_hidden(target, head, origin)
@@ -113,30 +124,59 @@ def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> L
     return cls(config, config.heads(make))
 
 
-def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> Drafter:
-    assert origin.base is not None, "the caller looked"
-    drafter, info = load_drafter(origin.base, stop_ids=target.eos_ids)
+def read_base(target: FrozenTarget, head: NamedHead, base: Path) -> tuple[Drafter, CheckpointInfo]:
+    """The drafter that a head is made on. Raises ValueError where it is another target's or of another kind, where its
+    weights are not finite, and where its head cannot be taken over."""
+    drafter, info = load_drafter(base, stop_ids=target.eos_ids)
     if info.target is not None:
-        info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), str(origin.base))
+        info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), str(base))
     if info.kind != head.drafter_kind:
         raise ValueError(
-            f"heads[{head.name}].base is {origin.base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
+            f"heads[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
             "both must be the same"
         )
     if not isinstance(drafter, Eagle3Drafter):
         asked = target.options_config(type(drafter.config), head.drafter_options)
         if asked.options() != drafter.config.options():
             raise ValueError(
-                f"heads[{head.name}].base is {origin.base} with {drafter.config.options()}, but drafter asks for "
+                f"heads[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for "
                 f"{asked.options()}; leave those options as they are there"
             )
     elif drafter.config.tap_layers is None:
         drafter.config = replace(drafter.config, tap_layers=target.taps)
+    first = drafter.lm_head.at(0)
+    kind, wanted = head_config(
+        head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
+    )
+    if not _is_same_up_to_knobs(first, kind, wanted) and dict(info.head) != {"kind": "full"}:
+        raise ValueError(
+            f"heads[{head.name}].base is {base}, whose head is {dict(info.head)}; a base needs a full head, "
+            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
+            "not yet stored in fewer bits"
+        )
+    return drafter, info
+
+
+def _is_same_up_to_knobs(found: DraftHead, kind: type[DraftHead], wanted: HeadConfig) -> bool:
+    """Whether a trained head needs nothing but other values of its knobs, and no other tensors."""
+    if kind is not type(found) or found.config.weight_format is not None:
+        return False
+    return replace(found.config, **{name: getattr(wanted, name) for name in wanted.knobs}) == wanted
+
+
+def _drafter_on_base(
+    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+) -> Drafter:
+    assert origin.base is not None, "the caller looked"
+    drafter, info = read_base(target, head, origin.base)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
+    if info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
+        steps = drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+        origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 
     def on_base(found: DraftHead) -> DraftHead:
-        return _head_on_base(found, dict(info.head), head, origin)
+        return _head_on_base(found, head, origin)
 
     if isinstance(drafter.lm_head, PositionHeads):
         drafter.lm_head = PositionHeads([on_base(found) for found in drafter.lm_head])
@@ -145,20 +185,12 @@ def _drafter_on_base(target: FrozenTarget, head: NamedHead, origin: Origin) -> D
     return drafter
 
 
-def _head_on_base(found: DraftHead, found_spec: Mapping[str, Any], head: NamedHead, origin: Origin) -> DraftHead:
+def _head_on_base(found: DraftHead, head: NamedHead, origin: Origin) -> DraftHead:
     config = found.config
     kind, wanted = head_config(head.draft_head, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-    if kind is type(found) and config.weight_format is None:
-        knobs = {name: getattr(wanted, name) for name in wanted.knobs}
-        if replace(config, **knobs) == wanted:  # the same head with other knobs
-            found.config = wanted
-            return found
-    if found_spec != {"kind": "full"}:
-        raise ValueError(
-            f"heads[{head.name}].base is {origin.base}, whose head is {dict(found_spec)}; a base needs a full head, "
-            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
-            "not yet stored in fewer bits"
-        )
+    if _is_same_up_to_knobs(found, kind, wanted):
+        found.config = wanted
+        return found
     lm_head = head_from_target(head.draft_head, found.get_parameter("weight").data, origin.artifacts)
     for name, parameter in lm_head.named_parameters():
         parameter.requires_grad_(name not in lm_head.taken_over)

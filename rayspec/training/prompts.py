@@ -7,6 +7,7 @@ made first, and neither it nor any evaluation set of this machine is trained on.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ CORPUS = ("training", "held_out")
 
 def is_text(source: str) -> bool:
     """Whether prompts are cut from text instead of being messages of a chat."""
-    return source in CORPUS or Path(source).is_dir()
+    return source in CORPUS or os.path.isdir(source)
 
 
 def check_source(config: AnswersConfig, name: str) -> None:

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from sglang_ext.drafters.checkpoint import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.heads.losses import DIVERGENCES, Objective
 
 OPTIMIZERS = ("adamw", "muon")
+# the first of each is the default
+CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
+MOST = 2**24  # of a count or a width; far beyond any use
+MOST_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
@@ -21,11 +26,17 @@ NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon 
 class Recipe:
     """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
+    `divergence`: what the head's law is trained for, kl, tv (total variation) or lk (a mixture of both).
+    `labels`: soft, the target's law; hard, the answer's own token. `cut_rows`: whether a reduced head drops or keeps
+    the rows whose best token it cannot propose.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     """
 
     ttt_steps: int = 4  # rollout length in training
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
+    divergence: str = "kl"
+    labels: str = "soft"
+    cut_rows: str = "drop"
     csra_weight: float = 0.0
     csra_temperature: float = 0.07
     batch_size: int = 8  # sequences
@@ -46,19 +57,34 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("ttt_steps", "batch_size", "num_steps", "chunk_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recipe.{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise ValueError(f"recipe.{name} must be at least 1 and at most {MOST}, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"recipe.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"recipe.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("lr", "muon_lr", "clip_norm"):
-            if getattr(self, name) <= 0.0:
-                raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"recipe.{name} must be above 0 and finite, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"recipe.{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"recipe.weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= MOST:
+            raise ValueError(
+                f"recipe.intermediate_size must be in 1..{MOST}, or absent for the target's, got "
+                f"{self.intermediate_size}"
+            )
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"recipe.seed must be in 0..{MOST_SEED}, got {self.seed}")
         if not 0.0 < self.ttt_decay <= 1.0:
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
-        if self.csra_weight < 0.0:
-            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off), got {self.csra_weight}")
-        if self.csra_temperature <= 0.0:
-            raise ValueError(f"recipe.csra_temperature must be above 0, got {self.csra_temperature}")
+        if not 0.0 <= self.csra_weight < math.inf:
+            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
+        if not 0.0 < self.csra_temperature < math.inf:
+            raise ValueError(f"recipe.csra_temperature must be above 0 and finite, got {self.csra_temperature}")
         if self.csra_weight and self.ttt_steps < 2:
             raise ValueError(
                 f"recipe.csra_weight={self.csra_weight} aligns a position across rollout steps, so recipe.ttt_steps "
@@ -72,8 +98,13 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """What a drafter and a training state name as their recipe; an option that is off is left out, so that those
         from before it existed are still recognised."""
-        left_out = () if self.csra_weight else ("csra_weight", "csra_temperature")
+        left_out = set() if self.csra_weight else {"csra_weight", "csra_temperature"}
+        left_out |= {name for name in CHOICES if getattr(self, name) == CHOICES[name][0]}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(divergence=self.divergence, keeps_cut_rows=self.cut_rows == "keep")
 
     def lr_factor(self, step: int) -> float:
         """Share of the peak learning rate at `step` (0-based): linear warm-up, then a cosine."""

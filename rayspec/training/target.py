@@ -7,12 +7,10 @@ target_checkpoint saves and restores; target_export then writes the folder that 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +19,15 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from rayspec.config import flatten
+from rayspec.home import artifact_uri, prepared_home, tracking_uri
+from rayspec.provenance import provenance
 from rayspec.training.target_checkpoint import load_checkpoint, save_checkpoint
 from rayspec.training.target_config import WINDOW, TargetTrainConfig
 from rayspec.training.target_data import TargetData, WindowSampler, held_out_batch, prepare
 from rayspec.training.tokenizer import token_byte_lengths
+
+EXPERIMENT = "rayspec-targets"
 
 
 @dataclass(kw_only=True)
@@ -183,26 +186,17 @@ def _check_schedule(config: TargetTrainConfig, state: TrainingState) -> None:
 
 @contextmanager
 def _mlflow_run(config: TargetTrainConfig, state: TrainingState) -> Iterator[Callable[[dict[str, float], int], None]]:
-    """A function that logs figures to the project's MLflow store, or to nowhere if config.mlflow is off."""
+    """A function that logs figures to the project's MLflow store, or to nowhere if config.mlflow is off. A resumed run
+    goes on in the same curves."""
     if not config.mlflow:
         yield lambda figures, step: None
         return
-    from mlflow import MlflowClient  # takes seconds to import, so only where it is wanted
+    from rayspec.tracking import Tracker  # takes seconds to import, so only where it is wanted
 
-    home = Path(os.environ.get("RAYSPEC_HOME", ".rayspec")).resolve()
-    client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")
-    if state.mlflow_run_id is None:
-        experiment = client.get_experiment_by_name("target-training")
-        experiment_id = experiment.experiment_id if experiment else client.create_experiment("target-training")
-        state.mlflow_run_id = client.create_run(experiment_id, run_name=config.name).info.run_id
-        for key, value in asdict(config).items():
-            client.log_param(state.mlflow_run_id, key, value)
-    run_id = state.mlflow_run_id
-
-    def log_metrics(figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
-            client.log_metric(run_id, name, value, step=step)
-
-    yield log_metrics
-    if state.step >= config.total_steps:
-        client.set_terminated(run_id)
+    prepared_home()
+    tracker = Tracker(tracking_uri(), EXPERIMENT, artifact_uri())
+    with tracker.parent(config.name, {"kind": "target", **provenance()}, run_id=state.mlflow_run_id) as run:
+        if state.mlflow_run_id is None:
+            run.log_params(flatten(config))
+            state.mlflow_run_id = run.run_id
+        yield run.log_metrics

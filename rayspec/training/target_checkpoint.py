@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from sglang_ext.folders import save_tensors
 
 # settings that may change between two starts of one run without changing what is learnt
 FREE_SETTINGS = {
@@ -44,7 +45,7 @@ def save_checkpoint(
             tensors |= {f"optimizer/{name}/{key}": value for key, value in moments.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    save_file(
+    save_tensors(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         temporary,
         metadata={"state": json.dumps(state), "config": json.dumps(config)},

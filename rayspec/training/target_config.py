@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,14 @@ from rayspec.targets.catalogue import models_folder
 from rayspec.training.sources import CorpusConfig
 
 WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
+
+
+MOST = 2**24  # of a size; tensors of such sides can still be counted
+
+
+def _check(is_valid: bool, setting: str, allowed: str, value: object) -> None:
+    if not is_valid:
+        raise ValueError(f"{setting} must be {allowed}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,12 @@ class TargetModelConfig:
     max_position_embeddings: int = 2048
 
     def __post_init__(self) -> None:
+        for key, most in (("num_layers", 512), ("num_heads", MOST), ("num_kv_heads", MOST), ("hidden_size", MOST),
+                          ("intermediate_size", MOST), ("max_position_embeddings", MOST)):  # fmt: skip
+            _check(1 <= getattr(self, key) <= most, f"model.{key}", f"in 1..{most}", getattr(self, key))
+        is_even = self.head_dim % 2 == 0
+        _check(2 <= self.head_dim <= MOST and is_even, "model.head_dim", f"even, in 2..{MOST}", self.head_dim)
+        _check(0 < self.rope_theta < math.inf, "model.rope_theta", "above 0 and finite", self.rope_theta)
         if not 257 <= self.vocab_size <= 65536:
             raise ValueError(
                 f"model.vocab_size must be in 257..65536 (tokens are stored as uint16), got {self.vocab_size}"
@@ -87,9 +102,26 @@ class TargetTrainConfig:
     mlflow: bool = True
 
     def __post_init__(self) -> None:
+        is_plain = Path(self.name).name == self.name and self.name not in ("", ".", "..") and len(self.name) <= 200
+        _check(is_plain and self.name.isprintable(), "name", "a plain folder name", self.name)
+        _check(self.export_dir is None or bool(self.export_dir.strip()), "export_dir", "a folder", self.export_dir)
+        longest = self.model.max_position_embeddings
         for key in ("seq_len", "long_seq_len"):
-            if WINDOW % getattr(self, key):
-                raise ValueError(f"{key} must divide {WINDOW}, got {getattr(self, key)}")
+            value = getattr(self, key)
+            if value < 1 or WINDOW % value:
+                raise ValueError(f"{key} must divide {WINDOW}, got {value}")
+            _check(value <= longest, key, f"at most model.max_position_embeddings ({longest})", value)
+        for key, least, most in (
+            ("seed", 0, 2**32 - 1),
+            ("num_threads", 1, 4096),
+            ("tokenizer_bytes", 1, 2**48),
+            ("warmup_tokens", 0, 2**48),
+            ("held_out_tokens", 1, 2**48),
+        ):
+            _check(least <= getattr(self, key) <= most, key, f"in {least}..{most}", getattr(self, key))
+        for key in ("matrix_lr", "embedding_lr", "grad_clip", "eval_every_s", "checkpoint_every_s"):
+            _check(0 < getattr(self, key) < math.inf, key, "above 0 and finite", getattr(self, key))
+        _check(0 <= self.weight_decay < math.inf, "weight_decay", "at least 0 and finite", self.weight_decay)
         if self.batch_tokens % WINDOW or self.batch_tokens < WINDOW:
             raise ValueError(f"batch_tokens must be a multiple of {WINDOW}, got {self.batch_tokens}")
         if self.token_budget < self.batch_tokens:
@@ -97,7 +129,7 @@ class TargetTrainConfig:
                 f"token_budget must be at least batch_tokens ({self.batch_tokens}), got {self.token_budget}"
             )
         if self.optimizer not in ("muon", "adamw"):
-            raise ValueError(f"unknown optimizer '{self.optimizer}'; known: muon, adamw")
+            raise ValueError(f"optimizer must be one of muon, adamw, got {self.optimizer!r}")
         for key in ("long_fraction", "decay_fraction"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"{key} must be in [0, 1), got {getattr(self, key)}")
@@ -113,6 +145,13 @@ class TargetTrainConfig:
     @property
     def export_folder(self) -> Path:
         return Path(self.export_dir) if self.export_dir else models_folder() / self.name
+
+    def describe(self) -> str:
+        """What a run would do, in a line."""
+        return (
+            f"{self.name}: {self.total_steps} steps of {self.batch_tokens} tokens, in {self.run_dir} -> "
+            f"{self.export_folder}"
+        )
 
     def seq_len_at(self, step: int) -> int:
         return self.long_seq_len if step >= self.total_steps * (1 - self.long_fraction) else self.seq_len

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -22,7 +21,23 @@ from rayspec.training.target_checkpoint import load_checkpoint
 from rayspec.training.target_config import TargetTrainConfig
 from rayspec.training.target_data import TargetData, prepare, write_json
 from rayspec.training.tokenizer import save_tokenizer
+from sglang_ext.folders import Artefact, written_whole
 
+RECIPE = "recipe.yaml"
+OURS = (RECIPE, "manifest.json", "training.json")
+TARGET = Artefact(
+    what="target",
+    files=(
+        *OURS,
+        "loss.png",
+        "README.md",
+        "model*.safetensors*",
+        "*config.json",
+        "*token*.json",
+        "chat_template.jinja",
+    ),
+    is_ours=lambda folder: all((folder / name).is_file() for name in OURS),
+)
 FINAL_HELD_OUT_TOKENS = 131_072  # per group
 
 
@@ -42,40 +57,32 @@ def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | N
     )
 
     final = config.export_folder
-    temporary, previous = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
-    save_tokenizer(data.tokenizer, temporary)
-    shipped: Any = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.bfloat16)
-    figures = held_out_loss(
-        shipped, data, tokens_per_group=FINAL_HELD_OUT_TOKENS, seq_len=config.long_seq_len, autocast=config.autocast
-    )
-    report = {
-        "final": {
-            "parameters": sum(p.numel() for p in shipped.parameters()),
-            "steps": state.step,
-            "tokens": state.step * config.batch_tokens,
-            "passes_over_stream": round(state.step * config.batch_tokens / len(data.train), 3),
-            "wall_minutes": round(state.train_seconds / 60, 1),
-            "exported_bf16": {name: round(value, 4) for name, value in figures.items()},
-            "held_out_context": config.long_seq_len,
-        },
-        "versions": _versions(),
-        "curve": state.curve,
-    }
-    write_json(temporary / "training.json", report)
-    write_json(temporary / "manifest.json", data.manifest)
-    (temporary / "recipe.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-    plot_loss(state.curve, temporary / "loss.png")
-    if (final / "README.md").exists():  # the model card is written by a person
-        shutil.copy(final / "README.md", temporary)
-
-    shutil.rmtree(previous, ignore_errors=True)
-    if final.exists():
-        os.rename(final, previous)
-    os.rename(temporary, final)
-    shutil.rmtree(previous, ignore_errors=True)
+    with written_whole(final, TARGET) as folder:
+        model.save_pretrained(folder)
+        save_tokenizer(data.tokenizer, folder)
+        shipped: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        figures = held_out_loss(
+            shipped, data, tokens_per_group=FINAL_HELD_OUT_TOKENS, seq_len=config.long_seq_len, autocast=config.autocast
+        )
+        report = {
+            "final": {
+                "parameters": sum(p.numel() for p in shipped.parameters()),
+                "steps": state.step,
+                "tokens": state.step * config.batch_tokens,
+                "passes_over_stream": round(state.step * config.batch_tokens / len(data.train), 3),
+                "wall_minutes": round(state.train_seconds / 60, 1),
+                "exported_bf16": {name: round(value, 4) for name, value in figures.items()},
+                "held_out_context": config.long_seq_len,
+            },
+            "versions": _versions(),
+            "curve": state.curve,
+        }
+        write_json(folder / "training.json", report)
+        write_json(folder / "manifest.json", data.manifest)
+        (folder / RECIPE).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+        plot_loss(state.curve, folder / "loss.png")
+        if (final / "README.md").exists():  # the model card is written by a person
+            shutil.copy(final / "README.md", folder)
     return report
 
 

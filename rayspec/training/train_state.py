@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from sglang_ext.folders import save_tensors
 
 
 @dataclass
@@ -40,7 +42,7 @@ def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: S
         for index, entries in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer{k}/{index}/{name}": t.contiguous() for name, t in entries.items()}
     tensors["rng"] = torch.get_rng_state()
-    save_file(tensors, temporary / "state.safetensors")
+    save_tensors(tensors, temporary / "state.safetensors")
     (temporary / "progress.json").write_text(json.dumps(vars(progress)))
     final = folder / f"step-{progress.step:08d}"
     shutil.rmtree(final, ignore_errors=True)

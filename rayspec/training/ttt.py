@@ -28,6 +28,7 @@ from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.heads.losses import KL, Objective
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,22 @@ class Rows(NamedTuple):
     feature_KNH: Tensor | None  # without gradient; None for a head that does not route
     embed_KNH: Tensor  # of the token that a router sees
     last_hidden_NG: Tensor  # the target's, of the position before the predicted token
+    next_ids_N: Tensor  # the predicted token, as it stands in the answer
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Rows]]:
         for start in range(0, len(self.last_hidden_NG), size):
             rows = slice(start, start + size)
             feature = None if self.feature_KNH is None else self.feature_KNH[:, rows]
-            yield rows, Rows(self.hidden_KNH[:, rows], feature, self.embed_KNH[:, rows], self.last_hidden_NG[rows])
+            yield (
+                rows,
+                Rows(
+                    self.hidden_KNH[:, rows],
+                    feature,
+                    self.embed_KNH[:, rows],
+                    self.last_hidden_NG[rows],
+                    self.next_ids_N[rows],
+                ),
+            )
 
     def route(self, head: DraftHead, step: int) -> Tensor | None:
         return None if self.feature_KNH is None else head.route(self.embed_KNH[step], self.feature_KNH[step], step)
@@ -123,6 +134,7 @@ def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: in
         # the input token at every step is the one before the predicted one
         target.embed(batch.ids_BT[batch.sequence_N, batch.position_N]).expand(num_steps, -1, -1),
         last_hidden[batch.sequence_N, batch.position_N],
+        batch.next_ids_N,
     )
 
 
@@ -155,6 +167,7 @@ def _read_carried(drafter: LastHiddenDrafter, target: FrozenTarget, batch: Batch
         torch.stack(features) if drafter.lm_head.routes else None,
         torch.stack(embeds),
         last_hidden[batch.sequence_N, batch.position_N],
+        batch.next_ids_N,
     )
 
 
@@ -168,11 +181,19 @@ def _read_tokens(drafter: IndependentDrafter, target: FrozenTarget, batch: Batch
         embed_KNH if drafter.lm_head.routes else None,
         embed_KNH,
         target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N],
+        batch.next_ids_N,
     )
 
 
 def backward_head(
-    head: DraftHead | PositionHeads, all_rows: Rows, target: FrozenTarget, *, decay: float, chunk_rows: int
+    head: DraftHead | PositionHeads,
+    all_rows: Rows,
+    target: FrozenTarget,
+    *,
+    decay: float,
+    chunk_rows: int,
+    objective: Objective = KL,
+    has_hard_labels: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], mean loss of each step [K]).
 
@@ -185,9 +206,11 @@ def backward_head(
     for rows, chunk in all_rows.chunks(chunk_rows):
         hidden_KnH = chunk.hidden_KNH.detach().requires_grad_(all_rows.hidden_KNH.requires_grad)
         p_nV = target.distribution(chunk.last_hidden_NG, dtype)
+        if has_hard_labels:
+            p_nV = torch.zeros_like(p_nV).scatter_(1, chunk.next_ids_N[:, None], 1.0)
         for i in range(K):
             own = head.at(i)
-            step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV).sum() / N
+            step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV, objective).sum() / N
             loss_K[i] += step_loss.detach()
             (decay**i * step_loss).backward()  # frees this step's logits before the next step's are made
         if hidden_KnH.grad is not None:
@@ -210,11 +233,21 @@ def backward_batch(
     chunk_rows: int,
     csra_weight: float = 0.0,
     csra_temperature: float = 0.07,
+    objective: Objective = KL,
+    has_hard_labels: bool = False,
 ) -> BatchLoss:
     """One batch: gradients of the head's loss + `csra_weight` * CSRA accumulate in the drafter. CSRA needs a trainable
     body."""
     rows = roll_out(drafter, target, batch, num_steps)
-    grad_KNH, loss_K = backward_head(drafter.lm_head, rows, target, decay=decay, chunk_rows=chunk_rows)
+    grad_KNH, loss_K = backward_head(
+        drafter.lm_head,
+        rows,
+        target,
+        decay=decay,
+        chunk_rows=chunk_rows,
+        objective=objective,
+        has_hard_labels=has_hard_labels,
+    )
     csra = None
     if csra_weight:
         assert rows.hidden_KNH.requires_grad, "DrafterTrainConfig refuses CSRA on a frozen body"

@@ -12,14 +12,17 @@ A message of `system` comes first; recorded answers of `assistant` are left out,
 """
 
 import gzip
-import json
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_ext.drafters.json_text import parse_json
+
 ID_KEYS = ("question_id", "task_id", "id")
+MOST_ID = 200  # characters
 FORMS = ("turns", "messages", "conversations", "prompt", "question", "text")
 
 
@@ -71,11 +74,11 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
         with opener(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a mark
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{number}: no valid JSON ({error})") from error
+                    yield number, parse_json(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}:{number}: no UTF-8 text ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"{file}:{number}: no valid JSON ({error})") from error
     except (OSError, EOFError, zlib.error) as error:  # gzip raises all three
         raise ValueError(f"{file}:{number + 1}: cannot be read ({error})") from error
 
@@ -85,24 +88,30 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
         raise _Malformed(f"expected a JSON object, got {type(record).__name__}; one record per line")
     form = next((key for key in FORMS if key in record), None)
     if form is None:
-        raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {', '.join(record)}")
+        raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {_short(list(record))}")
     system = None
     if form in ("messages", "conversations"):
         system, turns = _from_messages(record[form], form)
     elif form == "turns":
         if not isinstance(record[form], list) or not record[form]:
-            raise _Malformed(f"turns must be a list of at least one text, got {record[form]!r}")
+            raise _Malformed(f"turns must be a list of at least one text, got {_short(record[form])}")
         turns = record[form]
     else:
         turns = [record[form]]
     for turn in turns:
         _check_text(turn, form)
     id_ = next((record[key] for key in ID_KEYS if key in record), number)
-    if not isinstance(id_, str | int):
-        raise _Malformed(f"the id must be text or a whole number, got {id_!r}")
+    if not isinstance(id_, str | int) or isinstance(id_, bool):
+        raise _Malformed(f"the id must be text or a whole number, got {_short(id_)}")
+    if not 1 <= len(str(id_)) <= MOST_ID or not str(id_).isprintable():
+        raise _Malformed(f"the id must be 1 to {MOST_ID} printable characters, got {_short(id_)}")
+    _check_unicode(str(id_), "the id")
     own_category = record.get("category", category)
     if not isinstance(own_category, str) or not own_category.strip():
-        raise _Malformed(f"category must be text that is not empty, got {own_category!r}")
+        raise _Malformed(f"category must be text that is not empty, got {_short(own_category)}")
+    _check_unicode(own_category, "category")
+    if any(unicodedata.category(c) == "Cc" for c in own_category):
+        raise _Malformed(f"category must be one line without control characters, got {_short(own_category)}")
     is_chat = form != "text"
     return Conversation(id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat)
 
@@ -132,10 +141,14 @@ def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
 def _check_text(text: Any, form: str) -> None:
     if not isinstance(text, str) or not text.strip():
         raise _Malformed(f"{form}: the prompt must be text that is not empty, got {_short(text)}")
+    _check_unicode(text, f"{form}: the prompt")
+
+
+def _check_unicode(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
-        raise _Malformed(f"{form}: the prompt is no valid Unicode ({error.reason})") from None
+        raise _Malformed(f"{what} is no valid Unicode ({error.reason})") from None
 
 
 def _short(value: Any) -> str:

@@ -4,12 +4,14 @@ A source is a name (`mt_bench`), a file (`/data/prompts.jsonl`), or a name with 
 Without a count it is all of it (`spec_bench::rag` is all of one category).
 """
 
+import os
 import random
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayspec.shipped import user_path
 from rayspec.workloads.published import is_name, load_named, names
 from rayspec.workloads.records import Conversation, read_file
 
@@ -69,17 +71,19 @@ def parse_selection(text: str) -> Selection:
     """Read `source[:count[:category]]`. Raises ValueError for a source that is neither a known name nor a file."""
     first, _, rest = text.partition(":")
     name = first if is_name(first) else None
-    if name is None and Path(text).expanduser().is_file():  # a colon can belong to a path
-        return Selection(text=text, name=None, path=Path(text).expanduser(), count=None, category=None)
+    if name is None and os.path.isfile(user_path(text, "workload")):  # a colon can belong to a path
+        return Selection(text=text, name=None, path=user_path(text, "workload"), count=None, category=None)
     match = _COUNTS.fullmatch(text if name is None else (rest if _is_path(rest) else text))
     assert match is not None, "every part of the pattern is optional"
     source, count, category = match["source"], match["count"], match["category"]
-    path = None if source == name else Path(source).expanduser()
-    if path is not None and not path.is_file():
+    path = None if source == name else user_path(source, "workload")
+    if path is not None and not os.path.isfile(path):
         raise ValueError(
             f"no workload {text!r}: {source!r} is neither a known name ({', '.join(names())}) nor a file here; "
             "expected name:count:category or path:count:category, several separated by commas"
         )
+    if count and not 1 <= len(count) <= 9:
+        raise ValueError(f"workload {text[:80]!r}: the count after the colon has {len(count)} digits; at most 9")
     if count and int(count) < 1:
         raise ValueError(f"workload {text!r}: the count after the colon must be at least 1")
     return Selection(text=text, name=name, path=path, count=int(count) if count else None, category=category)

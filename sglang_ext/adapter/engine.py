@@ -90,9 +90,11 @@ class StepTimes:
     head_s: float
     draft_s: float
     verify_s: float
+    scoring_rows: int
+    scored_tokens: int
 
     def __sub__(self, earlier: "StepTimes") -> "StepTimes":
-        return StepTimes(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+        return StepTimes(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
 
 def start_step_clock(engine: Any) -> None:

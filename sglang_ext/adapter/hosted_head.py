@@ -138,6 +138,7 @@ class HeadLogits(LogitsProcessor):
         routed = self._routed(head, batch)
         with CLOCK.head():
             question.put_to(head, hidden_TH, routed)
+        CLOCK.count_shortlist(head, hidden_TH, question.step, routed)
 
     def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: ForwardBatch) -> None:
         """Let the head choose its candidates while the layer, which is given these inputs, runs.

@@ -82,9 +82,13 @@ class CarriedDrafting:
 
         def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
             with CLOCK.head():
-                if not draws:
-                    return most_likely(head, state_TH, step, k, routed)
-                law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+                if draws:
+                    law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+                else:
+                    picked = most_likely(head, state_TH, step, k, routed)
+            CLOCK.count_shortlist(head, state_TH, step, routed)
+            if not draws:
+                return picked
             law_BV, ids_B1, _ = draw_drafts(law_BV, info, batch.seq_lens + step, step)
             laws.append(law_BV)
             return Picked(ids_B1, None)

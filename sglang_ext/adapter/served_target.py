@@ -16,37 +16,37 @@ def _describe(model: str, tokenizer: str, revision: str | None, trusted: bool) -
 
 
 def served_target(tap_layers: tuple[int, ...], with_output: bool = False) -> TargetInfo:
-    """The target of this SGLang process; `tap_layers` are those that the drafter asks for. `with_output`: the first may
-    be the embedding's output and the last must be the target's.
-
-    Raises ValueError where a tap lies outside of the target.
-    """
+    """The target of this SGLang process, as `target_info`."""
     from sglang.srt.runtime_context import get_server_args
 
     args = get_server_args()
     hidden, vocab, layers, fingerprint = _describe(
         args.model_path, args.tokenizer_path or args.model_path, args.revision, args.trust_remote_code
     )
+    named = TargetInfo(
+        name=args.model_path, hidden_size=hidden, vocab_size=vocab, tokenizer_sha256=fingerprint, tap_layers=tap_layers
+    )
+    check_taps(named, layers, with_output)
+    return named
+
+
+def check_taps(target: TargetInfo, layers: int, with_output: bool) -> None:
+    """Raise ValueError where a drafter's taps lie outside of a target of so many layers. `with_output`: the first may
+    be the embedding's output and the last must be the target's."""
+    tap_layers = target.tap_layers
     inputs = tap_layers[:-1] if with_output else tap_layers
     if with_output and tap_layers[-1] != layers:
         raise ValueError(
             f"the drafter taps the output of layer {tap_layers[-1]} as its target's last, but the target "
-            f"{args.model_path} has {layers} layers; serve it with its own target"
+            f"{target.name} has {layers} layers; serve it with its own target"
         )
     first = 0 if with_output else 1
     outside = [tap for tap in inputs if not first <= tap < layers]
     if outside:
         raise ValueError(
-            f"the drafter taps layer {outside[0]}, but the target {args.model_path} has layers {first}..{layers - 1}; "
+            f"the drafter taps layer {outside[0]}, but the target {target.name} has layers {first}..{layers - 1}; "
             "serve it with its own target"
         )
-    return TargetInfo(
-        name=args.model_path,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tokenizer_sha256=fingerprint,
-        tap_layers=tap_layers,
-    )
 
 
 @lru_cache(maxsize=8)

@@ -18,8 +18,10 @@ import torch
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.heads import DraftHead
 
 
 @dataclass
@@ -32,6 +34,11 @@ class StepTotals:
     head_s: float = 0.0  # the draft head, all draft positions of the step
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
+    scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
+    scored_tokens: int = 0  # that it scored for these rows, its shortlists
+
+
+COUNT_EVERY = 8  # steps whose shortlists are counted: to count is work that a step without a clock does not do
 
 
 class StepClock:
@@ -65,6 +72,14 @@ class StepClock:
         else:
             with self.part("head_s"):
                 yield
+
+    def count_shortlist(self, head: DraftHead, hidden_TH: Tensor, step: int, routed: Tensor | None) -> None:
+        """What the head has just scored for these rows; on an accelerator nothing, since it would wait for it."""
+        if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
+            return
+        scored_T = head.scored(hidden_TH, step, routed)
+        self.totals.scoring_rows += len(scored_T)
+        self.totals.scored_tokens += int(scored_T.sum())
 
     def read(self) -> StepTotals:
         for name, start, end in self._unread:

@@ -2,8 +2,8 @@
 
 Two forms are read: our own (`architectures: [RaySpec<Kind>]`, any drafter and head kind) and stock EAGLE-3
 (`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
-tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing goes to a
-temporary folder that is renamed.
+tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing replaces
+nothing but a drafter of our own, and that only once the new one is whole.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,12 +22,13 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, stored_taps
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
+from sglang_ext.drafters.json_text import check_mapping, parse_json
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
 from sglang_ext.drafters.stock import (
@@ -41,6 +40,7 @@ from sglang_ext.drafters.stock import (
     to_stock,
 )
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folders import Artefact, save_tensors, written_whole
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import build_tree
@@ -51,9 +51,23 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
+EXPORTED = "export.json"  # beside a stock checkpoint: its own config.json has no room for where it comes from
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
 SETTLED_S = 2.0
+
+
+def _is_drafter(folder: Path) -> bool:
+    """Whether rayspec wrote it, in either form."""
+    try:
+        return "rayspec" in read_config(folder) or (folder / EXPORTED).is_file()
+    except ValueError:
+        return False
+
+
+DRAFTER = Artefact(
+    what="drafter", files=("config.json", WEIGHTS, EXPORTED, "training.json", "training.png"), is_ours=_is_drafter
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +80,14 @@ class SharedTensors:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
-        if set(entry) != set(cls.__dataclass_fields__):
+        if set(check_mapping(entry, f"{path}: rayspec.shares[]")) != set(cls.__dataclass_fields__):
             raise ValueError(
                 f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
             )
-        return cls(**{**entry, "tensors": tuple(entry["tensors"])})
+        tensors, texts = entry["tensors"], (entry["drafter"], entry["sha256"])
+        if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (*tensors, *texts)):
+            raise ValueError(f"{path}: an entry of rayspec.shares must hold text, and a list of names, got {entry}")
+        return cls(**{**entry, "tensors": tuple(tensors)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +120,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
     try:
-        config = json.loads(file.read_text())
-    except ValueError as error:  # no JSON, or no text
+        config = parse_json(file.read_bytes())
+    except (ValueError, OSError) as error:
         raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
@@ -113,16 +130,25 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is an ordinary causal language model's, which SGLang drafts with by itself."""
-    return str((config.get("architectures") or [None])[0]).endswith(("ForCausalLM", "LMHeadModel"))
+    return str(_architecture(config)).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _architecture(config: Mapping[str, Any]) -> Any:
+    """The first of `architectures`; None where there is none."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named else None
 
 
 def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     """Check a config.json that was read from `path`. Raises ValueError."""
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = _architecture(config)
+    for name in ("draft_head", "draft_tree", "rayspec", "drafter", "eagle_config", "rope_parameters", "rope_scaling"):
+        if config.get(name) is not None:
+            check_mapping(config[name], f"{path}: {name}")
     if architecture == STOCK_ARCHITECTURE:
         return _stock_info(config, path)
     kinds = {architecture_of(kind): kind for kind in DRAFTERS}
-    if architecture not in kinds:
+    if not isinstance(architecture, str) or architecture not in kinds:
         raise ValueError(
             f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
         )
@@ -132,9 +158,16 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             f"{path}: rayspec.format_version is {ours.get('format_version')}, this release reads {FORMAT_VERSION}; "
             "train the drafter again or use the release that wrote it"
         )
-    if "draft_head" not in config:
+    if config.get("draft_head") is None:
         raise ValueError(f"{path}: config.json has no draft_head")
-    kind, target = kinds[architecture], TargetInfo.from_dict(ours.get("target") or {})
+    shares = ours.get("shares", [])
+    if not isinstance(shares, list):
+        raise ValueError(f"{path}: rayspec.shares must be a list, got {shares!r}")
+    kind = kinds[architecture]
+    try:
+        target = TargetInfo.from_dict(ours.get("target") or {})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     body = _body(kind, config, target.hidden_size, target.tap_layers, path)
     if body.vocab_size != target.vocab_size:
         raise ValueError(
@@ -153,19 +186,22 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         target=target,
         kind=kind,
         tree=config.get("draft_tree"),
-        shares=tuple(SharedTensors.from_dict(entry, path) for entry in ours.get("shares", ())),
+        shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
         provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
     )
 
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if not ids:
+    try:
+        taps = stored_taps(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not taps:
         _say_default_taps(path)
     hidden = config.get("target_hidden_size", config.get("hidden_size"))
-    body = _body("eagle3", config, hidden, tuple(i + 1 for i in ids) if ids else None, path)
+    body = _body("eagle3", config, hidden, tuple(taps) or None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
-    if not 1 <= draft_vocab <= body.vocab_size:
+    if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
     head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
     return CheckpointInfo(path=path, body=body, head=head, target=None)
@@ -300,7 +336,7 @@ def _unread(handle: Any, name: str) -> Tensor:
 def _open(file: Path) -> Iterator[Any]:
     try:
         handle = safe_open(file, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is no whole safetensors file ({error}); copy or make the drafter again") from error
     with handle:
         yield handle
@@ -315,10 +351,15 @@ def _weights_file(info: CheckpointInfo) -> Path:
 
 def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     file = Path(info.path) / shares.drafter / WEIGHTS
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ValueError(
             f"drafter {info.path} shares tensors with {shares.drafter}, but there is no {file}; keep the folders "
             "side by side as they were written"
+        )
+    if weights_sha256(file) != shares.sha256:
+        raise ValueError(
+            f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
+            "drafter again with python jobs/train.py"
         )
     return file
 
@@ -328,11 +369,6 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     for shares in info.shares:
         file = _shared_file(info, shares)
-        if weights_sha256(file) != shares.sha256:
-            raise ValueError(
-                f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-                "drafter again with python jobs/train.py"
-            )
         twice = {*own, *tensors} & set(shares.tensors)
         with _open(file) as handle:
             missing = set(shares.tensors) - set(handle.keys())
@@ -352,7 +388,10 @@ def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
 
 
 def weights_sha256(file: str | Path) -> str:
-    """Of a file that stays what it is, read once in a process: a base may hold gigabytes, and many heads name it."""
+    """Fingerprint of a file of weights that stays what it is, read once in a process: a base may hold gigabytes, and
+    many heads name it. Raises ValueError where there is none."""
+    if not Path(file).is_file():
+        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
     stat = Path(file).stat()
     # what was written a moment ago can be written again without a change of its time
     read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
@@ -395,7 +434,7 @@ def save_drafter(
     share_with: str | Path | None = None,
     stock: bool = False,
 ) -> None:
-    """Write a drafter folder in bfloat16; an existing folder is replaced only once the new one is complete.
+    """Write a drafter folder in bfloat16; a drafter of ours that is there is replaced once the new one is complete.
 
     Args:
         extras: further files by name, such as a training report.
@@ -403,17 +442,15 @@ def save_drafter(
             instead of stored.
         stock: write the form that SGLang serves without rayspec; only for heads that it can express.
 
-    Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files and
-    for a head that the stock form cannot express.
+    Raises ValueError for weights that are not finite, for an extra that would overwrite the checkpoint's own files, for
+    a head that the stock form cannot express, and where anything but a drafter of ours is at `path`.
     """
     assert share_with is None or not stock, "a stock checkpoint stands alone"
     clash = {WEIGHTS, "config.json"} & set(extras or {})
     if clash:
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+    with written_whole(path, DRAFTER) as folder:
         tensors: dict[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
@@ -439,18 +476,10 @@ def save_drafter(
             config["rayspec"]["shares"] = [asdict(entry) for entry in shares]
             shared = {name for entry in shares for name in entry.tensors}
             tensors = {name: t for name, t in tensors.items() if name not in shared}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps(config, indent=2) + "\n"
-        (temporary / "config.json").write_text(text)
+        save_tensors(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for name, content in (extras or {}).items():
-            (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        temporary.chmod(0o755)  # mkdtemp and save_file keep others out
-        (temporary / WEIGHTS).chmod(0o644)
-        if path.exists():
-            shutil.rmtree(path)
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list[SharedTensors]:

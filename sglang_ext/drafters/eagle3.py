@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sglang_ext.drafters.options import check_sizes, check_type
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import CandidateTree, PruningTree
 
@@ -37,6 +38,7 @@ class Eagle3Config:
     max_position_embeddings: int = 2048
 
     def __post_init__(self) -> None:
+        check_sizes(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
@@ -57,7 +59,7 @@ class Eagle3Config:
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...] | None) -> Self:
         """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
-        found = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
+        found = stored_taps(config)
         if found != list(taps or ()):  # SGLang reads the first, the drafter was trained on the second
             raise ValueError(
                 f"taps {found} in eagle_config, but rayspec.target.tap_layers is {list(taps or ())}; "
@@ -71,6 +73,8 @@ class Eagle3Config:
             )
         if config.get("num_hidden_layers", 1) != 1:
             raise ValueError(f"num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
+        for name in ("hidden_size", "num_attention_heads"):  # of which the head_dim may have to be made
+            check_type(name, config.get(name), int)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
             raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
@@ -81,7 +85,7 @@ class Eagle3Config:
                 intermediate_size=config["intermediate_size"],
                 num_attention_heads=config["num_attention_heads"],
                 num_key_value_heads=config["num_key_value_heads"],
-                head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+                head_dim=config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"]),
                 vocab_size=config["vocab_size"],
                 tap_layers=taps,
                 rms_norm_eps=config["rms_norm_eps"],
@@ -123,6 +127,14 @@ class Eagle3Config:
 
 
 DEFAULT_TAPS = 3
+
+
+def stored_taps(config: Mapping[str, Any]) -> list[int]:
+    """The tapped layers that a config.json names for SGLang. Raises ValueError where they are no whole numbers."""
+    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise ValueError(f"eagle_config.eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r}")
+    return [i + 1 for i in ids]
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sglang_ext.drafters.attention import Attention
 from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU
-from sglang_ext.drafters.options import DrafterOptions, check_type
+from sglang_ext.drafters.options import DrafterOptions, check_sizes, check_type
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import CandidateTree
 
@@ -50,9 +50,7 @@ class IndependentConfig(DrafterOptions):
     }
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if not getattr(self, f.name) > 0:
-                raise ValueError(f"drafter.{f.name} must be above 0, got {getattr(self, f.name)}")
+        check_sizes(self, "drafter.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"drafter.num_attention_heads ({self.num_attention_heads}) must be a multiple of "

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from sglang_ext.drafters.options import DrafterOptions
+from sglang_ext.drafters.options import DrafterOptions, check_sizes
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import CandidateTree
@@ -36,15 +36,14 @@ class LastHiddenConfig(DrafterOptions):
     of_target: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "max_position_embeddings")
 
     def __post_init__(self) -> None:
-        if self.positions < 1:
-            raise ValueError(f"drafter.positions must be at least 1, got {self.positions}")
+        check_sizes(self, "drafter.")
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
         """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
         if taps:
             raise ValueError(f"rayspec.target.tap_layers must be empty for this drafter, got {list(taps)}")
-        missing = [name for name in (*cls.of_target, "drafter") if name not in config]
+        missing = [name for name in (*cls.of_target, "drafter") if config.get(name) is None]
         if missing:
             raise ValueError(f"config.json has no '{missing[0]}'")
         if config["hidden_size"] != target_hidden:

@@ -1,14 +1,33 @@
 """The options that a drafter kind offers, as the `drafter` entry of a training config and of a checkpoint has them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 
 def check_type(name: str, value: Any, wanted: Any) -> None:
-    """Raise ValueError for a value out of YAML or JSON that is not of a field's type; a whole number may be a float."""
-    if type(value) not in ((int, float) if wanted is float else (wanted,)):
+    """Raise ValueError for a value out of YAML or JSON that is not of a field's type; a whole number may be a float,
+    which must be finite."""
+    is_endless = isinstance(value, float) and not math.isfinite(value)
+    if is_endless or type(value) not in ((int, float) if wanted is float else (wanted,)):
         raise ValueError(f"{name} must be of type {getattr(wanted, '__name__', wanted)}, got {value!r}")
+
+
+MOST = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
+MOST_OTHERS = 2**24
+
+
+def check_sizes(config: Any, prefix: str = "") -> None:
+    """Raise ValueError unless every size of a drafter's config (a dataclass) is a positive number, small enough for
+    tensors of such sides to be counted."""
+    for f in fields(config):
+        value, most = getattr(config, f.name), MOST.get(f.name, MOST_OTHERS)
+        if f.type in (int, float):
+            check_type(f"{prefix}{f.name}", value, f.type)
+            if not (0 < value <= most if f.type is int else value > 0):
+                allowed = f"in 1..{most}" if f.type is int else "above 0"
+                raise ValueError(f"{prefix}{f.name} must be {allowed}, got {value}")
 
 
 class DrafterOptions:

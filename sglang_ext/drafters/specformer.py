@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rayspec_kernels.grouped_rmsnorm import grouped_rmsnorm
 from sglang_ext.drafters.attention import Attention
-from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU
+from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU, stored_taps
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 
 
@@ -59,7 +59,7 @@ class SpecFormerConfig(LastHiddenConfig):
             raise ValueError(
                 f"rayspec.target.tap_layers must be at least two layers for this drafter, got {list(taps)}"
             )
-        found = [i + 1 for i in (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []]
+        found = stored_taps(config)
         if found != list(taps[:-1]) or config.get("num_aux_hidden_states") != len(taps):
             raise ValueError(  # SGLang reads the first two, the drafter was trained on the third
                 f"taps {found} in eagle_config and num_aux_hidden_states {config.get('num_aux_hidden_states')}, but "

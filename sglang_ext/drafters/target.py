@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from sglang_ext.drafters.options import check_type
+
 
 def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
     """Fingerprint of a tokenizer: SHA-256 over its (token, id) pairs in order of id.
@@ -30,10 +32,19 @@ class TargetInfo:
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         """From the checkpoint's `rayspec.target`. Raises ValueError for a missing or unknown field."""
         known = set(cls.__dataclass_fields__)
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"rayspec.target must be a JSON object, got {entry!r}")
         if set(entry) != known:
             missing, unknown = sorted(known - set(entry)), sorted(set(entry) - known)
             raise ValueError(f"rayspec.target: missing {missing}, unknown {unknown}; expected {sorted(known)}")
-        return cls(**{**entry, "tap_layers": tuple(entry["tap_layers"])})
+        taps = entry["tap_layers"]
+        for name in ("name", "tokenizer_sha256"):
+            check_type(f"rayspec.target.{name}", entry[name], str)
+        for name in ("hidden_size", "vocab_size"):
+            check_type(f"rayspec.target.{name}", entry[name], int)
+        if not isinstance(taps, list) or not all(type(tap) is int for tap in taps):
+            raise ValueError(f"rayspec.target.tap_layers must be a list of layers, got {taps!r}")
+        return cls(**{**entry, "tap_layers": tuple(taps)})
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "tap_layers": list(self.tap_layers)}

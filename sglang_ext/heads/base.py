@@ -5,6 +5,7 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -27,7 +28,7 @@ from rayspec_kernels.gather_dot import gather_dot
 from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 from rayspec_kernels.quantized_linear import quantized_linear
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
 
@@ -41,6 +42,7 @@ class HeadConfig:
     """
 
     knobs: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
+    added: ClassVar[frozenset[str]] = frozenset()  # options that go without saying at their default: they came later
 
     hidden_size: int
     vocab_size: int
@@ -57,6 +59,11 @@ class HeadConfig:
         for name in ("hidden_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def uses_states(self) -> bool:
+        """Whether `from_target` takes what the head meets on answers: `hidden_moment`, `token_share`, `states`."""
+        return False
 
     @classmethod
     def from_dict(cls, kind: str, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
@@ -85,6 +92,7 @@ class HeadConfig:
         left_out = {"hidden_size", "vocab_size"}
         if self.weight_format is None:
             left_out |= {"weight_format", "group_size"}
+        left_out |= {f.name for f in fields(self) if f.name in self.added and getattr(self, f.name) == f.default}
         own = {k: v for k, v in asdict(self).items() if k not in left_out}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
 
@@ -97,7 +105,9 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_is_a(entry, get_args(kind)[0]) for entry in value)
     if isinstance(value, bool):  # which is an int in Python
         return kind is bool
-    return isinstance(value, int | float if kind is float else get_origin(kind) or kind)
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 class Candidates(NamedTuple):
@@ -176,6 +186,10 @@ class DraftHead(nn.Module, ABC):
         """A head initialised from an LM head [V, H] (any float dtype; computed in float32): the target's, or the
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
+
+    @classmethod
+    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where `from_target` would refuse these, before anything is trained; most heads need none."""
 
     def at(self, step: int) -> Self:
         """The head of a draft position: this one, for all of them."""
@@ -275,6 +289,11 @@ class DraftHead(nn.Module, ABC):
         """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
         return self.config.vocab_size
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """How many tokens the head scores for each row, its shortlist; int64 [T], padding left out. Arguments as of
+        `candidates`. Cheap beside it, but not free where a router chooses."""
+        return torch.full((len(hidden_TH),), self.config.vocab_size, device=hidden_TH.device)
+
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
         return None
@@ -346,22 +365,26 @@ class DraftHead(nn.Module, ABC):
         # a padding column may name any token: the largest wins, so that it never hides one
         return out_TV.scatter_reduce_(1, ids, logits_TS, "amax")
 
-    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
+    def training_targets(self, p_TV: Tensor, objective: Objective = KL) -> tuple[Tensor, Tensor]:
         """What the head is trained towards: (P [T, S] rows summing to 1, mask bool [T] of rows that count).
 
         The full support has nothing to renormalise and keeps every row.
         """
         return p_TV, torch.ones(p_TV.shape[0], dtype=torch.bool, device=p_TV.device)
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        """Training loss of each row, float32 [T], 0 where the row does not count: CE(P, q) with `training_targets`."""
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        """Training loss of each row, float32 [T], 0 where the row does not count: the objective's of q from
+        `training_targets`."""
         logits_TS = self.candidates(hidden_TH, step, routed).logits_TS
-        targets_TS, counts_T = self.training_targets(p_TV)
-        return soft_cross_entropy(logits_TS, targets_TS) * counts_T
+        targets_TS, counts_T = self.training_targets(p_TV, objective)
+        return objective.of(logits_TS, targets_TS) * counts_T
 
     @abstractmethod
-    def cost(self, rows: int) -> HeadCost:
-        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at draft step 0."""
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at a draft step; from shapes alone.
+        `scored`: the measured mean of `scored`, for heads of which a router decides it; None for an estimate."""
 
 
 def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:

@@ -71,8 +71,7 @@ class ClusteredHead(DraftHead):
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
-    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
+    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
         if "cluster_of" not in artifacts:
             raise ValueError(
                 f"a head of kind '{cls.kind}' needs a cluster map; make one with python jobs/calibrate.py and name its "
@@ -84,6 +83,17 @@ class ClusteredHead(DraftHead):
                 f"the cluster map must have one entry a token, [{config.vocab_size}], got {list(found.shape)}; "
                 "calibrate it with this target's tokenizer"
             )
+        if int(found.max()) != config.clusters:
+            raise ValueError(
+                f"the cluster map has {int(found.max())} clusters beside the pinned one, but draft_head.clusters is "
+                f"{config.clusters}; set it to that, or calibrate again"
+            )
+
+    @classmethod
+    def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
+        cls.check_artifacts(config, artifacts)
+        found = artifacts["cluster_of"]
         head = cls(config)
         head.weight.data.copy_(target_head_VH)
         head.cluster_of.copy_(found)
@@ -138,6 +148,17 @@ class ClusteredHead(DraftHead):
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
         """Router logits [T, M]."""
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        budget = self.config.budget(step)
+        if budget == self.config.clusters:
+            return super().scored(hidden_TH, step, routed)
+        sizes_M = self._starts[2:] - self._starts[1:-1]
+        chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
+        if not self.config.union:
+            return len(self._pinned_P) + sizes_M[chosen_Tm].sum(dim=1)
+        is_chosen_M = torch.zeros_like(sizes_M).index_fill_(0, chosen_Tm.flatten(), 1)
+        return (len(self._pinned_P) + (is_chosen_M * sizes_M).sum()).expand(len(hidden_TH))
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         budget = self.config.budget(step)
         if budget == self.config.clusters:
@@ -154,11 +175,12 @@ class ClusteredHead(DraftHead):
         return self._score_rows(hidden_TH, chosen_Tm)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """The union of the rows' clusters, whose tiles are read where they lie; each row its own has no such kernel."""
+        """The union of the rows' clusters, whose tiles are read where they lie, which for one row is its own; several
+        rows with clusters of their own have no such kernel."""
         budget = self.config.budget(step)
         if budget == self.config.clusters:
             return head_topk(hidden_TH, self.stored("weight"), k)
-        if not self.config.union:
+        if not self.config.union and len(hidden_TH) > 1:
             return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
         num_tiles = self._tiles_of[min(self.config.clusters, len(hidden_TH) * budget)]
@@ -198,13 +220,15 @@ class ClusteredHead(DraftHead):
         super().pack()
         self.pack_rows("weight", None)
 
-    def cost(self, rows: int) -> HeadCost:
-        """Of rows that score clusters of mean size, each its own."""
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        """Of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean over
+        the draft steps, and so the same at each."""
         c = self.config
-        if c.budget(0) == c.clusters:
+        if c.budget(step) == c.clusters:
             return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
-        scored = pinned + c.budget(0) * (c.vocab_size - pinned) // c.clusters
-        parts = [gather_cost(rows, self.weight, scored)]
+        if scored is None:
+            scored = pinned + c.budget(step) * (c.vocab_size - pinned) // c.clusters
+        parts = [gather_cost(rows, self.weight, round(scored))]
         parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))

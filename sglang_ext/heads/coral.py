@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,9 @@ class CoralHead(ClusteredHead):
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
         return self.project(hidden_TH, "router")
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
         """Cross-entropy of the router against the target's mass on each group, plus the full head's own where it or
         the drafter is trained. Rows whose mass lies on pinned tokens teach the router nothing."""
         mass_TG = p_TV.new_zeros(len(p_TV), self.config.clusters + 1).index_add_(1, self.cluster_of, p_TV)[:, 1:]
@@ -56,5 +58,5 @@ class CoralHead(ClusteredHead):
         targets_TG = mass_TG / share_T.clamp(min=1e-6)[:, None]
         loss_T = soft_cross_entropy(self.cluster_scores(hidden_TH, routed), targets_TG) * share_T
         if hidden_TH.requires_grad or self.weight.requires_grad:
-            loss_T = loss_T + soft_cross_entropy(self.project(hidden_TH, "weight"), p_TV)
+            loss_T = loss_T + objective.of(self.project(hidden_TH, "weight"), p_TV)
         return loss_T

@@ -15,24 +15,26 @@ from rayspec_kernels.router_topk import router_scores
 from rayspec_kernels.router_topk.reference import Router
 from sglang_ext.heads.base import may_fuse
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
+from sglang_ext.heads.losses import KL, Objective
 
 RULES = ("fixed", "rounded", "floor")
 _EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
-LABEL_TOKENS = 10  # the full drafter's best tokens, whose clusters the router is to find (METHODS 7.3, L)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynaSpecConfig(ClusteredConfig):
     """`first` clusters at draft step 0 and `later` at step 1; from step 2 on, `rule` says how many: "fixed" (`later`),
     "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never
-    fewer than one."""
+    fewer than one. `label_tokens` (the paper's L): of the full head, whose clusters the router learns to find."""
 
     knobs = ClusteredConfig.knobs | {"first", "later", "rule"}
+    added = frozenset({"label_tokens"})
 
     first: int
     later: int
     rule: str = "rounded"
     router_width: int
+    label_tokens: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +45,10 @@ class DynaSpecConfig(ClusteredConfig):
                 )
         if self.rule not in RULES:
             raise ValueError(f"draft_head.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if not 1 <= self.label_tokens <= self.vocab_size:
+            raise ValueError(
+                f"draft_head.label_tokens must be in 1..{self.vocab_size} (the vocabulary), got {self.label_tokens}"
+            )
         if self.router_width < 1:
             raise ValueError(f"draft_head.router_width must be at least 1, got {self.router_width}")
 
@@ -91,12 +97,14 @@ class DynaSpecHead(ClusteredHead):
         assert routed is not None, "whoever drafts calls `route` first"
         return routed
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
         """Multi-label binary cross-entropy of the router, summed over clusters: a cluster is wanted if it holds one of
         the full head's best tokens. Nothing else is trained."""
         scores_TM = self.cluster_scores(hidden_TH, routed).float()
         with torch.no_grad():
-            best_TL = self.project(hidden_TH, "weight").topk(LABEL_TOKENS, dim=-1).indices
+            best_TL = self.project(hidden_TH, "weight").topk(self.config.label_tokens, dim=-1).indices
             wanted_TM1 = scores_TM.new_zeros(len(scores_TM), self.config.clusters + 1)
             wanted_TM1.scatter_(1, self.cluster_of[best_TL], 1.0)
         labels_TM = wanted_TM1[:, 1:]  # cluster 0 is scored anyway

@@ -48,5 +48,5 @@ class FullHead(DraftHead):
     def as_matrix(self) -> tuple[Tensor, None]:
         return self.all_rows("weight"), None
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         return dense_cost(rows, self.weight)

@@ -1,5 +1,6 @@
 """Losses of draft heads. T = rows, S = the head's support."""
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -28,3 +29,35 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(logits_TS: Tensor, p_TS: Tensor) -> Tensor:
     """-sum_v P(v) log q(v) of each row, float32 [T]; its gradient can be taken once."""
     return cast(Tensor, _SoftCrossEntropy.apply(logits_TS, p_TS))
+
+
+DIVERGENCES = ("kl", "tv", "lk")
+LK_ETA = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a head's law is trained for.
+
+    `divergence` of the law q from the target's P: kl, the cross-entropy; tv, the total variation 1 - sum_v min(P, q),
+    which is the share of drafts that sampling rejects; lk, l KL + (1 - l) TV with l = exp(-eta a) and a the mean
+    acceptance of the rows at hand (LK losses, arXiv 2602.23881), which is KL as long as little is accepted.
+    `keeps_cut_rows`: whether a reduced head learns from rows whose best token it cannot propose (SlimSpec, section 4.2:
+    logits are masked), or drops them (EAGLE-3).
+    """
+
+    divergence: str = "kl"
+    keeps_cut_rows: bool = False
+
+    def of(self, logits_TS: Tensor, p_TS: Tensor) -> Tensor:
+        """The loss of each row, float32 [T]; its gradient can be taken once."""
+        if self.divergence == "kl":
+            return soft_cross_entropy(logits_TS, p_TS)
+        accepted_T = torch.minimum(logits_TS.float().softmax(dim=-1), p_TS.float()).sum(dim=-1)
+        if self.divergence == "tv":
+            return 1 - accepted_T
+        share = torch.exp(-LK_ETA * accepted_T.detach().mean())
+        return share * soft_cross_entropy(logits_TS, p_TS) + (1 - share) * (1 - accepted_T)
+
+
+KL = Objective()

@@ -1,9 +1,13 @@
 """RDK: gives mass back to the tokens that a reduced head cannot propose, along a fixed affinity between tokens.
 
-q'' = q M with q the base head's law at the request's temperature and M [V, V] row-stochastic: a token keeps
-`self_weight` and hands the rest to its nearest neighbours (cosine of output-embedding rows, softmax weights); the exact
-affinity was not published.
-T = rows, V = vocabulary, H = hidden, J = neighbours.
+q'' = q M with q the base head's law at the request's temperature and M [V, V] row-stochastic. The paper's affinity was
+not published; ours is one of
+- cosine: a token keeps `self_weight` and hands the rest to its nearest neighbours, by the cosine of output-embedding
+  rows less their mean row (which a softmax does not see), softmax weights;
+- counted: along the states of the full drafter, whose law is q_full, a token v hands on a `share` of what the base
+  cannot propose where it proposes v, E[q(v) q_full(u)] / E[q(v)] to u outside of the support, and keeps the rest. The
+  largest entries of a row are stored, and the others are handed to one law for all tokens, so that all of it arrives.
+affinity.py makes either. T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,23 +16,30 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sglang_ext.heads import build_head, head_config, head_from_target
+from sglang_ext.heads.affinity import count_affinity, nearest_tokens
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.losses import KL, Objective
 
-AFFINITY_TEMPERATURE = 0.1
-_CHUNK = 1024
 _ONE = 2.0**60  # of fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
+AFFINITIES = ("cosine", "counted")
+SELF_WEIGHT, SHARE = 0.9, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RdkConfig(HeadConfig):
-    """`base`: the `draft_head` entry of the head whose law is redistributed."""
+    """`base`: the `draft_head` entry of the head whose law is redistributed. `self_weight`: what a token keeps
+    with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be
+    right in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
+
+    knobs = HeadConfig.knobs | {"share"}
 
     base: dict[str, Any]
+    affinity: str = "cosine"
     neighbours: int = 8
-    self_weight: float = 0.9
+    self_weight: float | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,18 +56,56 @@ class RdkConfig(HeadConfig):
         object.__setattr__(self, "base", {"kind": cls.kind, **config.options()})
         if not 1 <= self.neighbours < self.vocab_size:
             raise ValueError(f"draft_head.neighbours must be in 1..{self.vocab_size - 1}, got {self.neighbours}")
-        if not 0.0 < self.self_weight <= 1.0:
+        if self.affinity not in AFFINITIES:
+            raise ValueError(f"draft_head.affinity must be one of {', '.join(AFFINITIES)}, got {self.affinity!r}")
+        if self.is_counted:
+            if self.self_weight is not None:
+                raise ValueError(
+                    f"draft_head.self_weight is {self.self_weight}, but with affinity counted each token keeps "
+                    "what was counted; leave it out"
+                )
+            if cls.routes:
+                raise ValueError(
+                    f"draft_head.affinity counted needs a base that looks at the hidden state alone, but {cls.kind} "
+                    "routes before the layer; use affinity cosine"
+                )
+            if self.share is None:
+                object.__setattr__(self, "share", SHARE)
+            if not 0.0 <= self.share <= 1.0:  # type: ignore[operator]
+                raise ValueError(f"draft_head.share must be in 0..1, got {self.share}")
+            return
+        if self.share is not None:
+            raise ValueError(f"draft_head.share is of affinity counted, got {self.share} with cosine; leave it out")
+        if self.self_weight is None:
+            object.__setattr__(self, "self_weight", SELF_WEIGHT)
+        if not 0.0 < self.self_weight <= 1.0:  # type: ignore[operator]
             raise ValueError(f"draft_head.self_weight must be in (0, 1], got {self.self_weight}")
+
+    @property
+    def is_counted(self) -> bool:
+        return self.affinity == "counted"
+
+    @property
+    def uses_states(self) -> bool:
+        return self.is_counted
+
+    def options(self) -> dict[str, Any]:
+        """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
+        left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
+        return {name: value for name, value in super().options().items() if name not in left_out}
 
 
 class RdkHead(DraftHead):
-    """`neighbour_ids` [V, J] and `neighbour_weights` [V, J], whose rows sum to 1."""
+    """`neighbour_ids` [V, J] and `neighbour_weights` [V, J], shares of what a token hands on. Cosine: their rows sum
+    to 1. Counted: to at most 1, the rest follows the law `fallback` [V]; a token keeps `kept_share` [V]."""
 
     kind = "rdk"
     Config = RdkConfig
     config: RdkConfig
     neighbour_ids: Tensor
     neighbour_weights: Tensor
+    kept_share: Tensor
+    fallback: Tensor
 
     def __init__(self, config: RdkConfig) -> None:
         super().__init__(config)
@@ -65,11 +114,30 @@ class RdkHead(DraftHead):
         self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
         self.register_buffer("neighbour_ids", torch.full((config.vocab_size, config.neighbours), -1))
         self.register_buffer("neighbour_weights", torch.full((config.vocab_size, config.neighbours), float("nan")))
+        if config.is_counted:
+            self.register_buffer("kept_share", torch.full((config.vocab_size,), float("nan")))
+            self.register_buffer("fallback", torch.full((config.vocab_size,), float("nan")))
+
+    @classmethod
+    def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:
+        base, own = head_config(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        base.check_artifacts(own, artifacts)
 
     @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["states"]` [N, H], for counted: what the full head of these rows reads."""
         head = cls(config)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
+        if config.is_counted:
+            if "states" not in artifacts:
+                raise ValueError(
+                    "draft_head.affinity counted is counted along a trained drafter with a full head; name it as the "
+                    "head's base, or use affinity cosine"
+                )
+            counted = count_affinity(head.base, target_head_VH, artifacts["states"], config.neighbours)
+            for name, found in counted.items():
+                getattr(head, name).copy_(found)
+            return head
         ids_VJ, weights_VJ = nearest_tokens(target_head_VH, config.neighbours)
         head.neighbour_ids.copy_(ids_VJ)
         head.neighbour_weights.copy_(weights_VJ)
@@ -90,16 +158,29 @@ class RdkHead(DraftHead):
                 "python jobs/train.py"
             )
         sums_V = self.neighbour_weights.float().sum(dim=1)
-        # the weights are stored in bfloat16, whose rounding `candidates` undoes
-        if bool((self.neighbour_weights < 0).any()) or not torch.allclose(sums_V, torch.ones_like(sums_V), atol=0.02):
+        # the weights are stored in bfloat16, whose rounding `distribution` undoes
+        is_law = (sums_V < 1.02) & ((sums_V > 0.98) | self.config.is_counted)
+        if bool((self.neighbour_weights < 0).any()) or not bool(is_law.all()):
+            bound = "at most 1" if self.config.is_counted else "1"
             raise ValueError(
-                "neighbour_weights must be non-negative rows that sum to 1, got sums of "
+                f"neighbour_weights must be non-negative rows that sum to {bound}, got sums of "
                 f"{float(sums_V.min()):.3g} to {float(sums_V.max()):.3g}; make the head again with python jobs/train.py"
             )
+        if self.config.is_counted:
+            is_share = bool(((self.kept_share >= 0) & (self.kept_share <= 1)).all())
+            if not is_share or bool((self.fallback < 0).any()) or not 0.98 < float(self.fallback.float().sum()) < 1.02:
+                raise ValueError(
+                    "kept_share must be in 0..1 and fallback a law over the vocabulary; make the head again with "
+                    "python jobs/train.py"
+                )
         self.base.check(stop_ids)
 
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.base.fewest_candidates(draft_steps)
+
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """The base's: what is handed on costs no score."""
+        return self.base.scored(hidden_TH, step, routed)
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         return self.base.route(token_embed_TH, feature_TH, step)
@@ -112,26 +193,35 @@ class RdkHead(DraftHead):
         q_TS, ids = self.base.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
             ids = torch.arange(c.vocab_size, device=q_TS.device)
+        kept_TS = q_TS * (1 - c.share * (1 - self.kept_share[ids].float()) if c.is_counted else c.self_weight)
+        handed_TS = q_TS - kept_TS
         # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
         weights_SJ = self.neighbour_weights[ids].float()
-        weights_SJ = weights_SJ / weights_SJ.sum(dim=-1, keepdim=True)
-        given_TSJ = (1 - c.self_weight) * q_TS[:, :, None] * weights_SJ
+        total_S1 = weights_SJ.sum(dim=-1, keepdim=True)
+        weights_SJ = weights_SJ / (total_S1.clamp(min=1) if c.is_counted else total_S1)
+        given_TSJ = handed_TS[:, :, None] * weights_SJ
         given_TV = sums_of(given_TSJ.flatten(1), self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), c.vocab_size)
         # no token comes twice but with a probability of 0, so that these are no sums
-        kept_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), c.self_weight * q_TS)
-        return kept_TV + given_TV, None
+        q_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), kept_TS) + given_TV
+        if c.is_counted:
+            rest_T1 = (handed_TS - given_TSJ.sum(dim=-1)).sum(dim=-1, keepdim=True).clamp(min=0)
+            law_V = self.fallback.float()
+            q_TV += rest_T1 * (law_V / law_V.sum())
+        return q_TV, None
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         q_TV, _ = self.distribution(hidden_TH, step, routed)
         # a NaN (a base that was not loaded) stays one
         return Candidates(torch.where(q_TV == 0, NO_TOKEN, q_TV.log()).to(hidden_TH.dtype), None)
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        return self.base.loss(hidden_TH, step, routed, p_TV)
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        return self.base.loss(hidden_TH, step, routed, p_TV, objective)
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
-        base = self.base.cost(rows)
+        base = self.base.cost(rows, step, scored)
         return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)
 
 
@@ -144,17 +234,3 @@ def sums_of(values_Tn: Tensor, columns_Tn: Tensor, num_columns: int) -> Tensor:
     fixed_Tn = (values_Tn * _ONE).long()  # a fault, which is no number, stays visible in what tokens keep
     sums_TV = fixed_Tn.new_zeros(len(values_Tn), num_columns).scatter_add_(1, columns_Tn, fixed_Tn)
     return sums_TV.float() / _ONE
-
-
-def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(ids [V, J], weights [V, J]) of each token's nearest other tokens by the cosine of their rows."""
-    unit_VH = F.normalize(weight_VH.float(), dim=1)
-    ids, weights = [], []
-    for start in range(0, len(unit_VH), _CHUNK):
-        cosine_nV = unit_VH[start : start + _CHUNK] @ unit_VH.T
-        rows_n = torch.arange(len(cosine_nV))
-        cosine_nV[rows_n, rows_n + start] = -2.0  # itself
-        best = cosine_nV.topk(count, dim=1)
-        ids.append(best.indices)
-        weights.append((best.values / AFFINITY_TEMPERATURE).softmax(dim=1))
-    return torch.cat(ids), torch.cat(weights)

@@ -15,10 +15,17 @@ from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
 
+MOMENT_FLOOR = 1e-4  # of the mean of the diagonal
+SHARE_FLOOR = 1e-2  # of the mean share
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlimSpecConfig(HeadConfig):
     rank: int
+
+    @property
+    def uses_states(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,9 +49,9 @@ class SlimSpecHead(DraftHead):
 
     @classmethod
     def from_target(cls, config: SlimSpecConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """The best approximation of its rank."""
+        """The best approximation of its rank; `artifacts` as `low_rank` takes them."""
         head = cls(config)
-        down_rH, up_Vr = low_rank(target_head_VH, config.rank)
+        down_rH, up_Vr = low_rank(target_head_VH, config.rank, artifacts)
         head.down.data.copy_(down_rH)
         head.up.data.copy_(up_Vr)
         return head
@@ -68,13 +75,29 @@ class SlimSpecHead(DraftHead):
         """Up down, which is the size of a full head again."""
         return self.all_rows("up").float() @ self.all_rows("down").float(), None
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
         return HeadCost(bytes=down.bytes + up.bytes, flops=down.flops + up.flops)
 
 
-def low_rank(weight_VH: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Best rank-r approximation W ~ up down: W = U S V^T, down = S_r^(1/2) V_r^T [r, H], up = U_r S_r^(1/2) [V, r]."""
-    u_VK, s_K, vt_KH = torch.linalg.svd(weight_VH.float(), full_matrices=False)
-    root_r = s_K[:rank].sqrt()
-    return root_r[:, None] * vt_KH[:rank], u_VK[:, :rank] * root_r
+def low_rank(weight_VH: Tensor, rank: int, artifacts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Best rank-r approximation W ~ up down, down [r, H], up [V, r], float32, both of one size in each direction.
+
+    Best in E[sum_v f_v ((W - up down) h)_v^2]: with `hidden_moment` E[h h^T] and `token_share` f among the artifacts
+    over the states that the head meets, and its error counts most for the tokens that are asked for. Without them
+    every direction and every token counts the same, which is the plain SVD.
+    """
+    V, H = weight_VH.shape
+    weight_VH = weight_VH.float()
+    # the floors: directions and tokens that were never met still count a little
+    moment_HH = artifacts.get("hidden_moment", torch.eye(H)).double()
+    values_H, vectors_HH = torch.linalg.eigh(moment_HH + MOMENT_FLOOR * moment_HH.diagonal().mean() * torch.eye(H))
+    root_HH, inverse_HH = (vectors_HH * values_H**power @ vectors_HH.T for power in (0.5, -0.5))
+    share_V = artifacts.get("token_share", torch.ones(V)).float()
+    share_V = share_V + SHARE_FLOOR * share_V.mean()
+    # the right singular vectors of sqrt(f) W root
+    gram_HH = root_HH @ (weight_VH.T @ (share_V[:, None] * weight_VH)).double() @ root_HH
+    directions_Hr = torch.linalg.eigh(gram_HH).eigenvectors.flip(1)[:, :rank]
+    up_Vr, down_rH = weight_VH @ (root_HH @ directions_Hr).float(), (directions_Hr.T @ inverse_HH).float()
+    balance_r = (down_rH.norm(dim=1) / up_Vr.norm(dim=0).clamp_min(torch.finfo(torch.float32).tiny)).sqrt()
+    return down_rH / balance_r[:, None], up_Vr * balance_r

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
 ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
@@ -25,6 +26,10 @@ class SpecVocabConfig(HeadConfig):
 
     rank: int
     size: int
+
+    @property
+    def uses_states(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,9 +59,9 @@ class SpecVocabHead(DraftHead):
 
     @classmethod
     def from_target(cls, config: SpecVocabConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """The router starts as the best approximation of its rank."""
+        """The router starts as the best approximation of its rank; `artifacts` as `low_rank` takes them."""
         head = cls(config)
-        down_rH, up_Vr = low_rank(target_head_VH, config.rank)
+        down_rH, up_Vr = low_rank(target_head_VH, config.rank, artifacts)
         head.down.data.copy_(down_rH)
         head.up.data.copy_(up_Vr)
         head.weight.data.copy_(target_head_VH)
@@ -67,6 +72,10 @@ class SpecVocabHead(DraftHead):
 
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.config.size
+
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the law."""
+        return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         if self.config.size == self.config.vocab_size:
@@ -80,14 +89,16 @@ class SpecVocabHead(DraftHead):
         """Of the whole vocabulary; a shortlist is longer than what kernels keep, and its rescoring is one as it is."""
         return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.config.vocab_size else None
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
-        """The full head's cross-entropy (the shortlist is not trained through) plus a share of the router's own."""
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
+        """The full head's (the shortlist is not trained through) plus a share of the router's own."""
         router_T = soft_cross_entropy(self.router_logits(hidden_TH), p_TV)
         if not (hidden_TH.requires_grad or self.weight.requires_grad):  # the router alone is trained
             return router_T
-        return soft_cross_entropy(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
+        return objective.of(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
 
-    def cost(self, rows: int) -> HeadCost:
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         if self.config.size == self.config.vocab_size:
             return dense_cost(rows, self.weight)
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)

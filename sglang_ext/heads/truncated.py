@@ -15,7 +15,7 @@ from torch import Tensor
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
-from sglang_ext.heads.losses import soft_cross_entropy
+from sglang_ext.heads.losses import KL, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,18 @@ class TruncatedHead(DraftHead):
         self.register_buffer("ids", torch.full((config.size,), -1))
 
     @classmethod
-    def from_target(cls, config: TruncatedConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        """`artifacts["ids"]`: at least `size` target ids, the most useful first."""
+    def check_artifacts(cls, config: TruncatedConfig, artifacts: Mapping[str, Tensor]) -> None:
         if "ids" not in artifacts or len(artifacts["ids"]) < config.size:
             found = len(artifacts.get("ids", ()))
             raise ValueError(
                 f"a truncated head of size {config.size} needs as many ids, got {found}; choose them with "
                 "python jobs/calibrate.py and name its output as draft_head's artifacts"
             )
+
+    @classmethod
+    def from_target(cls, config: TruncatedConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        """`artifacts["ids"]`: at least `size` target ids, the most useful first."""
+        cls.check_artifacts(config, artifacts)
         head = cls(config)
         ids_S = artifacts["ids"][: config.size].long()
         head.ids.copy_(ids_S.sort().values if config.step_sizes is None else ids_S)
@@ -94,6 +98,9 @@ class TruncatedHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return min(self.config.size_at(step) for step in range(draft_steps))
 
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+        return torch.full((len(hidden_TH),), self.config.size_at(step), device=hidden_TH.device)
+
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.config.size_at(step)
         return Candidates(self.project(hidden_TH, "weight", size), self.ids[:size])
@@ -118,21 +125,25 @@ class TruncatedHead(DraftHead):
         for size in set(self.config.step_sizes or (self.config.size,)):
             self.pack_rows("weight", size)
 
-    def training_targets(self, p_TV: Tensor) -> tuple[Tensor, Tensor]:
+    def training_targets(self, p_TV: Tensor, objective: Objective = KL) -> tuple[Tensor, Tensor]:
         """The target's law over the kept tokens, renormalised; rows whose likeliest token is not kept do not count
-        (EAGLE-3's scheme)."""
+        (EAGLE-3's scheme), unless the objective keeps them."""
         p_TS = p_TV[:, self.ids]
         kept_V = torch.zeros(p_TV.shape[1], dtype=torch.bool, device=p_TV.device).index_fill_(0, self.ids, True)
         # a target without any mass on the kept tokens does not count, but 0/0 would
         norm_T1 = p_TS.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(p_TS.dtype).tiny)
+        if objective.keeps_cut_rows:
+            return p_TS / norm_T1, p_TS.amax(dim=-1) > 0
         return p_TS / norm_T1, kept_V[p_TV.argmax(dim=-1)]
 
-    def loss(self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor) -> Tensor:
+    def loss(
+        self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
+    ) -> Tensor:
         # on all of its ids at every step: a prefix of them is only a cheaper look at the same rows
-        targets_TS, counts_T = self.training_targets(p_TV)
-        return soft_cross_entropy(self.project(hidden_TH, "weight"), targets_TS) * counts_T
+        targets_TS, counts_T = self.training_targets(p_TV, objective)
+        return objective.of(self.project(hidden_TH, "weight"), targets_TS) * counts_T
 
-    def cost(self, rows: int) -> HeadCost:
-        size = self.config.size_at(0)
-        scored = dense_cost(rows, self.weight, size)
-        return scored._replace(bytes=scored.bytes + size * self.ids.element_size())
+    def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
+        size = self.config.size_at(step)
+        product = dense_cost(rows, self.weight, size)
+        return product._replace(bytes=product.bytes + size * self.ids.element_size())

@@ -18,7 +18,7 @@ def build_tree(spec: Mapping[str, Any], *, vocab_size: int) -> CandidateTree:
     """The tree of a `draft_tree` entry {kind, options...}, its tensors not loaded yet. Raises ValueError."""
     options = dict(spec)
     kind = options.pop("kind", None)
-    if kind not in TREES:
+    if not isinstance(kind, str) or kind not in TREES:
         raise ValueError(f"unknown draft_tree.kind {kind!r}; known: {', '.join(TREES)}")
     module, name = TREES[kind].split(":")
     cls = getattr(import_module(module), name)

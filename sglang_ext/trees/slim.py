@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rayspec_kernels.slim_posterior import slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
+from sglang_ext.drafters.options import check_type
 from sglang_ext.trees.base import Draft, Embed, Pick, Proposer, PruningTree, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
 
@@ -93,8 +94,7 @@ class SlimTree(PruningTree):
             if name not in known:
                 raise ValueError(f"draft_tree of kind 'slim' has no option {name!r}; its options: {', '.join(known)}")
             wanted = {"int": int, "bool": bool, "str": str, "float": float}[str(known[name])]
-            if type(value) is not wanted and not (wanted is float and type(value) is int):
-                raise ValueError(f"draft_tree.{name} must be of type {wanted.__name__}, got {value!r}")
+            check_type(f"draft_tree.{name}", value, wanted)
         return cls(SlimOptions(**options), vocab_size)
 
     @classmethod

@@ -62,6 +62,8 @@ class StaticTree(CandidateTree):
 def checked_paths(paths: Iterable[Sequence[int]]) -> tuple[RankPath, ...]:
     """Raises ValueError unless every path comes once, after its own beginning."""
     checked: dict[RankPath, None] = {}
+    if not isinstance(paths, Iterable) or not all(isinstance(path, Sequence) for path in paths):
+        raise ValueError(f"draft_tree.paths must be a list of lists of ranks, got {paths!r}")
     for path in map(tuple, paths):
         if not path or not all(type(rank) is int and rank >= 0 for rank in path):
             raise ValueError(f"draft_tree.paths must be lists of ranks from 0 on, got {list(path)}")
@@ -79,7 +81,7 @@ def read_paths(file: str | Path) -> tuple[RankPath, ...]:
     """A tree from a JSON file: a list of rank paths. Raises ValueError."""
     try:
         return checked_paths(json.loads(Path(file).expanduser().read_text()))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, ~ of nobody
         raise ValueError(
             f"no tree in {file}: {error}; it must be a JSON list of rank paths, as [[0], [1], [0, 0]]"
         ) from error

@@ -13,11 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from disks import small_disk
 from fixture_models import CALIBRATIONS, DRAFTERS, TARGET, sweep_settings
 from fixture_models import PROMPTS as HELD_OUT
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
+RAW = "calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]"
 COUNTS = CALIBRATIONS / "vocabtrim-2048"
 REAL = {"sweep": sweep_settings(4), "train": [f"target={TARGET}"], "calibrate": [f"target={TARGET}"], "export": []}
 MEDUSA = "name: a, drafter: {kind: medusa}, draft_head: {kind: full}"
@@ -71,6 +73,9 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
     "train": [
         ("heads=[]", "heads is empty"),
         ("heads=[{name: ../full, draft_head: {kind: full}}]", "heads[].name must be a plain folder name"),
+        ("heads=[{name: .., draft_head: {kind: full}}]", "heads[].name must be a plain folder name", "'..'"),
+        ("heads=[{name: ., draft_head: {kind: full}}]", "heads[].name must be a plain folder name", "'.'"),
+        (f"heads=[{{name: {'a' * 201}, draft_head: {{kind: full}}}}]", "of at most 200 bytes"),
         ("heads=[{name: a, draft_head: {kind: fulll}}]", "fulll", "slimspec"),
         ("heads=[{name: a, draft_head: {kind: slimspec}}]", "slimspec", "rank"),
         ("heads=[{name: a, draft_head: {kind: slimspec, rank: 0}}]", "draft_head.rank must be in 1.."),
@@ -88,17 +93,19 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("target=nowhere", "nowhere"),
     ],
     "calibrate": [
+        ("calibrations=[{name: .., source: raw, rule: {kind: frspec}}]", "calibrations[].name must be a plain", "'..'"),
         ("calibrations=[{name: a, source: web, rule: {kind: frspec, top_k: 8}}]", "source must be one of sources"),
         ("calibrations=[{name: a, source: target, rule: {kind: frspec, top_k: 8}}]", "source must be of kind raw"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspek}}]", "frspek", "frspec"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 0}}]", "top_k", "0"),
         ("calibrations=[{name: a, source: raw, rule: {kind: bigram, size: 3}}]", "has no option 'size'"),
-        ("sources.raw.documents=none", "documents", "none"),
+        ("sources.raw.documents=none", RAW, "documents", "none"),
         ("ray.blocks=0", "ray.blocks must be at least 1"),
     ],
     "export": [
         ("drafters=[nowhere]", "nowhere"),
         (f"drafters=[{DRAFTERS['dynaspec']}]", "dynaspec"),
+        ("drafters=[..]", "the last part of each of drafters must be a plain folder name", "'..'"),
         ("output=x", "unknown key 'output'"),
     ],
 }  # fmt: skip
@@ -211,6 +218,65 @@ def test_broken_checkpoints(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert words in text
     assert str(tmp_path / "drafter") in text
     assert not (tmp_path / "out").exists()
+
+
+DESTINATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "somebody's folder": (lambda d: (d.mkdir(), (d / "thesis.txt").write_text("mine")), "holds thesis.txt and is no"),
+    "a model": (lambda d: (d.mkdir(), (d / "config.json").write_text("{}")), "holds config.json and is no"),
+    "a file": (lambda d: d.write_text("mine"), "a file is there"),
+    "a link": (lambda d: d.symlink_to("elsewhere"), "a link is there"),
+}
+CALIBRATE = """
+sources: {raw: {kind: raw, documents: TEXTS}}
+calibrations: [{name: full, source: raw, rule: {kind: frspec, top_k: 8}}]
+"""
+WRITERS = {
+    "train": ("heads=[{name: full, draft_head: {kind: full}}]", "drafter"),
+    "calibrate": ("--config=CONFIG", "calibration"),
+    "export": (f"drafters=[{DRAFTERS['full']}]", "drafter"),
+}
+
+
+@pytest.fixture
+def calibrate_yaml(tmp_path: Path, text_folder: Path) -> Path:
+    (tmp_path / "calibrate.yaml").write_text(CALIBRATE.replace("TEXTS", str(text_folder)))
+    return tmp_path / "calibrate.yaml"
+
+
+@pytest.mark.parametrize("destination", DESTINATIONS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_not_ours_is_never_replaced(
+    name: str, destination: str, tmp_path: Path, calibrate_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put, words = DESTINATIONS[destination]
+    argument, what = WRITERS[name]
+    put(tmp_path / "full")
+    text = refusal(capsys, name, argument.replace("CONFIG", str(calibrate_yaml)), f"output_dir={tmp_path}")
+    assert f"cannot write the {what} {tmp_path / 'full'}: " in text
+    assert words in text
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_output_folder_that_cannot_be(
+    name: str, tmp_path: Path, calibrate_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argument = WRITERS[name][0].replace("CONFIG", str(calibrate_yaml))
+    text = refusal(capsys, name, argument, f"output_dir={calibrate_yaml}/out")
+    assert f"{calibrate_yaml} is no folder; choose another place" in text
+    with small_disk(tmp_path / "disk", 1, "ro") as disk:
+        text = refusal(capsys, name, argument, f"output_dir={disk}/out")
+    assert f"{disk} cannot be written to; choose another place" in text
+
+
+def test_a_full_disk_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not only in the plan: the weights of the drafter are the first that do not fit."""
+    with small_disk(tmp_path / "disk", 1) as disk:
+        assert job("export").main([f"drafters=[{DRAFTERS['full']}]", f"output_dir={disk}"]) == 2
+        said = capsys.readouterr().err
+        assert not list(disk.iterdir())
+    assert said.startswith(f"error: {disk}/")
+    assert "No space left on device" in said
+    assert "free some space and run the same command again" in said
 
 
 def test_there_are_at_least_sixty() -> None:

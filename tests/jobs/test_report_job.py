@@ -33,17 +33,20 @@ def test_a_store_without_sweeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri",
-    ["http://ada:correct-horse@127.0.0.1:9", "postgresql+psycopg://ada:correct-horse@127.0.0.1:9/mlflow"],
+    ("uri", "shown"),
+    [
+        ("http://ada:correct%2Dhorse@127.0.0.1:9", "http://127.0.0.1:9"),
+        ("postgresql+psycopg://ada:correct%2Dhorse@127.0.0.1:9/mlflow", "***@127.0.0.1:9"),
+    ],
     ids=["server", "database"],
 )
-def test_a_store_that_does_not_answer(tmp_path: Path, uri: str) -> None:
+def test_a_store_that_does_not_answer(tmp_path: Path, uri: str, shown: str) -> None:
     run = report(tmp_path, MLFLOW_TRACKING_URI=uri)
     assert run.returncode == 2
     assert "error: MLflow at " in run.stderr
-    assert "***@127.0.0.1:9" in run.stderr
+    assert shown in run.stderr
     assert "Check MLFLOW_TRACKING_URI" in run.stderr
-    assert "correct-horse" not in run.stderr + run.stdout
+    assert not any(secret in run.stderr + run.stdout for secret in ("correct-horse", "correct%2Dhorse"))
     assert "Traceback" not in run.stderr
 
 

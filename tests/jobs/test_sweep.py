@@ -190,7 +190,7 @@ def test_figures_and_table_are_there(finished: Sweep) -> None:
         assert "slimspec-r32" in "".join(root.itertext())
     printed = finished.process.stdout
     assert finished.artifact(finished.parent, "summary.md").read_text().strip() in printed
-    assert "concurrency 1: " in printed
+    assert "1 stream: " in printed
     assert "mlflow ui --backend-store-uri sqlite:///" in printed
 
 

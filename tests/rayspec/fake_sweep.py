@@ -21,6 +21,7 @@ from synthetic import synthetic_request
 
 from rayspec.config import load_config
 from rayspec.farm.load import Load
+from rayspec.job import set_up
 from rayspec.records import Measured
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.folder import SweepFolder, find_resumable
@@ -118,6 +119,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     os.environ["RAYSPEC_HOME"] = options.home
+    set_up()
     prepared = fake_sweep(options.candidates, options.overrides)
     home = Path(options.home)
     folder = find_resumable(home) if options.resume else SweepFolder.create(home, prepared, "fake")

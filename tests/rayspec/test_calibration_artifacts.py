@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_what_was_there(folder: Path, monkeypatch: pytest.
     def fail(*args: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("rayspec.calibration.artifacts.save_file", fail)
+    monkeypatch.setattr("rayspec.calibration.artifacts.save_tensors", fail)
     with pytest.raises(OSError, match="no space"):
         write_artifacts(folder, {"ids": IDS, "counts": COUNTS}, description(), {})
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before

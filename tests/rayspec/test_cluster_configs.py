@@ -37,7 +37,7 @@ def test_the_job_is_a_sweep_of_this_release(job: dict[str, Any]) -> None:
     overrides = [a for a in arguments if "=" in a]
     assert arguments[: len(arguments) - len(overrides)] == ["--config", f"{ROOT}/configs/sweep/heads.yaml"]
     config = load_config(SweepConfig, arguments[1], overrides)
-    assert config.concurrency == [1, 8, 32]
+    assert config.concurrency == [1, 4, 16]
     assert config.engine.num_threads is None
     assert config.engine.extra == {}, "CUDA graphs are on: without them every head is bound by its launches"
     (group,) = job["rayClusterSpec"]["workerGroupSpecs"]
@@ -52,6 +52,14 @@ def test_pods_and_pins_agree(job: dict[str, Any]) -> None:
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= volumes
+
+
+def test_nobody_else_uses_the_cluster_and_no_login_is_shown(job: dict[str, Any]) -> None:
+    cluster = job["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert "@" not in job["runtimeEnvYAML"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["envFrom"] == [{"secretRef": {"name": "mlflow-login", "optional": True}}]
 
 
 def test_the_image_holds_what_is_installed() -> None:

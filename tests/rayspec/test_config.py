@@ -14,6 +14,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "sweep").glob("*.yaml"
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     depth: int = 1
+    label: str = ""
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -56,7 +57,7 @@ def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None
     [
         ("inner.depth=0", "inner.depth must be at least 1, got 0"),
         ("inner.depth=deep", "inner.depth: .*deep.*Integer"),
-        ("sizes=3", "sizes: "),
+        ("sizes=3", r"sizes must be a list, \[a, b\], got 3"),
         ("inner", "expected key=value"),
         ("--config=x", "expected key=value"),
         ("sizes=[1", "no valid YAML"),
@@ -65,6 +66,21 @@ def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None
 def test_bad_value_is_refused(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_config(Outer, None, [override])
+
+
+@pytest.mark.parametrize("value", ["${oc.env:A_SECRET}", "${oc.env:A_SECRET,x}", "at-${oc.${name}:A_SECRET}"])
+def test_a_variable_of_the_environment_does_not_get_in(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every setting is written into MLflow."""
+    monkeypatch.setenv("A_SECRET", "correct-horse")
+    file = tmp_path / "c.yaml"
+    file.write_text(f"name: env\ninner: {{label: '{value}'}}\n")
+    message = r"label: .*\$\{oc.env:A_SECRET\} would put the variable's value.* into MLflow and the report; give the"
+    for path, overrides in ((file, []), (None, ["name=env", f"inner.label={value}"])):
+        with pytest.raises(ValueError, match=message) as error:
+            load_config(Outer, path, overrides)
+        assert "correct-horse" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,7 @@ def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
 
 
 def test_flatten_gives_yaml_paths() -> None:
-    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1"}
+    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1", "inner.label": ""}
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda f: f.stem)
@@ -125,7 +141,7 @@ def test_sweep_configs_are_found() -> None:
         (["slo.ttft=200"], "unknown key 'slo.ttft'; known under slo: ttft_ms, tpot_ms"),
         (["stop.ci_width=0"], "stop.ci_width must be positive, got 0"),
         (["stop.ci_width=0.1", "stop.max_repeats=2", "repeats=3"], r"stop.max_repeats must be at least repeats \(3\)"),
-        (["stop.max_seconds=-1"], "stop.max_seconds must be positive, got -1"),
+        (["stop.max_seconds=-1", "stop.ci_width=0.1"], "stop.max_seconds must be positive, got -1"),
         (["stop.width=0.1"], "unknown key 'stop.width'; known under stop: ci_width, max_repeats, max_seconds"),
         (["chat_template=maybe"], "chat_template: .*maybe.*bool"),
         (["search.algorithm=genetic"], "search.algorithm must be one of grid, random, optuna, got 'genetic'"),

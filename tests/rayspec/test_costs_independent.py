@@ -46,7 +46,7 @@ def test_flops_are_those_that_pytorch_counts(head: str, rows: int, tmp_path: Pat
     drafter, _ = load_drafter(path)
     assert isinstance(drafter, IndependentDrafter)
     assert counted_flops(lambda: drafter(torch.arange(rows)[None])) == cost.layers.flops(rows, rows)
-    assert counted_flops(lambda: drafter.lm_head.best(torch.randn(rows, H), 0)) == rows * cost.head_flops
+    assert counted_flops(lambda: drafter.lm_head.best(torch.randn(rows, H), 0)) == cost.head.cost(rows).flops
 
 
 def test_params_hold_embedding_and_head(tmp_path: Path) -> None:
@@ -62,9 +62,11 @@ def test_metrics_count_its_own_embedding_and_every_draft_forward(tmp_path: Path,
     assert isinstance(drafter, IndependentCost)
     shape = StepShape(draft_steps=3, topk=2, num_draft_tokens=6)
     found = cost_metrics({"tau": 3.0}, [request], shape, target, drafter)
-    assert found["mbsu"] == pytest.approx(mbsu(3.0, drafter.params, target.params, 3))
+    head = drafter.head.cost(1).bytes + 2 * drafter.head.cost(2).bytes  # two candidates a position
+    body = 2 * (drafter.params - 11 * H)
+    assert found["mbsu"] == pytest.approx(mbsu(3.0, 3 * body + head, 2 * target.params))
     assert target.decoder is not None
     keys = request.prompt_tokens + request.output_tokens / 2
-    drafted = drafter.layers.flops(6 + 4, keys) + 5 * drafter.head_flops
+    drafted = drafter.layers.flops(6 + 4, keys) + 5 * drafter.head.cost(1).flops
     assert step_flops(target.decoder, drafter, shape, keys) == target.decoder.flops(6, keys) + drafted
     assert found["gflops_per_token"] == pytest.approx((target.decoder.flops(6, keys) + drafted) / 3 / 1e9)

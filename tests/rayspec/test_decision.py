@@ -85,7 +85,7 @@ def test_too_few_blocks_are_named(with_speedups: Callable[[Speedups], Results]) 
 def test_without_a_baseline(results: Results) -> None:
     bare = [dataclasses.replace(r, metrics={"output_tokens_per_s": 1.0}) for r in results if r.trial.traffic == ONE]
     assert decision(bare) == "at 1 stream no speed-up could be measured."
-    assert verdicts(bare) == {ONE: "concurrency 1: no speed-up could be measured."}
+    assert verdicts(bare) == {ONE: "1 stream: no speed-up could be measured."}
     assert decision([]) == "Nothing was measured."
 
 
@@ -101,7 +101,7 @@ def test_verdict_goes_by_the_interval(
     with_speedups: Callable[[Speedups], Results], low: float, high: float, claim: str
 ) -> None:
     text = verdicts(with_speedups({"slimspec-r64-s4-c1": (1.0, low, high)}))[ONE]
-    assert text.startswith("concurrency 1: ")
+    assert text.startswith("1 stream: ")
     assert claim in text
 
 

@@ -5,13 +5,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from PIL import Image
+from synthetic import SyntheticSweep
 
 from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
+from rayspec.report.head_figures import unbeaten
 from rayspec.report.page import CAPTIONS
+from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
-from rayspec.report.style import Heads
-from rayspec.report.table import summary
+from rayspec.report.style import Heads, panels, plt
+from rayspec.report.table import render_table, summary
+from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import DraftShape
 
@@ -82,6 +86,21 @@ def test_a_single_trial_and_no_interval_are_drawn(results: list[TrialResult], tm
     assert {f.stem for f in files} == {"speedup", "head_tradeoff", "acceptance", "tau_by_category"}
 
 
+def test_tau_against_the_tokens_scored_needs_heads_that_differ_in_them(
+    results: list[TrialResult], tmp_path: Path
+) -> None:
+    same = [dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 16384.0}) for r in results]
+    assert "tau_by_shortlist" not in {f.stem for f in write_figures(same, tmp_path)}
+    fewer = [
+        dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 2727.0}) if r.trial.head == "slimspec-r64" else r
+        for r in same
+    ]
+    write_figures(fewer, tmp_path)
+    assert "tokens scored for a row, mean" in svg_text(tmp_path / "tau_by_shortlist.svg")
+    assert "tau_by_shortlist" in CAPTIONS
+    assert " 2727 " in summary(fewer)
+
+
 def test_speed_up_by_load_needs_several_loads(results: list[TrialResult], tmp_path: Path) -> None:
     more = [
         dataclasses.replace(r, trial=dataclasses.replace(r.trial, traffic=Traffic(concurrency=16))) for r in results[:9]
@@ -99,8 +118,11 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
             drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
             more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
     write_figures([*results, *more], tmp_path)
-    for name in ("head_tradeoff", "pareto", "prediction"):
+    for name in ("pareto", "prediction"):
         assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
+    names = svg_text(tmp_path / "head_tradeoff.svg")  # there they stand at the points, in each of the panels
+    assert names.count("head-7") == 4
+    assert "12 head-7" not in names
 
 
 def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
@@ -143,6 +165,54 @@ def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], 
     assert "the 40 fastest of 54 heads; the table has all" in text
 
 
+def test_labels_cover_neither_points_nor_each_other() -> None:
+    figure, (axis,) = panels(1, width=4, height=3)
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    points = [(0.5 + 0.03 * i, 0.5 + 0.02 * (i % 3), f"head-r{2**i}") for i in range(8)] + [(0.99, 0.99, "corner")]
+    label_points([axis], [points])
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    labels = [t for t in axis.texts if t.get_text()]
+    assert [t.get_text() for t in labels] == [text for _, _, text in points]
+    boxes = [t.get_window_extent(renderer) for t in labels]
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        assert not any(box.contains(*axis.transData.transform((x, y))) for x, y, _ in points)
+        assert axis.get_window_extent(renderer).count_contains(box.corners()) == 4
+    plt.close(figure)
+
+
+def test_the_front_of_heads_by_hand() -> None:
+    points = [(0.5, 0.9), (0.2, 0.8), (0.6, 0.85), (0.2, 0.7), (1.0, 1.0)]
+    assert unbeaten(points) == [(0.2, 0.8), (0.5, 0.9), (1.0, 1.0)]
+
+
+def test_categories_have_their_prompts_and_intervals(synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
+    def requests(trial: Trial) -> list[dict[str, object]]:
+        return [{"block": b.index, **r.to_dict()} for b in synthetic_sweep.blocks[trial] for r in b.requests]
+
+    write_figures(synthetic_sweep.results, tmp_path, requests)
+    text = svg_text(tmp_path / "tau_by_category.svg")
+    for shown in ("chat (n = 16)", "python (n = 16)", "95% CI over the n prompts"):
+        assert shown in text
+
+
+def test_numbers_are_right_aligned() -> None:
+    table = render_table(["head", "tau", "vs plain"], [["full", "3.07", "1.18x [1.06, 1.32]"], ["plain", "-", "-"]])
+    assert table.splitlines()[1] == "|-------|-----:|-------------------:|"
+    assert table.splitlines()[3] == "| plain |    - |                  - |"
+
+
+def test_a_busy_machine_is_said(results: list[TrialResult]) -> None:
+    def measured(share: float) -> list[TrialResult]:
+        return [dataclasses.replace(r, metrics={**r.metrics, "other_cpu_share": share}) for r in results]
+
+    assert "WARNING" not in summary(results)
+    assert "WARNING" not in summary(measured(0.04))
+    text = summary([*measured(0.04)[:9], *measured(0.34)[9:]])
+    assert "WARNING: the machine was busy while it was measured: other programs used 19% of the CPU time" in text
+    assert "34% at most" in text
+
+
 def test_frontier_by_hand(results: list[TrialResult]) -> None:
     points = {"a": (1.0, 10.0), "slower than a": (2.0, 9.0), "b": (3.0, 20.0), "as slow as b": (3.0, 15.0)}
     trials = [
@@ -159,7 +229,7 @@ def test_table_has_a_row_a_trial_and_a_verdict_a_traffic(results: list[TrialResu
     text = summary(results)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(results)
     assert text.count("Best: ") == 2
-    assert "| baseline " in text
+    assert " baseline |" in text
 
 
 def failed(result: TrialResult, cause: str) -> TrialResult:

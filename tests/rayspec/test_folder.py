@@ -1,17 +1,20 @@
 """A sweep's folder: who may go on with it, and with what."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import fill, small_disk
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.controller import close_cut_off
-from rayspec.sweep.folder import SweepFolder, find_resumable
+from rayspec.sweep.folder import SweepFolder, find_resumable, sweep_folders
 from rayspec.sweep.prepare import Prepared, prepare
 from rayspec.tracking import Tracker
 
@@ -62,6 +65,89 @@ def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepa
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"cannot go on: the drafters own changed .* start a new sweep"):
         folder.check(prepared)
+
+
+def test_a_changed_target_is_refused(tmp_path: Path, prepared: Prepared, caplog: pytest.LogCaptureFixture) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    own = replace(prepared, target=str(target))
+    folder = SweepFolder.create(tmp_path, own, "")
+    (target / "README.md").write_text("another card")
+    folder.check(own)
+    weights = target / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot go on: the target model\.safetensors changed .* start a new sweep"):
+        folder.check(own)
+    assert not caplog.messages
+    manifest = folder.manifest()
+    del manifest["target"]  # as sweeps were begun before
+    (folder.path / "manifest.json").write_text(json.dumps(manifest))
+    folder.check(own)
+    assert "began before the target had a fingerprint" in caplog.text
+
+
+def test_a_damaged_journal_is_refused_before_anything_starts(tmp_path: Path, prepared: Prepared) -> None:
+    folder = SweepFolder.create(tmp_path, prepared, "")
+    folder.journal.write_text('{"event": "ended", "cohort": "s4", "reason": "measured", "time": 1}\n{"eve\n')
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2, is no event"):
+        folder.check(prepared)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no config": lambda d: (d / "config.yaml").unlink(),
+    "an older config": lambda d: (d / "config.yaml").write_text("heads: [full]\n"),
+    "a config that is no text": lambda d: (d / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+    "no manifest": lambda d: (d / "manifest.json").unlink(),
+    "half a manifest": lambda d: (d / "manifest.json").write_text('{"command":'),
+    "a manifest that is a list": lambda d: (d / "manifest.json").write_text("[]"),
+    "no lock": lambda d: (d / "lock").unlink(),
+    "nothing": lambda d: (shutil.rmtree(d), d.mkdir()),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_folder_blocks_no_other(
+    name: str, tmp_path: Path, prepared: Prepared, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = (SweepFolder.create(tmp_path, prepared, "") for _ in range(2))
+    good.set_run_id("0123")
+    DAMAGE[name](bad.path)
+    for wanted in (good.id, "0123"):
+        assert find_resumable(tmp_path, wanted).id == good.id
+    if name == "no lock":  # which comes back by itself
+        return
+    for wanted in (None, "my sweep"):
+        assert find_resumable(tmp_path, wanted).id == good.id
+    assert f"left out: sweep {bad.id} cannot go on: " in caplog.text
+    assert find_resumable(tmp_path, bad.id).id == bad.id
+    with pytest.raises(ValueError, match=f"sweep {bad.id} cannot go on: "):
+        bad.check(replace(prepared, config=bad.config()))
+    good.set_ended()
+    with pytest.raises(ValueError, match=rf"no sweep to resume .* newest first: {bad.id}"):
+        find_resumable(tmp_path)
+
+
+def test_a_sweep_that_runs_is_not_resumed_beside_itself(tmp_path: Path, prepared: Prepared) -> None:
+    folder = SweepFolder.create(tmp_path, prepared, "")
+    with folder.locked():
+        for wanted in (None, folder.id, "my sweep"):
+            with pytest.raises(
+                ValueError, match=rf"{folder.id} is running \(process {os.getpid()}\), so there is noth"
+            ):
+                find_resumable(tmp_path, wanted)
+
+
+def test_a_sweep_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, prepared: Prepared) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        SweepFolder.create(disk, prepared, "first")
+        ballast = fill(disk)
+        with pytest.raises(OSError, match="No space left on device"):
+            SweepFolder.create(disk, prepared, "x" * 100_000)
+        ballast.unlink()
+        assert [f.manifest()["command"] for f in sweep_folders(disk)] == ["first"]
+        assert len(list((disk / "sweeps").iterdir())) == 1
 
 
 def test_runs_of_a_driver_that_is_gone_are_ended_with_the_way_on(tmp_path: Path, prepared: Prepared) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 
 from rayspec.home import CHECKOUT, artifact_uri, home, prepared_home, tracking_uri
 
@@ -32,6 +33,21 @@ def test_a_database_without_a_server_has_its_artifacts_in_the_home(
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "h"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://db/mlflow")
     assert artifact_uri() == f"file://{tmp_path}/h/mlartifacts"
+
+
+def test_a_home_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "home"):
+        monkeypatch.setenv("RAYSPEC_HOME", str(folder))
+        with pytest.raises(ValueError, match=rf"RAYSPEC_HOME cannot be {folder} \(.*\); set RAYSPEC_HOME to"):
+            prepared_home()
+    with small_disk(tmp_path / "disk", 1, "ro") as disk:
+        monkeypatch.setenv("RAYSPEC_HOME", str(disk))
+        with pytest.raises(ValueError, match=rf"RAYSPEC_HOME is {disk}, which cannot be written to; set RAYSPEC_HOME"):
+            prepared_home()
+        monkeypatch.setenv("RAYSPEC_HOME", str(disk / "home"))
+        with pytest.raises(ValueError, match="Read-only file system"):
+            prepared_home()
 
 
 def test_a_home_that_ray_deletes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 """The journal keeps what was written, once, whatever was cut off; and what its events say."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from synthetic import SyntheticSweep, synthetic_request
 
 from rayspec.farm.load import Traffic
 from rayspec.records import Measured, StepSeconds
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.journal import Journal, lines, read
-from rayspec.sweep.measured import SweepState
+from rayspec.sweep.measured import SweepState, read_state
 from rayspec.sweep.plan import Drafter, make_plan
 
 ROUND = {"event": "round", "cohort": "s2", "index": 3, "prompt_block": 1, "seconds": 2.0, "blocks": {}}
@@ -51,6 +53,63 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path, cut: int) -> 
     again.append({**ROUND, "index": 4})
     assert [e["index"] for e in read(path)] == [3, 4]
     assert [e["index"] for e in again.read("s2")] == [3, 4]
+
+
+def test_a_disk_that_was_full_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        journal, large = Journal(disk / "journal.jsonl"), {**ROUND, "blocks": "x" * 300_000}
+        for index in range(3):
+            journal.append({**large, "index": index})
+        for again in (journal, journal, Journal(disk / "journal.jsonl")):
+            with pytest.raises(OSError, match="No space left on device"):
+                again.append({**large, "index": 3})
+            assert "No space left on device" in str(again.refusal())
+            assert (disk / "journal.jsonl").read_bytes().endswith(b"\n")
+            assert [e["index"] for e in read(disk / "journal.jsonl")] == [0, 1, 2]
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        for index in (3, 3, 2, 4):
+            journal.append({**large, "index": index})
+        assert journal.refusal() is None
+        assert [e["index"] for e in read(disk / "journal.jsonl")] == [0, 1, 2, 3, 4]
+        assert [e["index"] for e in journal.read("s2")] == [0, 1, 2, 3, 4]
+
+
+BAD_LINES = {
+    "two in one": b'{"event": "rou{"event": "ended", "cohort": "s2", "time": 1}\n',
+    "no text": b"\xff\xfe\n",
+    "zeros": bytes(100) + b"\n",
+    "an empty line": b"\n",
+    "a number": b"3\n",
+    "a list": b"[]\n",
+    "another event": b'{"event": "rounds", "time": 1}\n',
+    "no time": b'{"event": "ended", "cohort": "s2"}\n',
+    "a cohort that is a list": b'{"event": "ended", "cohort": [], "time": 1}\n',
+    "deep": b"[" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).append(ROUND)
+    path.write_bytes(path.read_bytes() + BAD_LINES[name] + path.read_bytes())
+    for open_ in (Journal, read):
+        with pytest.raises(
+            ValueError, match=r"journal\.jsonl, line 2, is no event of this sweep .* take that line out"
+        ):
+            open_(path)
+
+
+def test_a_line_of_another_plan_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    plan = make_plan(SweepConfig(draft_steps=[2]), 4, [Drafter(label="full", path="/full", head={})])
+    assert read_state(plan, path).rounds == set()
+    journal = Journal(path)
+    journal.append(ROUND)
+    assert read_state(plan, path).rounds == {3}
+    journal.append({**ROUND, "index": 4, "blocks": {"nobody-c1": {}}})
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2, is no event of this sweep .KeyError"):
+        read_state(plan, path)
 
 
 def test_lines_are_read_on_from_where_one_stopped(tmp_path: Path) -> None:

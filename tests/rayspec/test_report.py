@@ -1,5 +1,6 @@
 """From a sweep in a real MLflow store to its report, and its winner to the registry."""
 
+import base64
 import dataclasses
 import json
 import re
@@ -17,6 +18,7 @@ from synthetic import SyntheticSweep
 from rayspec.records import RequestRecord
 from rayspec.report.categories import category_speedups
 from rayspec.report.decision import decision
+from rayspec.report.html import to_html
 from rayspec.report.page import write_report
 from rayspec.sweep.promote import PromotionRefused, download_champion, promote, winner
 from rayspec.sweep.publish import metric_key, metric_name
@@ -93,9 +95,10 @@ def test_runs_carry_dataset_parameters_tags_and_command(stored: StoredSweep) -> 
     assert {k: child.data.params[k] for k in ("concurrency", "draft_steps", "head", "head.rank")} == {
         "concurrency": "4",
         "draft_steps": "4",
-        "head": "slimspec-r64",
+        "head": "slims…-r64",
         "head.rank": "64",
     }
+    assert child.data.tags["head"] == "slimspec-r64"
     assert Path(client.download_artifacts(stored.run_id, "command.txt")).read_text() == COMMAND + "\n"
     assert stored.tags["decision"] == decision(stored.results)
 
@@ -106,15 +109,48 @@ def test_the_decision_is_the_first_line(report: Path, stored: StoredSweep) -> No
     assert "over plain decoding at 1 stream" in first
 
 
+def test_parent_and_trials_say_what_came_of_them(stored: StoredSweep) -> None:
+    best = max((r for r in stored.results if r.speedup("plain")), key=lambda r: r.metrics["speedup_vs_plain"])
+    found = stored.parent.data.metrics
+    assert {k: found[f"best_{k}"] for k in ("speedup_vs_plain", "speedup_vs_plain_ci_low", "tau")} == {
+        k: best.metrics[k] for k in ("speedup_vs_plain", "speedup_vs_plain_ci_low", "tau")
+    }
+    note = stored.tags["mlflow.note.content"]
+    assert note.startswith(decision(stored.results))
+    assert "- 4 streams: speculation pays." in note
+    run = stored.client.get_run(stored.run_ids[best.trial])
+    assert re.fullmatch(
+        r"\d+\.\d tokens/s, tau \d\.\d\d, \S+x \[.*\] of plain decoding, \S+x \[.*\] of the full head\.",
+        run.data.tags["mlflow.note.content"],
+    )
+
+
+def test_names_of_heads_are_told_apart_where_mlflow_cuts_them(stored: StoredSweep) -> None:
+    shown = {t.head: stored.client.get_run(id_).data.params["head"] for t, id_ in stored.run_ids.items()}
+    assert shown == {
+        "plain": "plain",
+        "full": "full",
+        "slimspec-r128": "slims…r128",
+        "slimspec-r64": "slims…-r64",
+        "slimspec-r32": "slims…-r32",
+        "broken": "broken",
+    }
+    assert {r.trial.head for r in stored.results} == set(shown)
+
+
 def test_the_report_shows_trials_failures_and_provenance(report: Path, stored: StoredSweep) -> None:
     text = (report / "report.md").read_text()
     for name in ("speedup", "pareto", "speedup_by_category", "head_tradeoff", "prediction", "acceptance"):
         assert f"(figures/{name}.svg)" in text
     for link in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (report / link).is_file()
-    assert sum(line.startswith(("| full ", "| slimspec", "| plain", "| broken")) for line in text.splitlines()) == 19
+    trials = text[text.index("## All trials") : text.index("## What a user waits for")]
+    assert sum(line.startswith(("| full ", "| slimspec", "| plain", "| broken")) for line in trials.splitlines()) == 19
     assert "broken-s2-c1: `drafter /broken does not fit" in text
     assert re.search(r"Prediction error .*: \d+\.\d% on average of absolute values over 12 trials", text)
+    assert text.count("python -m sglang.launch_server --model-path /") == 1  # one setting for both loads
+    assert re.search(r"\| head .* \| TTFT p50 ms \| .* \| TPOT p99 ms \|", text)
+    assert "concurrency 1" not in text.split("## Provenance")[0]
     for item in (
         COMMAND,
         stored.tags["git.commit"],
@@ -141,10 +177,48 @@ class Page(HTMLParser):
 def test_the_page_needs_nothing_else(report: Path) -> None:
     page = Page((report / "report.html").read_text())
     assert page.tags.count("img") == (report / "report.md").read_text().count("](figures/")
-    assert page.tags.count("table") == 2
+    assert page.tags.count("table") == 3
     assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
     assert "script" not in page.tags  # the one in a trial's cause stays text
     assert "link" not in page.tags
+
+
+def test_images_of_a_page_are_its_own_figures_alone(tmp_path: Path) -> None:
+    """The text holds names that others chose."""
+    for name in ("own.svg", "other.svg"):
+        (tmp_path / name).write_text(f"<svg>{name}</svg>")
+    outside = tmp_path.parent / "outside.png"
+    outside.write_bytes(b"secret")
+    text = f"![own](own.svg) ![a](other.svg) ![b](../{outside.name}) ![c]({outside}) ![d](http://127.0.0.1/x.png)"
+    page = Page(to_html(text, "t", tmp_path, {"own.svg"}))
+    assert page.addresses == [f"data:image/svg+xml;base64,{base64.b64encode(b'<svg>own.svg</svg>').decode()}"]
+
+
+def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
+    """And nothing of the report is lost by that."""
+    few = {trial: blocks for trial, blocks in synthetic_sweep.blocks.items() if trial.head in ("plain", "slimspec-r64")}
+    results = [r for r in synthetic_sweep.results if r.trial in few]
+    silent = dataclasses.replace(
+        synthetic_sweep,
+        blocks=few,
+        results=results,
+        config=dataclasses.replace(synthetic_sweep.config, keep_output_ids=False, name="silent"),
+    )
+    stored = find_sweep(tracker.client, publish(tracker, silent))
+    trials = [r.trial for r in stored.results if r.error is None]
+    for trial in trials:
+        for line in stored.requests(trial):
+            assert "output_ids" not in line
+            assert line["output_tokens"] > 1
+    write_report(stored, tmp_path)
+    own, plain = (
+        [b for t in few if t.head != "plain" for b in few[t]][:8],
+        next(few[t] for t in few if t.head == "plain"),
+    )
+    kept = [[{"block": b.index, **r.to_dict()} for b in blocks for r in b.requests] for blocks in (own, plain)]
+    left = [[{k: v for k, v in line.items() if k != "output_ids"} | {"output_tokens": len(line["output_ids"])}
+             for line in lines] for lines in kept]  # fmt: skip
+    assert category_speedups(*left) == category_speedups(*kept) != {}
 
 
 def test_category_speedups_by_hand(make_request: Callable[..., RequestRecord]) -> None:
@@ -222,6 +296,24 @@ def test_a_drafter_that_has_changed_is_not_promoted(
         file.write(b"\0")
     with pytest.raises(ValueError, match=r"is not the one that trial .* measured"):
         promote(stored, report, winner(stored.results))
+
+
+def test_a_drafter_of_symbolic_links_is_not_promoted(stored: StoredSweep, report: Path, tmp_path: Path) -> None:
+    """What they point at may be anything."""
+    best = winner(stored.results)
+    assert best.trial.drafter is not None
+    path = tmp_path / best.trial.head
+    shutil.copytree(best.trial.drafter.path, path)
+    (tmp_path / "secret").write_text("correct-horse")
+    (path / "notes.txt").symlink_to(tmp_path / "secret")
+    trial = dataclasses.replace(best.trial, drafter=dataclasses.replace(best.trial.drafter, path=str(path)))
+    linked = dataclasses.replace(stored, run_ids={**stored.run_ids, trial: stored.run_ids[best.trial]})
+    run_id, before = stored.run_ids[best.trial], len(stored.client.search_model_versions())
+    artifacts = {f.path for f in stored.client.list_artifacts(run_id)}
+    with pytest.raises(ValueError, match=r"notes.txt in it are symbolic links, .*cp -rL"):
+        promote(linked, report, dataclasses.replace(best, trial=trial))
+    assert {f.path for f in stored.client.list_artifacts(run_id)} == artifacts
+    assert len(stored.client.search_model_versions()) == before
 
 
 def test_an_unknown_champion_is_named(tracker: Tracker, tmp_path: Path) -> None:

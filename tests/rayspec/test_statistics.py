@@ -10,6 +10,7 @@ from rayspec.statistics import (
     Pair,
     looks,
     paired_speedup,
+    ratio_interval,
     sequential_confidence,
     throughput_ratio,
     typical_pass,
@@ -157,3 +158,23 @@ def test_same_seed_same_interval() -> None:
     rng = np.random.default_rng(2)
     data = [rng.uniform(1, 2, 8) for _ in range(4)]
     assert throughput_ratio(*data, seed=5) == throughput_ratio(*data, seed=5)
+
+
+def test_the_interval_of_a_ratio_covers_it_in_95_percent() -> None:
+    """Prompts of unequal length, whose acceptance depends on their length."""
+    rng = np.random.default_rng(0)
+    truth, covered = [], 0
+    for _ in range(1000):
+        steps = rng.integers(5, 60, 20)
+        accepted = rng.binomial(4 * steps, 0.3 + 0.005 * steps)
+        truth.append((accepted.sum(), steps.sum()))
+    ratio = sum(a for a, _ in truth) / sum(s for _, s in truth)
+    rng = np.random.default_rng(1)
+    for _ in range(1000):
+        steps = rng.integers(5, 60, 20)
+        interval = ratio_interval(rng.binomial(4 * steps, 0.3 + 0.005 * steps), steps)
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= ratio <= interval.high
+    assert 920 <= covered <= 970
+    assert ratio_interval([1, 2, 3], [2, 2, 2]) == Interval(value=1.0)  # too few to know their spread

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from published import publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
 from synthetic import SyntheticSweep
 
+from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
 from rayspec.sweep.promote import default_model, download_champion, promote, winner
@@ -25,7 +27,6 @@ from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter
 
 ROOT = Path(__file__).parents[2]
-MLFLOW_CUTS_AT = 10  # characters of a name on an axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +94,8 @@ def test_the_comparison_page_needs_no_click(server: Server, tmp_path: Path) -> N
             if close.is_displayed():
                 close.click()
         values = {e.text for e in browser.find_elements(By.CSS_SELECTOR, ".js-plotly-plot .axis text")}
-        heads = ("plain", "full", "slimspec-r128", "slimspec-r64", "slimspec-r32")
-        assert {name[:MLFLOW_CUTS_AT] for name in heads} <= values
+        heads = short_names(["plain", "full", "slimspec-r128", "slimspec-r64", "slimspec-r32"]).values()
+        assert set(heads) <= values
         text = browser.find_element(By.TAG_NAME, "body").text
         assert "Comparing 18 Runs from 1 Experiment" in text
         browser.save_screenshot(str(page))
@@ -156,6 +157,46 @@ def test_a_login_by_mlflows_own_variables(
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
         content = file.read_bytes()
         assert not any(secret.encode() in content for secret in (*secrets, basic)), file
+
+
+def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
+    """A sweep (its engines answer at once), its report and a refused login, with all that they print and leave."""
+    secret = "correct-horse"
+    basic = base64.b64encode(f"ada:{secret}".encode()).decode()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))}
+    printed = ""
+    with (
+        tempfile.TemporaryDirectory(prefix="rs") as ray_folder,  # short: Ray's sockets lie there
+        mlflow_server(f"sqlite:///{tmp_path}/mlflow.db", tmp_path) as address,
+        login_proxy(address, {f"Basic {basic}"}) as guarded,
+    ):
+
+        def job(login: str, *arguments: str, expected: int = 0) -> str:
+            uri = guarded.replace("://", f"://{login}@")
+            own = {"RAYSPEC_HOME": str(tmp_path / "home"), "MLFLOW_TRACKING_URI": uri, "RAY_TMPDIR": ray_folder}
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=environment | own,
+                capture_output=True,
+                text=True,
+                timeout=900,
+                check=False,
+            )
+            assert done.returncode == expected, done.stdout + done.stderr
+            return done.stdout + done.stderr
+
+        printed += job(f"ada:{secret}", "tests/rayspec/fake_sweep.py", "--candidates=2", f"--home={tmp_path / 'home'}")
+        printed += job("ada:correct%2Dhorse", "jobs/report.py")
+        printed += job(f"eve:{secret}", "jobs/report.py", expected=2)
+        assert "MLFLOW_TRACKING_USERNAME" in printed
+        assert "View run" not in printed
+        files = [p for folder in (tmp_path, Path(ray_folder)) for p in folder.rglob("*") if p.is_file()]
+        assert any("gcs_server" in p.name for p in files)
+        assert any(p.name == "report.html" for p in files)
+        for hidden in (secret, basic, "correct%2Dhorse"):
+            assert hidden not in printed
+            assert not [p for p in files if hidden.encode() in p.read_bytes()]
 
 
 @pytest.mark.slow

@@ -113,6 +113,18 @@ def test_export_loads_with_equal_logits(home: Path) -> None:
     torch.testing.assert_close(shipped(tokens).logits, model(tokens).logits, rtol=0, atol=0)
 
 
+def test_an_export_replaces_nothing_of_others(home: Path) -> None:
+    mine = home / "models" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "model.safetensors").write_bytes(b"weights")
+    for place, message in ((mine, "holds model.safetensors and is no target"), (mine / "..", "no folder's own name")):
+        config = replace(TINY, export_dir=str(place))
+        data = tiny_data(home, config)
+        with pytest.raises(ValueError, match=f"cannot write the target .*{message}"):
+            export(config, train(config, data), data)
+    assert (mine / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_unfinished_run_is_not_exported(home: Path) -> None:
     data = tiny_data(home, TINY)
     with pytest.raises(ValueError, match="at step 2 of 12"):
@@ -147,12 +159,10 @@ def test_shipped_config_loads() -> None:
     assert config.name == "python-10m"
 
 
-def test_unknown_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["train_target.py", "--config", str(ROOT / "configs/train/target.yaml"), "model.depth=3"]
-    )
-    with pytest.raises(ValueError, match=r"model\.depth.*known under model: .*num_layers"):
-        main()
+def test_unknown_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(ROOT / "configs/train/target.yaml"), "model.depth=3", "--plan"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown key 'model.depth'; known under model: vocab_size, hidden_size, num_layers" in said
 
 
 def test_learning_rate_schedule() -> None:

@@ -13,6 +13,7 @@ from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids
 from fixture_models import DRAFTERS
 
 from sglang_ext.adapter.engine import step_times, swap_drafter
+from sglang_ext.drafters.checkpoint import load_drafter
 
 
 def check_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Oracle) -> list[dict[str, Any]]:
@@ -114,6 +115,13 @@ class Lossless:
         assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
         assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
         most = engine.server_args.speculative_num_draft_tokens * spent.requests
+        head = load_drafter(engine.server_args.speculative_draft_model_path)[0].lm_head
+        assert spent.scoring_rows
+        mean = spent.scored_tokens / spent.scoring_rows
+        if head.kind in ("full", "slimspec"):
+            assert mean == head.at(0).config.vocab_size
+        else:
+            assert head.fewest_candidates(engine.server_args.speculative_num_steps) <= mean
         assert spent.requests <= spent.verified_tokens < most if self.is_pruned else spent.verified_tokens == most
 
 

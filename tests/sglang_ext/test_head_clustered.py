@@ -259,12 +259,16 @@ def test_router_of_coral_starts_as_the_mean_row_of_each_group() -> None:
         torch.testing.assert_close(head.router[group].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_labels_of_dynaspec_are_the_clusters_of_the_full_heads_best_tokens() -> None:
-    head, drawn = untie(make_head(DYNASPEC)), Rows.draw(T)
+@pytest.mark.parametrize(("options", "labels"), [({}, 10), ({"label_tokens": 2}, 2)], ids=["default", "two"])
+def test_labels_of_dynaspec_are_the_clusters_of_the_full_heads_best_tokens(
+    options: dict[str, int], labels: int
+) -> None:
+    head, drawn = untie(make_head({**DYNASPEC, **options})), Rows.draw(T)
+    assert ("label_tokens" in head.config.options()) == bool(options)  # heads from before there was a choice are known
     scores_TM, full_TV = router_scores(head, drawn), full_logits(drawn)
     expected = []
     for t in range(T):
-        best = sorted(range(V), key=lambda v, t=t: -float(full_TV[t, v]))[:10]
+        best = sorted(range(V), key=lambda v, t=t: -float(full_TV[t, v]))[:labels]
         wanted = {int(head.cluster_of[v]) for v in best}
         probabilities = scores_TM[t].sigmoid()
         terms = [p.log() if m in wanted else (1 - p).log() for m, p in enumerate(probabilities, start=1)]
@@ -401,6 +405,7 @@ BAD_OPTIONS = {
     "later_zero": ({**DYNASPEC, "later": 0}, r"draft_head\.later must be in 1\.\.11 \(clusters\), got 0"),
     "rule": ({**DYNASPEC, "rule": "ceil"}, r"draft_head\.rule must be one of fixed, rounded, floor, got 'ceil'"),
     "rule_list": ({**DYNASPEC, "rule": ["fixed"]}, r"draft_head\.rule must be of type str, got \['fixed'\]"),
+    "labels": ({**DYNASPEC, "label_tokens": 0}, r"draft_head\.label_tokens must be in 1\.\.53 \(the voc.*\), got 0"),
     "width": ({**DYNASPEC, "router_width": 0}, r"draft_head\.router_width must be at least 1, got 0"),
     "none": ({**DYNASPEC, "first": None}, r"draft_head\.first must be of type int, got None"),
 }

@@ -22,7 +22,8 @@ from head_cases import (
 from torch import Tensor
 
 from sglang_ext.heads import DraftHead, build_head, head_from_target
-from sglang_ext.heads.rdk import AFFINITY_TEMPERATURE, nearest_tokens, sums_of
+from sglang_ext.heads.affinity import AFFINITY_TEMPERATURE, nearest_tokens
+from sglang_ext.heads.rdk import sums_of
 
 T = 7
 BASES = {name.removeprefix("rdk_"): spec for name, spec in SPECS.items() if spec["kind"] == "rdk"}
@@ -107,10 +108,12 @@ def test_a_law_does_not_depend_on_the_order_of_candidates() -> None:
     assert torch.equal(drawn.law(head), law_TV)
 
 
-def test_neighbours_are_the_nearest_other_tokens_by_cosine() -> None:
-    ids_VJ, weights_VJ = nearest_tokens(TARGET_HEAD_VH, 3)
+def test_neighbours_are_the_nearest_other_tokens_by_cosine_less_what_all_rows_share() -> None:
+    weight_VH = TARGET_HEAD_VH + 30.0  # no softmax sees it
+    ids_VJ, weights_VJ = nearest_tokens(weight_VH, 3)
+    rows_VH = TARGET_HEAD_VH - TARGET_HEAD_VH.mean(dim=0)
     for v in range(V):
-        cosine = [float(torch.cosine_similarity(TARGET_HEAD_VH[v], TARGET_HEAD_VH[w], dim=0)) for w in range(V)]
+        cosine = [float(torch.cosine_similarity(rows_VH[v], rows_VH[w], dim=0)) for w in range(V)]
         best = sorted((w for w in range(V) if w != v), key=lambda w: -cosine[w])[:3]
         assert ids_VJ[v].tolist() == best
         expected = torch.tensor([cosine[w] / AFFINITY_TEMPERATURE for w in best]).softmax(dim=0)
@@ -119,7 +122,7 @@ def test_neighbours_are_the_nearest_other_tokens_by_cosine() -> None:
 
 def test_neighbours_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = nearest_tokens(TARGET_HEAD_VH, 4)
-    monkeypatch.setattr("sglang_ext.heads.rdk._CHUNK", 10)
+    monkeypatch.setattr("sglang_ext.heads.affinity._CHUNK", 10)
     for got, expected in zip(nearest_tokens(TARGET_HEAD_VH, 4), whole, strict=True):
         torch.testing.assert_close(got, expected)
 
@@ -196,6 +199,100 @@ def test_its_base_is_checked_too() -> None:
         head.check(STOPS)
 
 
+COUNTED = {"kind": "rdk", "base": TRUNCATED, "affinity": "counted", "neighbours": 3}
+
+
+def counted_head(spec: dict[str, Any], states_NH: Tensor) -> DraftHead:
+    return head_from_target(spec, TARGET_HEAD_VH, {"ids": ranked_ids(), "states": states_NH})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("neighbours", [1, 3, V - 1], ids=["one", "few", "all"])
+def test_counted_affinity_is_the_mean_over_the_states(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written out token by token; what is not among the largest is in the fallback, to the last bit of mass."""
+    monkeypatch.setattr("sglang_ext.heads.affinity._CHUNK", 44)
+    monkeypatch.setattr("sglang_ext.heads.affinity.MOST_PAIRS", V)
+    states_NH = Rows.draw(60).hidden_TH
+    head = counted_head({**COUNTED, "neighbours": neighbours}, states_NH)
+    full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1)
+    kept = head.base.ids.tolist()
+    cut = [u for u in range(V) if u not in kept]
+    q_NV = torch.zeros_like(full_NV)
+    q_NV[:, kept] = full_NV[:, kept] / full_NV[:, kept].sum(dim=-1, keepdim=True)
+    left_V = full_NV.sum(dim=0) * torch.tensor([float(u in cut) for u in range(V)])
+    for v in kept:
+        pair_V = torch.tensor([float(q_NV[:, v] @ full_NV[:, u]) if u in cut else 0.0 for u in range(V)]).double()
+        share = float(pair_V.sum() / q_NV[:, v].sum())
+        assert float(head.kept_share[v]) == pytest.approx(1 - share, abs=1e-5)
+        best = pair_V.topk(min(neighbours, len(cut)))
+        assert head.neighbour_ids[v].tolist()[: len(best.indices)] == best.indices.tolist()
+        torch.testing.assert_close(
+            head.neighbour_weights[v, : len(best.values)].double(), best.values / pair_V.sum(), rtol=1e-4, atol=1e-6
+        )
+        left_V[best.indices] -= best.values
+    assert bool((head.kept_share[cut] == 1).all())
+    if neighbours < len(cut):
+        torch.testing.assert_close(head.fallback.double(), left_V / left_V.sum(), rtol=1e-3, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_counted_law_hands_on_the_whole_share(stored: torch.dtype, share: float) -> None:
+    """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them, or the
+    share of it that was asked for."""
+    states_NH = Rows.draw(80).hidden_TH
+    head = counted_head({**COUNTED, "share": share}, states_NH).to(stored).double()
+    head.check(STOPS)
+    law_NV = head.target_law(states_NH, 0)
+    torch.testing.assert_close(law_NV.sum(dim=-1), torch.ones(80))
+    full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
+    cut = [u for u in range(V) if u not in head.base.ids.tolist()]
+    tolerance = 1e-4 if stored == torch.float32 else 1e-2
+    torch.testing.assert_close(law_NV[:, cut].mean(dim=0), share * full_NV[:, cut].mean(dim=0), rtol=0, atol=tolerance)
+
+
+@torch.no_grad()
+def test_counted_affinity_accepts_more_than_truncation_where_states_look_alike() -> None:
+    """Of a target that the full head is: each of its states comes near one of a few."""
+    centres_CH = Rows.draw(5, seed=7).hidden_TH
+    drawn_NH = centres_CH.repeat(60, 1) + 0.3 * Rows.draw(300, seed=8).hidden_TH
+    head = counted_head({**COUNTED, "neighbours": 6}, drawn_NH[:200]).double()
+    p_NV = (drawn_NH[200:] @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
+
+    def acceptance(one: DraftHead) -> float:
+        return float(torch.minimum(p_NV, one.target_law(drawn_NH[200:], 0)).sum(dim=-1).mean())
+
+    assert acceptance(head) > acceptance(head.base) + 0.05
+
+
+def test_counted_affinity_needs_states_of_a_trained_drafter() -> None:
+    with pytest.raises(ValueError, match="along a trained drafter with a full head; name it as the head's base"):
+        head_from_target(COUNTED, TARGET_HEAD_VH, {"ids": ranked_ids()})
+
+
+def test_damaged_counts_are_refused() -> None:
+    for name, value, message in (
+        ("kept_share", 1.5, r"kept_share must be in 0\.\.1"),
+        ("kept_share", torch.nan, "kept_share must be in"),
+        ("fallback", 0.9, "fallback a law over the vocabulary"),
+        ("neighbour_weights", 0.9, "rows that sum to at most 1, got sums of"),
+    ):
+        head = counted_head(COUNTED, Rows.draw(20).hidden_TH)
+        getattr(head, name)[4] = value
+        with pytest.raises(ValueError, match=message):
+            head.check(STOPS)
+
+
+def test_each_affinity_spells_out_its_own_options() -> None:
+    """A head from before there was another affinity is recognised."""
+    cosine = build_head(RDK, hidden_size=H, vocab_size=V).config.options()
+    assert set(cosine) == {"base", "neighbours", "self_weight"}
+    counted = build_head(COUNTED, hidden_size=H, vocab_size=V).config.options()
+    assert set(counted) == {"base", "neighbours", "affinity", "share"}
+    assert counted["share"] == 0.5
+
+
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "itself": ({"base": RDK}, r"draft_head\.base cannot be another rdk head"),
     "string_base": ({"base": "truncated"}, r"draft_head\.base must be of type dict, got 'truncated'"),
@@ -207,7 +304,24 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "self_zero": ({"base": TRUNCATED, "self_weight": 0.0}, r"draft_head\.self_weight must be in \(0, 1\], got 0\.0"),
     "self_above": ({"base": TRUNCATED, "self_weight": 1.01}, r"self_weight must be in \(0, 1\], got 1\.01"),
     "self_nan": ({"base": TRUNCATED, "self_weight": torch.nan}, r"self_weight must be in \(0, 1\], got nan"),
-    "self_string": ({"base": TRUNCATED, "self_weight": "1"}, r"self_weight must be of type float, got '1'"),
+    "affinity": (
+        {"base": TRUNCATED, "affinity": "guessed"},
+        r"draft_head\.affinity must be one of cosine, counted, got 'guessed'",
+    ),
+    "self_of_counted": (
+        {"base": TRUNCATED, "affinity": "counted", "self_weight": 0.9},
+        r"draft_head\.self_weight is 0\.9, but with affinity counted .* leave it out",
+    ),
+    "share_above": (
+        {"base": TRUNCATED, "affinity": "counted", "share": 1.1},
+        r"draft_head\.share must be in 0\.\.1, got",
+    ),
+    "share_of_cosine": ({"base": TRUNCATED, "share": 0.5}, r"draft_head\.share is of affinity counted, got 0\.5"),
+    "counted_on_routes": (
+        {"base": DYNASPEC, "affinity": "counted"},
+        "affinity counted needs a base that looks at the hidden state alone, but dynaspec routes",
+    ),
+    "self_string": ({"base": TRUNCATED, "self_weight": "1"}, r"self_weight must be of type float | None, got '1'"),
 }
 
 

@@ -106,6 +106,22 @@ def test_support_is_the_declared_ids_each_once(head: DraftHead, rows: int, step:
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("rows", [1, 2, T], ids=["one_row", "two_rows", "rows"])
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec["kind"] != "rdk"])
+def test_scored_is_the_size_of_each_rows_support(head: DraftHead, rows: int, step: int) -> None:
+    drawn = Rows.draw(rows)
+    scored_T = head.scored(drawn.hidden_TH, step, drawn.routed(head, step))
+    assert scored_T.tolist() == (drawn.law(head, step) > 0).sum(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_is_handed_on_is_not_scored(step: int) -> None:
+    drawn, head = Rows.draw(T), make_head(SPECS["rdk_dynaspec"]).double()
+    routed = drawn.routed(head, step)
+    assert torch.equal(head.scored(drawn.hidden_TH, step, routed), head.base.scored(drawn.hidden_TH, step, routed))
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_a_head_that_is_one_matrix_is_it_at_every_step(name: str, head: DraftHead, step: int) -> None:
     matrix = head.as_matrix()
     assert (matrix is not None) == (name in ("full", "slimspec", "truncated", "truncated_to_all"))

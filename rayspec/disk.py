@@ -1,0 +1,11 @@
+"""Disks that are full."""
+
+import errno
+import os
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error says that no space was left, which somebody can change while we wait."""
+    return isinstance(error, OSError) and (error.errno in FULL or os.strerror(errno.ENOSPC) in str(error))

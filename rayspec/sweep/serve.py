@@ -1,0 +1,58 @@
+"""The command that serves what a sweep measured, with the engine's settings that it was measured with."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from rayspec.shipped import target_path
+from rayspec.sweep.plan import Trial
+from rayspec.sweep.stored import StoredSweep
+
+ENGINE_FLAGS = ("dtype", "context_length", "max_total_tokens")  # mem_fraction_static leaves room for a second engine
+
+
+def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:
+    """A line for a shell; `drafter` is the folder to take instead of the measured one."""
+    engine = yaml.safe_load(sweep.config_yaml())["engine"]
+    flags: dict[str, Any] = {"model_path": _target(sweep.params["target"])}
+    if trial.drafter is not None:
+        shape = trial.drafter.shape
+        flags |= {
+            "speculative_algorithm": trial.algorithm,
+            "speculative_draft_model_path": drafter or trial.drafter.path,
+            "speculative_num_steps": trial.draft_steps,
+            "speculative_eagle_topk": shape.topk,
+            "speculative_num_draft_tokens": shape.verified(trial.draft_steps),
+        }
+    flags |= {name: engine[name] for name in ENGINE_FLAGS if engine.get(name) is not None}
+    flags |= engine.get("extra") or {}
+    if engine.get("nodes", 1) > 1:
+        flags |= {"nnodes": engine["nodes"], "node_rank": "RANK", "dist_init_addr": "HOST:PORT"}
+    threads = engine.get("num_threads")
+    words = [f"OMP_NUM_THREADS={threads}"] if threads else []
+    return shlex.join([*words, "python", "-m", "sglang.launch_server", *arguments(flags)])
+
+
+def arguments(flags: Mapping[str, Any]) -> list[str]:
+    """ServerArgs fields as SGLang's command line takes them; None and False are what a flag left out is."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+def _target(name: str) -> str:
+    """The folder of the target, or the name where this machine does not have it."""
+    try:
+        return target_path(name)
+    except ValueError:
+        return name

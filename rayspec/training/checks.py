@@ -1,0 +1,148 @@
+"""What training would refuse only once it has begun, looked at before: everything but the training itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rayspec.target import check_weights
+from rayspec.training.answers import AnswersConfig, missing_shards
+from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.independent import check_width
+from rayspec.training.origin import origin_of, read_base
+from rayspec.training.prompts import is_text
+from rayspec.training.tree_config import StaticTreeConfig, parse_tree
+from rayspec.training.trees import given_tree
+from sglang_ext.adapter.server_fields import check_overrides
+from sglang_ext.drafters import drafter_class
+from sglang_ext.drafters.independent import IndependentConfig
+from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.heads import head_config
+
+MOST_SEED = 2**32 - 1
+MOST_COUNT = 10**8
+
+
+def check_config(config: DrafterTrainConfig) -> None:
+    """Raise ValueError for whatever the run would stop at. Weights of the target are not read, those of a base are."""
+    check_weights(config.target_folder)
+    target = FrozenTarget.without_weights(config.target_folder)
+    for path, setting in ((config.output_folder, "output_dir"), (config.work_folder, "work_dir")):
+        check_is_folder(path, setting)
+    check_overrides(config.engines.extra, "engines.extra")
+    if config.engines.dtype is not None:
+        check_overrides({"dtype": config.engines.dtype}, "engines")
+    for name in ("answers", "held_out"):
+        _check_answers(getattr(config, name), name, config.work_folder / name, target)
+    if config.held_out.greedy_share == 0.0:
+        raise ValueError("held_out.greedy_share is 0, but acceptance is measured along greedy answers; set it to 1")
+    steps = config.evaluation.draft_steps
+    if config.held_out.answer_tokens < steps + 2:
+        raise ValueError(
+            f"held_out.answer_tokens must be at least {steps + 2} for evaluation.draft_steps={steps}, got "
+            f"{config.held_out.answer_tokens}"
+        )
+    for i, head in enumerate(config.heads):
+        try:
+            _check_head(config, head, target, made_before={earlier.name for earlier in config.heads[:i]})
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith("heads[") else f"heads[{head.name}]: {text}") from error
+
+
+def check_is_folder(path: Path, setting: str) -> None:
+    """Raise ValueError where a folder cannot be made at `path`, since a file lies on the way."""
+    for place in (path, *path.parents):
+        try:
+            is_in_the_way = place.exists() and not place.is_dir()
+        except OSError as error:
+            raise ValueError(f"{setting} is {path}, where no folder can be ({error.strerror})") from error
+        if is_in_the_way:
+            raise ValueError(f"{setting} is {path}, but {place} is a file; name a folder")
+
+
+def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:
+    for setting, most in (("seed", MOST_SEED), ("count", MOST_COUNT), ("answer_tokens", MOST_COUNT)):
+        found = getattr(config, setting)
+        if not 0 <= found <= most:
+            raise ValueError(f"{name}.{setting} must be at most {most}, and not negative, got {found}")
+    if not missing_shards(folder, config):
+        return
+    longest = getattr(target.model.config, "max_position_embeddings", None)
+    if longest is not None and config.most_tokens > longest:
+        raise ValueError(
+            f"{name} asks for sequences of up to {config.most_tokens} tokens (max_prompt_tokens, answer_tokens and the "
+            f"chat template), but the target was made for {longest}; lower them"
+        )
+    if not is_text(config.prompts) and not target.tokenizer.chat_template:
+        raise ValueError(
+            f"{name}.prompts={config.prompts} are messages of a chat, but the target's tokenizer has no chat template; "
+            "name a folder of text files, whose beginnings the target continues"
+        )
+    if os.path.isdir(config.prompts) and not any(p.is_file() for p in Path(config.prompts).rglob("*")):
+        raise ValueError(f"{name}.prompts={config.prompts} is a folder without files; put text files there")
+
+
+def _check_head(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget, made_before: set[str]) -> None:
+    sizes = target.model.config
+    cls, options = head_config(
+        head.draft_head, hidden_size=head.hidden_size(sizes.hidden_size), vocab_size=sizes.vocab_size
+    )
+    if head.freeze_head and not cls.taken_over:
+        raise ValueError(f"freeze_head keeps rows of the target's head, but a {cls.kind} head has none; leave it out")
+    positions = _check_body(config, head, target)
+    _check_lengths(config, head, positions)
+    if head.tree is not None:
+        _check_tree(head, target, positions)
+    if head.base in made_before:
+        return  # which is looked at when it is there
+    origin = origin_of(config, head, target)
+    if origin.base is not None:
+        read_base(target, head, origin.base)
+    else:
+        cls.check_artifacts(options, origin.artifacts)
+
+
+def _check_body(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> int:
+    """The draft positions that are trained. Raises ValueError for a body that cannot be made for the target."""
+    if head.drafter_kind == "eagle3":
+        target.drafter_config(config.recipe.intermediate_size)
+        return config.recipe.ttt_steps
+    made = target.options_config(drafter_class(head.drafter_kind).Config, head.drafter_options)
+    if isinstance(made, IndependentConfig):
+        check_width(made.hidden_size, target.model.config.hidden_size)
+        return 1
+    assert isinstance(made, LastHiddenConfig), "every other kind drafts from what the target has at hand"
+    return made.positions
+
+
+def _check_lengths(config: DrafterTrainConfig, head: NamedHead, positions: int) -> None:
+    measured = config.evaluation.draft_steps
+    measured = min(measured, positions) if head.drafter_kind not in ("eagle3", "independent") else measured
+    for name, steps, setting in (
+        ("answers", positions, "recipe.ttt_steps, or the drafter's positions"),
+        ("held_out", measured, "evaluation.draft_steps"),
+    ):
+        shortest = getattr(config, name).min_prompt_tokens
+        if shortest < steps + 1:
+            raise ValueError(
+                f"{name}.min_prompt_tokens must be at least {steps + 1} for {steps} draft positions ({setting}), got "
+                f"{shortest}"
+            )
+
+
+def _check_tree(head: NamedHead, target: FrozenTarget, positions: int) -> None:
+    assert head.tree is not None, "the caller looked"
+    tree = given_tree(head.tree, target)
+    config = parse_tree(head.tree, "tree")
+    if tree is None:
+        assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
+        most = 1 + sum(config.topk**depth for depth in range(1, positions + 1))
+        if config.nodes > most:
+            raise ValueError(
+                f"tree.nodes must be at most {most}, which {positions} positions with topk {config.topk} have, got "
+                f"{config.nodes}"
+            )
+        if config.topk > target.model.config.vocab_size:
+            raise ValueError(f"tree.topk must be at most the vocabulary, got {config.topk}")

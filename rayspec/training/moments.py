@@ -1,0 +1,49 @@
+"""What a drafter's head meets on the target's answers: the start of a head that factors the LM head depends on it.
+
+H = drafter hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rayspec.training.answers import AnswerSet
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.ttt import Batch, roll_out
+from sglang_ext.drafters.checkpoint import Drafter
+
+SEQUENCES = 128  # thousands of rows, some ten times the hidden size
+BATCH = 8
+BATCH_STATES = 1024  # kept of a batch
+CHUNK_ROWS = 512  # whose target laws are held at once
+
+
+@torch.no_grad()
+def head_moments(
+    target: FrozenTarget, answers: AnswerSet, drafter: Drafter | None = None, num_steps: int = 1
+) -> dict[str, Tensor]:
+    """`hidden_moment` [H, H], the second moment E[h h^T] of the states that the head reads, and `token_share` [V], the
+    mean of the target's laws, both float32, over the first answers.
+
+    The states are those of a trained `drafter` along its rollout of `num_steps`, of which some come along as `states`
+    [N, H]; without one the target's own last hidden states, which a new drafter starts near and learns to foresee.
+    """
+    moment_HH = token_share_V = torch.zeros(())
+    kept: list[Tensor] = []
+    states = rows = 0
+    for indices in torch.arange(min(SEQUENCES, len(answers))).split(BATCH):
+        batch = Batch.of(answers, indices)
+        if drafter is None:
+            last_NH = target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N]
+            hidden_RH = last_NH.float()
+        else:
+            rolled = roll_out(drafter, target, batch, num_steps)
+            last_NH, hidden_RH = rolled.last_hidden_NG, rolled.hidden_KNH.flatten(0, 1).float()
+            kept.append(hidden_RH[:: -(-len(hidden_RH) // BATCH_STATES)])
+        moment_HH = moment_HH + hidden_RH.T @ hidden_RH
+        for chunk_nH in last_NH.split(CHUNK_ROWS):
+            token_share_V = token_share_V + target.distribution(chunk_nH, torch.float32).sum(dim=0)
+        states, rows = states + len(hidden_RH), rows + len(last_NH)
+    met = {"hidden_moment": moment_HH / states, "token_share": token_share_V / rows}
+    return met | ({"states": torch.cat(kept)} if kept else {})

@@ -1,0 +1,127 @@
+"""Folders of ours on disk: written beside their place, moved there whole, and never onto anything that is not ours.
+
+A drafter, a calibration, a target: each `Artefact` says which files one holds and how it is told from a folder of
+somebody else's. Only such a folder is ever replaced; whatever else is in the way is named, and stays.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+NAME_BYTES = 200  # file systems allow 255, of which a draft's name needs some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """A kind of folder. `files`: patterns of all names that one may hold; `is_ours`: whether a folder is one."""
+
+    what: str
+    files: tuple[str, ...]
+    is_ours: Callable[[Path], bool]
+
+
+def check_name(name: str, setting: str) -> None:
+    """Raise ValueError unless `name` names one new folder inside another."""
+    is_plain = name not in ("", ".", "..") and Path(name).name == name and "\0" not in name
+    if not is_plain or len(os.fsencode(name)) > NAME_BYTES:
+        raise ValueError(
+            f"{setting} must be a plain folder name (not . or .., without a slash, of at most {NAME_BYTES} bytes), got "
+            f"{name!r}"
+        )
+
+
+def check_place(folder: Path, artefact: Artefact) -> None:
+    """Raise ValueError unless an `artefact` may be written as `folder`: the place is free, an empty folder, or holds
+    one of ours and nothing else."""
+    there = f"cannot write the {artefact.what} {folder}"
+    if folder.name in ("", ".."):
+        raise ValueError(f"{there}: it is no folder's own name; name a new folder")
+    if folder.is_symlink():
+        raise ValueError(f"{there}: a link is there, to {folder.readlink()}; name the folder itself, or another one")
+    if folder.exists():
+        foreign = _foreign(folder, artefact)
+        if foreign:
+            raise ValueError(f"{there}: {foreign}; nothing of it is deleted: move it away, or choose another place")
+    above = next(parent for parent in folder.absolute().parents if parent.exists() or parent.is_symlink())
+    if not above.is_dir():
+        raise ValueError(f"{there}: {above} is no folder; choose another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{there}: {above} cannot be written to; choose another place, or make it writable")
+
+
+def _foreign(folder: Path, artefact: Artefact) -> str | None:
+    """What is in the way at a path that exists."""
+    if not folder.is_dir():
+        return "a file is there"
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return None
+    if not artefact.is_ours(folder):
+        return f"the folder that is there holds {_some(names)} and is no {artefact.what} of rayspec's"
+    others = [n for n in names if not _is_own_file(folder / n, artefact)]
+    return f"beside the {artefact.what} that is there lies {_some(others)}" if others else None
+
+
+def _is_own_file(file: Path, artefact: Artefact) -> bool:
+    return file.is_file() and any(fnmatch.fnmatchcase(file.name, pattern) for pattern in artefact.files)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+
+
+@contextmanager
+def written_whole(folder: Path, artefact: Artefact) -> Iterator[Path]:
+    """A new folder to write in, which becomes `folder` at the end of the block, or nothing does.
+
+    What is there is replaced by renaming, and stays until then. Raises ValueError as check_place, and OSError where the
+    disk refuses.
+    """
+    check_place(folder, artefact)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield draft
+        for file in filter(Path.is_file, draft.iterdir()):
+            file.chmod(0o644)  # save_file keeps others out, as mkdtemp does
+        draft.chmod(0o755)
+        check_place(folder, artefact)  # again: what was written may have taken hours
+        _move(draft, folder, artefact)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # made here; no longer there after a success
+
+
+def _move(draft: Path, folder: Path, artefact: Artefact) -> None:
+    if not folder.exists():
+        os.rename(draft, folder)
+        return
+    old = draft.with_name(f"{draft.name}.old")
+    os.rename(folder, old)
+    try:
+        os.rename(draft, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    for file in old.iterdir():
+        if _is_own_file(file, artefact):
+            file.unlink()
+    old.rmdir()
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file. Raises OSError where the disk refuses, as other writes do."""
+    try:
+        save_file(dict(tensors), file, metadata=None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        raise OSError(f"{file} could not be written: {error}") from error

@@ -1,0 +1,35 @@
+"""The small things that tests of bad inputs break, and the arguments with which a job's plan is in order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_world import World, make_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_target_folder: Path) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), tiny_target_folder)
+
+
+@pytest.fixture
+def untouched_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A home folder of the test's own, in which nothing must be begun."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("RAYSPEC_HOME", str(home))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    assert not list(home.glob("**/*.db")), "something was begun"
+    assert not list(home.glob("sweeps/*")), "something was begun"
+
+
+@pytest.fixture
+def place(tmp_path: Path, world: World) -> Path:
+    (tmp_path / "train.yaml").write_text("heads: [{name: full, draft_head: {kind: full}}]\n")
+    (tmp_path / "calibrate.yaml").write_text(
+        f"sources: {{raw: {{kind: raw, documents: {world.texts}}}}}\n"
+        "calibrations: [{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]\n"
+    )
+    (tmp_path / "target.yaml").write_text("name: tiny\ntoken_budget: 4096\n")
+    return tmp_path

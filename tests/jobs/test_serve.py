@@ -1,0 +1,122 @@
+"""The commands that a champion and a report name: as text, and run as a user would."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rayspec"))  # the synthetic sweep
+
+from published import publish
+from servers import START_TIMEOUT_S, free_port, listening
+from synthetic import make_synthetic_sweep
+
+from rayspec.report.page import write_report
+from rayspec.sweep.promote import promote, winner
+from rayspec.sweep.serve import arguments
+from rayspec.sweep.stored import find_sweep
+from rayspec.targets.catalogue import DEFAULT_TARGET, fetched
+from rayspec.tracking import Tracker
+
+
+def commands(folder: Path, target: str) -> dict[str, list[str]]:
+    """The lines of the champion's description, and the first of the report, of a sweep of the target."""
+    tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
+    sweep = make_synthetic_sweep()
+    sweep = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, target=target))
+    stored = find_sweep(tracker.client, publish(tracker, sweep))
+    markdown, _ = write_report(stored, folder / "report")
+    model = promote(stored, folder / "report", winner(stored.results)).model
+    description = tracker.client.get_model_version_by_alias(model, "champion").description
+    return {name: _block(text) for name, text in (("champion", description), ("report", markdown.read_text()))}
+
+
+def _block(text: str) -> list[str]:
+    found = re.search(r"```\n(.*?)\n```", text, re.DOTALL)
+    assert found is not None, text
+    return found[1].splitlines()
+
+
+def test_the_commands_name_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    lines = commands(tmp_path, "./model")
+    fetch, served = lines["champion"]
+    (measured,) = lines["report"]
+    assert re.fullmatch(r"MLFLOW_TRACKING_URI=sqlite:///\S+ mlflow artifacts download .* --dst-path champion", fetch)
+    for line, drafter in ((served, "champion/drafter"), (measured, None)):
+        words = shlex.split(line)
+        flags = dict(zip(words[3::2], words[4::2], strict=True))
+        assert words[:3] == ["python", "-m", "sglang.launch_server"]
+        assert flags["--model-path"] == str(tmp_path / "model")
+        assert flags["--speculative-draft-model-path"] == drafter or drafter is None
+        assert drafter or (Path(flags["--speculative-draft-model-path"]) / "config.json").is_file()
+        assert int(flags["--speculative-num-draft-tokens"]) == 1 + int(flags["--speculative-num-steps"])
+
+
+def test_engine_settings_become_flags() -> None:
+    flags = {"tp_size": 2, "disable_cuda_graph": True, "enable_mixed_chunk": False, "cuda_graph_bs": [1, 2], "x": None}
+    words = ["--tp-size", "2", "--disable-cuda-graph", "--cuda-graph-bs", "1", "2", "--json-model-override-args"]
+    assert arguments({**flags, "json_model_override_args": {"a": 1}}) == [*words, '{"a": 1}']
+
+
+@pytest.mark.slow
+def test_the_champion_is_served_by_its_own_lines(tmp_path: Path) -> None:
+    if fetched(DEFAULT_TARGET) is None:
+        pytest.skip(f"needs the target: python jobs/fetch_target.py {DEFAULT_TARGET}")
+    fetch, served = commands(tmp_path, DEFAULT_TARGET)["champion"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    subprocess.run(["bash", "-c", fetch], cwd=tmp_path, env=environment, check=True, timeout=START_TIMEOUT_S)
+    with server(served, tmp_path, environment) as (port, process):
+        body = {"text": "import os\n\ndef ", "sampling_params": {"temperature": 0, "max_new_tokens": 24}}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as response:
+            meta = json.load(response)["meta_info"]
+        assert meta["completion_tokens"] == 24
+        assert meta["spec_verify_ct"] < 24  # drafts were accepted
+        # PyTorch's rendezvous, which has no address of its own to set; the endpoint itself is local
+        assert {program for program, is_local in listening(process.pid) if not is_local} == {"sglang::scheduler"}
+
+
+@contextmanager
+def server(command: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, Any]]:
+    port, log = free_port(), folder / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command} --port {port}"],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(1)
+        yield port, process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,41 @@
+"""What of the target's law a head has in reach, and how near its own comes to it there."""
+
+import pytest
+import torch
+from answer_rows import random_rows
+
+from rayspec.training.acceptance import measure
+from rayspec.training.drafter_config import NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.origin import Origin, new_drafter
+from rayspec.training.recipe import Recipe
+from rayspec.training.ttt import Batch, roll_out
+
+RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
+MAPS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
+KINDS = {
+    "full": {"kind": "full"},
+    "truncated": {"kind": "truncated", "size": 129},
+    "dynaspec": {"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_mass_and_distance_on_the_support(kind: str, tiny_target: FrozenTarget) -> None:
+    answers = random_rows()
+    drafter = new_drafter(tiny_target, NamedHead(name=kind, draft_head=KINDS[kind]), RECIPE, answers, Origin(MAPS))
+    found = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=7)
+    rows = roll_out(drafter, tiny_target, Batch.of(answers, torch.arange(len(answers))), 3)
+    p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
+    for i in range(3):
+        q_NV = drafter.lm_head.target_law(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i))
+        on_NV = p_NV * (q_NV > 0)
+        mass_N = on_NV.sum(dim=1)
+        tv_N = 0.5 * (on_NV / mass_N[:, None] - q_NV).abs().sum(dim=1)
+        assert found.mass[i] == pytest.approx(float(mass_N.mean()), rel=1e-4)
+        assert found.tv_on_support[i] == pytest.approx(float(tv_N.mean()), rel=1e-3)
+        assert (found.mass[i] < 0.999) == (kind != "full")
+        # the bound of DynaSpec's analysis, of each row
+        accepted_N = torch.minimum(p_NV, q_NV).sum(dim=1)
+        assert bool((accepted_N >= mass_N - tv_N - 1e-5).all())

@@ -1,0 +1,23 @@
+"""The cluster that a sweep starts on this machine."""
+
+import os
+
+import pytest
+import ray
+from servers import listening
+
+from rayspec.farm.actor import cluster
+
+
+def test_a_local_cluster_listens_on_the_loopback_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    @ray.remote
+    def work() -> str:
+        return ray.util.get_node_ip_address()
+
+    with cluster(None):
+        assert ray.get(work.remote()) == "127.0.0.1"
+        found = listening(os.getpid())
+    assert {"gcs_server", "raylet"} <= {program for program, _ in found}
+    assert [program for program, is_local in found if not is_local] == []

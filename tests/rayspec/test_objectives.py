@@ -1,0 +1,61 @@
+"""What a recipe trains for reaches the head, and goes without saying where it is the default."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from answer_rows import random_rows
+from torch.nn import functional as F
+
+from rayspec.training.drafter import train_step
+from rayspec.training.drafter_config import NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.origin import Origin, new_drafter
+from rayspec.training.recipe import CHOICES, Recipe
+from rayspec.training.ttt import Batch, roll_out
+from sglang_ext.heads.losses import Objective
+
+RECIPE = Recipe(num_steps=6, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)
+IDS = torch.arange(0, 257, 2)
+REDUCED = NamedHead(name="reduced", draft_head={"kind": "truncated", "size": 129})
+
+
+def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logged losses of the first step [K], losses of all rows [K, N] by the objective alone)."""
+    answers = random_rows()
+    drafter = new_drafter(target, REDUCED, recipe, answers, Origin({"ids": IDS}))
+    batch = Batch.of(answers, torch.tensor([0, 4, 7]))
+    rows = roll_out(drafter, target, batch, recipe.ttt_steps)
+    p_NV = target.distribution(rows.last_hidden_NG, torch.float32)
+    if recipe.labels == "hard":
+        p_NV = F.one_hot(batch.ids_BT[batch.sequence_N, batch.position_N + 1], 257).float()
+    with torch.no_grad():
+        expected = [drafter.lm_head.loss(h, i, None, p_NV, recipe.objective) for i, h in enumerate(rows.hidden_KNH)]
+    loss_K, _ = train_step(drafter, target, batch, recipe, recipe.make_optimizers(drafter), 0)
+    return loss_K, torch.stack(expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"divergence": "tv"}, {"labels": "hard"}, {"cut_rows": "keep"}], ids=str)
+def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, changes: dict[str, str]) -> None:
+    logged_K, expected_KN = first_losses(tiny_target, replace(RECIPE, **changes))  # type: ignore[arg-type]
+    torch.testing.assert_close(logged_K, expected_KN.mean(dim=1), rtol=1e-4, atol=1e-5)
+    default_K, _ = first_losses(tiny_target, RECIPE)
+    assert torch.allclose(logged_K, default_K) == (not changes)
+
+
+def test_an_objective_that_is_the_default_is_not_named() -> None:
+    """So that drafters from before there was a choice are recognised."""
+    assert not set(CHOICES) & set(RECIPE.to_dict())
+    other = Recipe(divergence="lk", labels="hard", cut_rows="keep")
+    assert {name: other.to_dict()[name] for name in CHOICES} == {
+        "divergence": "lk",
+        "labels": "hard",
+        "cut_rows": "keep",
+    }
+    assert other.objective == Objective(divergence="lk", keeps_cut_rows=True)
+
+
+@pytest.mark.parametrize("field", CHOICES)
+def test_an_unknown_choice_is_named(field: str) -> None:
+    with pytest.raises(ValueError, match=rf"recipe\.{field} must be one of {CHOICES[field][0]}, .* got 'other'"):
+        Recipe(**{field: "other"})

@@ -1,0 +1,54 @@
+"""MLflow stores that cannot be opened: said at once, with the way out."""
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rayspec.tracking import TrackingError, connect
+
+AT_ONCE_S = 30.0  # MLflow itself tries for a minute and a half; this is what a busy machine may take
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    connect(f"sqlite:///{file}")
+    return file
+
+
+def schema(file: Path, *changes: str) -> None:
+    with sqlite3.connect(file) as database:
+        for change in changes:
+            database.execute(change)
+    database.close()
+
+
+NEWER = "update alembic_version set version_num = 'abcdef012345'"
+STORES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a folder": (lambda f: (f.unlink(), f.mkdir()), "unable to open database file"),
+    "no database": (lambda f: f.write_text("shopping list\n" * 1000), "file is not a database"),
+    "half of one": (lambda f: f.write_bytes(f.read_bytes()[:5000]), "database disk image is malformed"),
+    "a newer one": (lambda f: schema(f, NEWER), "has the schema abcdef012345, which the installed MLflow"),
+    "a much newer one": (lambda f: schema(f, NEWER, "drop table trace_tags"), "has the schema abcdef012345"),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_that_cannot_be_opened(name: str, tmp_path: Path, store: Path) -> None:
+    damage, message = STORES[name]
+    shutil.copy(store, tmp_path / "mlflow.db")
+    damage(tmp_path / "mlflow.db")
+    start = time.monotonic()
+    with pytest.raises(TrackingError, match=f"(?s)sqlite:///{tmp_path}/mlflow.db.*{message}.*MLFLOW_TRACKING_URI"):
+        connect(f"sqlite:///{tmp_path}/mlflow.db")
+    assert time.monotonic() - start < AT_ONCE_S
+
+
+def test_a_store_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrackingError, match=r"does not answer: .*(Not a directory|File exists)"):
+        connect(f"sqlite:///{tmp_path}/file/mlflow.db")

@@ -1,0 +1,104 @@
+"""What of a head's latency a tree is: its own question, on its own rows, against a full head that is asked the same."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rayspec.farm.head_latency import head_latencies
+from rayspec.farm.load import Traffic
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan import Trial
+from rayspec.sweep.results import TrialResult, score
+from rayspec.sweep.shape import DraftShape
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.medusa import MedusaDrafter
+from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.heads import head_from_target
+from sglang_ext.heads.full import FullHead
+
+H, V = 16, 64
+TREE = DraftShape(topk=8, num_draft_tokens=32)
+
+
+def drafter_folders(folder: Path) -> dict[str, str]:
+    body = Eagle3Config(
+        hidden_size=H,
+        vocab_size=V,
+        max_position_embeddings=64,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        target_hidden_size=H,
+        tap_layers=(2, 4, 5),
+        rope_theta=1e4,
+    )
+    drafters: dict[str, Any] = {"eagle3": Eagle3Drafter(body, head_from_target({"kind": "full"}, torch.randn(V, H)))}
+    medusa = MedusaDrafter.Config(hidden_size=H, vocab_size=V, positions=3)
+    drafters["medusa"] = MedusaDrafter(
+        medusa, medusa.heads(lambda: head_from_target({"kind": "full"}, torch.randn(V, H)))
+    )
+    for name, drafter in drafters.items():
+        for parameter in drafter.parameters():
+            torch.nn.init.normal_(parameter)
+        taps = body.tap_layers if name == "eagle3" else ()
+        target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=taps)
+        save_drafter(folder / name, drafter, target)
+    return {name: str(folder / name) for name in drafters}
+
+
+@pytest.mark.parametrize(
+    ("topk", "rows_and_candidates"),
+    [
+        (1, {"eagle3": [(2, 1)] * 3, "medusa": [(2, 1)] * 3}),
+        (4, {"eagle3": [(2, 4), (8, 4), (8, 4)], "medusa": [(2, 4)] * 3}),  # Medusa's positions are a row each
+    ],
+    ids=["chain", "tree"],
+)
+def test_a_head_is_asked_what_the_draft_loop_asks(
+    topk: int, rows_and_candidates: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    best, propose = FullHead.best, FullHead.propose
+
+    def best_of(head: FullHead, hidden_TH: torch.Tensor, *rest: Any) -> Any:
+        asked.append((len(hidden_TH), 1))
+        return best(head, hidden_TH, *rest)
+
+    def proposal_of(head: FullHead, hidden_TH: torch.Tensor, step: int, k: int, *rest: Any) -> Any:
+        asked.append((len(hidden_TH), k))
+        return propose(head, hidden_TH, step, k, *rest)
+
+    monkeypatch.setattr(FullHead, "best", best_of)
+    monkeypatch.setattr(FullHead, "propose", proposal_of)
+    monkeypatch.setattr("rayspec.farm.head_latency.MIN_ROUND_S", 1e-4)
+    for name, folder in drafter_folders(tmp_path).items():
+        asked.clear()
+        found = head_latencies({name: folder}, rows=2, draft_steps=3, dtype=torch.float32, num_threads=1, topk=topk)
+        assert found[name] > 0
+        assert asked[:3] == rows_and_candidates[name]
+
+
+def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult], synthetic_sweep: Any) -> None:
+    blocks = {}
+    latency = {"full": 900e-6, "full@8x32": 2000e-6, "slimspec-r64@8x32": 500e-6}
+    for trial, own in synthetic_sweep.blocks.items():
+        if trial.head in ("full", "slimspec-r64") and trial.draft_steps == 4:
+            assert trial.drafter is not None
+            drafter = replace(trial.drafter, label=f"{trial.head}@8x32", shape=TREE)
+            blocks[replace(trial, drafter=drafter)] = own
+            blocks[trial] = own
+    found = {r.trial.name: r for r in score(SweepConfig(), blocks, {}, {Traffic(concurrency=1): latency})}
+    tree = found["slimspec-r64@8x32-s4-c1"].metrics
+    assert tree["nu"] == pytest.approx(0.25)
+    assert "speedup_vs_full" in tree
+    full = found["full@8x32-s4-c1"].metrics
+    head_ms = 4 * 2.0
+    assert full["kappa"] == pytest.approx(head_ms / (full["cycle_ms"] - head_ms))
+    assert isinstance(found["full-s4-c1"].trial, Trial)
+    assert found["full-s4-c1"].metrics["nu"] == 1
