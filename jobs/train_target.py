@@ -5,7 +5,6 @@ The same command continues after an interruption. Exits 0 when the target is exp
 
 import argparse
 import sys
-from pathlib import Path
 
 from rayspec.config import load_config
 from rayspec.job import set_up
@@ -26,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
         config = load_config(TargetTrainConfig, options.config, options.overrides)
         print(config.describe(), flush=True)
-        check_place(Path(config.export_dir), TARGET)  # before hours of training
+        check_place(config.export_folder, TARGET)  # before hours of training
         if not options.plan:
             from rayspec.training.target import train
             from rayspec.training.target_export import export

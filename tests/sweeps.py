@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from fixture_models import DRAFTERS, TARGET, drafters_setting
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 JOB = "jobs/sweep.py"
 PATIENCE_S = 1200  # a busy machine starts engines for minutes
 TRIALS = {"plain-c1", "full-s2-c1", "slimspec-r32-s2-c1"}
-SETTINGS = ["drafters=[full,slimspec-r32]", "draft_steps=[2]", "block_prompts=1", "max_new_tokens=16"]
+SETTINGS = [f"target={TARGET}", drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"])]
+SETTINGS += ["draft_steps=[2]", "block_prompts=1", "max_new_tokens=16"]
 SETTINGS += ["head_latency=false", "engine.max_total_tokens=8192", "engine.num_threads=1"]
 
 

@@ -62,7 +62,7 @@ class CalibrationConfig:
     work_dir: str | None = None  # where jobs/train.py keeps the answers; None = the home folder's training/<target>
     held_out: str | None = None  # answers for the coverage figure; None = work_dir's held_out, where it exists
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    sources: dict[str, Any] = field(default_factory=lambda: {"raw": {"kind": "raw"}})  # name: {kind: ..., options}
+    sources: dict[str, Any] = field(default_factory=dict)  # name: {kind: ..., options}; none = `raw` of kind raw
     calibrations: list[NamedRule] = field(default_factory=list)
     ray: RayConfig = field(default_factory=RayConfig)
     mlflow: bool = True
@@ -93,7 +93,8 @@ class CalibrationConfig:
 
     @cached_property
     def parsed_sources(self) -> dict[str, Source]:
-        return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in self.sources.items()}
+        sources = self.sources or {"raw": {"kind": "raw"}}
+        return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in sources.items()}
 
     @property
     def output_folder(self) -> Path:

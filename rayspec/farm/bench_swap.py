@@ -17,9 +17,10 @@ from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineSpec
 from rayspec.shipped import drafter_path, target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.workloads import load_workload
 
-HEADS = ("full", "full-int4", "slimspec-r64", "frspec-4096", "pafr-4096", "specvocab-n128", "dynaspec-m8", "coral-1of8")
+HEADS = ("full", "slimspec-r288", "slimspec-r144", "slimspec-r72")
 DRAFT_STEPS = 4
 TIMEOUT_S = 1200.0
 
@@ -40,8 +41,10 @@ class Way:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m rayspec.farm.bench_swap", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--heads", nargs="+", default=HEADS, metavar="NAME", help="shipped names or checkpoint folders")
-    parser.add_argument("--workload", default="heldout_python:4", help="the prompts that each head answers")
+    parser.add_argument(
+        "--heads", nargs="+", default=HEADS, metavar="NAME", help="names of the default target's drafters, or folders"
+    )
+    parser.add_argument("--workload", default="chat:4", help="the prompts that each head answers")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args(arguments)
     prompts = tuple(load_workload(options.workload))
@@ -77,7 +80,7 @@ def _start(name: str, log: Path, way: Way) -> RuntimeHandle:
     began = time.perf_counter()
     overrides = {"random_seed": 0, "context_length": 1024, "max_total_tokens": 16384}
     spec = EngineSpec(
-        target=target_path("demo"), drafter=drafter_path(name), draft_steps=DRAFT_STEPS, overrides=overrides
+        target=target_path(DEFAULT_TARGET), drafter=drafter_path(name), draft_steps=DRAFT_STEPS, overrides=overrides
     )
     handle = RuntimeHandle(spec, log, num_cpus=1, num_gpus=0, block_timeout_s=TIMEOUT_S)
     handle.finish_start(handle.begin_start(), TIMEOUT_S)

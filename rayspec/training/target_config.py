@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import LlamaConfig
 
 from rayspec.home import home
+from rayspec.targets.catalogue import models_folder
 from rayspec.training.sources import CorpusConfig
 
 WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
@@ -76,7 +77,7 @@ class TargetTrainConfig:
 
     name: str
     token_budget: int
-    export_dir: str = "rayspec/assets/target"
+    export_dir: str | None = None  # the folder of the trained model; None = the home folder's models/<name>
     seed: int = 0
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     model: TargetModelConfig = field(default_factory=TargetModelConfig)
@@ -103,7 +104,7 @@ class TargetTrainConfig:
     def __post_init__(self) -> None:
         is_plain = Path(self.name).name == self.name and self.name not in ("", ".", "..") and len(self.name) <= 200
         _check(is_plain and self.name.isprintable(), "name", "a plain folder name", self.name)
-        _check(bool(self.export_dir.strip()), "export_dir", "a folder", self.export_dir)
+        _check(self.export_dir is None or bool(self.export_dir.strip()), "export_dir", "a folder", self.export_dir)
         longest = self.model.max_position_embeddings
         for key in ("seq_len", "long_seq_len"):
             value = getattr(self, key)
@@ -141,11 +142,15 @@ class TargetTrainConfig:
     def run_dir(self) -> Path:
         return home() / "targets" / self.name
 
+    @property
+    def export_folder(self) -> Path:
+        return Path(self.export_dir) if self.export_dir else models_folder() / self.name
+
     def describe(self) -> str:
         """What a run would do, in a line."""
         return (
             f"{self.name}: {self.total_steps} steps of {self.batch_tokens} tokens, in {self.run_dir} -> "
-            f"{self.export_dir}"
+            f"{self.export_folder}"
         )
 
     def seq_len_at(self, step: int) -> int:

@@ -42,7 +42,7 @@ FINAL_HELD_OUT_TOKENS = 131_072  # per group
 
 
 def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | None = None) -> dict[str, Any]:
-    """Write config.export_dir (whole or not at all) from the run's checkpoint; returns what training.json holds."""
+    """Write config.export_folder (whole or not at all) from the run's checkpoint; returns what training.json holds."""
     if state.step < config.total_steps:
         raise ValueError(
             f"run '{config.name}' is at step {state.step} of {config.total_steps}; train it to the end first"
@@ -56,7 +56,7 @@ def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | N
         bos_token_id=end_of_text, eos_token_id=end_of_text, pad_token_id=end_of_text
     )
 
-    final = Path(config.export_dir)
+    final = config.export_folder
     with written_whole(final, TARGET) as folder:
         model.save_pretrained(folder)
         save_tokenizer(data.tokenizer, folder)

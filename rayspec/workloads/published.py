@@ -9,9 +9,7 @@ from rayspec.shipped import ASSETS
 from rayspec.workloads.records import Conversation, read_file, read_records
 
 DATA_VARIABLE = "RAYSPEC_DATA"
-SHIPPED: dict[str, Path] = {
-    name: ASSETS / "prompts" / f"{name}.jsonl" for name in ("chat", "heldout_python", "mixed_languages")
-}
+SHIPPED: dict[str, Path] = {"chat": ASSETS / "prompts" / "chat.jsonl"}
 
 
 @dataclass(frozen=True, kw_only=True)

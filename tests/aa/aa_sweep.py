@@ -31,7 +31,7 @@ from rayspec.sweep.prepare import prepare
 from rayspec.sweep.results import speedups
 
 ROOT = Path(__file__).parents[2]
-HEAD, TWIN = "slimspec-r64", "twin"
+HEAD, TWIN = "full", "twin"
 PLUGIN = "[sglang.srt.plugins]\nslow_drafter = slow_drafter:register\n"
 
 
@@ -74,7 +74,7 @@ def sweep(home: Path, passes: int) -> None:
         "name": "aa",
         "drafters": f"[{','.join(str(drafters / name) for name in (HEAD, TWIN, SLOW))}]",
         "baseline": HEAD,
-        "workload": "heldout_python:8",
+        "workload": "chat:8",
         "block_prompts": 1,
         "repeats": passes,
         "max_new_tokens": 32,

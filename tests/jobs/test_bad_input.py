@@ -14,11 +14,14 @@ from types import ModuleType
 
 import pytest
 from disks import small_disk
-
-from rayspec.shipped import ASSETS
+from fixture_models import CALIBRATIONS, DRAFTERS, TARGET, sweep_settings
+from fixture_models import PROMPTS as HELD_OUT
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
+RAW = "calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]"
+COUNTS = CALIBRATIONS / "vocabtrim-2048"
+REAL = {"sweep": sweep_settings(4), "train": [f"target={TARGET}"], "calibrate": [f"target={TARGET}"], "export": []}
 MEDUSA = "name: a, drafter: {kind: medusa}, draft_head: {kind: full}"
 SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the message
     "sweep": [
@@ -51,7 +54,7 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("warmup_tokens=0", "warmup_tokens must be at least 1"),
         ("stop.ci_width=0", "stop.ci_width must be positive"),
         ("stop.ci_width=0.1", "repeats=30", "stop.max_repeats must be at least repeats (30)"),
-        ("stop.ci_width=0.1", "workload=heldout_python:4", "stop.ci_width needs a confidence interval"),
+        ("stop.ci_width=0.1", f"workload={HELD_OUT}:4", "stop.ci_width needs a confidence interval"),
         ("stop.max_seconds=-3", "stop.max_seconds must be positive"),
         ("slo.ttft_ms=0", "slo.ttft_ms", "0"),
         ("engine.num_threads=0", "engine.num_threads must be at least 1"),
@@ -61,10 +64,10 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("ray.num_gpus=-1", "ray.num_gpus must be at least 0"),
         ("target=/no/such/target", "/no/such/target"),
         ("workload=mtbench", "no workload 'mtbench'", "mt_bench"),
-        ("workload=heldout_python:0", "the count after the colon must be at least 1"),
-        ("workload=heldout_python:99999", "asks for 99999 prompts, but there are"),
-        ("workload=heldout_python::poems", "no category 'poems'", "there are"),
-        ("workload=heldout_python:2,heldout_python:2", "more than once"),
+        (f"workload={HELD_OUT}:0", "the count after the colon must be at least 1"),
+        (f"workload={HELD_OUT}:99999", "asks for 99999 prompts, but there are"),
+        (f"workload={HELD_OUT}::poems", "no category 'poems'", "there are"),
+        (f"workload={HELD_OUT}:2,{HELD_OUT}:2", "more than once"),
         ("--config=/no/such/sweep.yaml", "no config file at /no/such/sweep.yaml"),
     ],
     "train": [
@@ -82,7 +85,7 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("heads=[{name: a, drafter: {kind: meduza}, draft_head: {kind: full}}]", "'meduza'", "medusa, hydra"),
         ("heads=[{name: a, tree: {kind: static}, draft_head: {kind: full}}]", "heads[a]", "leave tree out"),
         (f"heads=[{{{MEDUSA}, tree: {{kind: static, file: none.json}}}}]", "heads[a]", "no tree in none.json"),
-        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: frspec-4096}}}}]", "frspec-4096 holds counts", "rule bigram"),
+        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: {COUNTS}}}}}]", "vocabtrim-2048 holds counts", "rule bigram"),
         ("recipe.num_steps=0", "recipe.num_steps must be at least 1"),
         ("recipe.optimizer=sgd", "recipe.optimizer must be one of", "'sgd'"),
         ("recipe.warmup_steps=99999", "recipe.warmup_steps must be in 0.."),
@@ -96,13 +99,13 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("calibrations=[{name: a, source: raw, rule: {kind: frspek}}]", "frspek", "frspec"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 0}}]", "top_k", "0"),
         ("calibrations=[{name: a, source: raw, rule: {kind: bigram, size: 3}}]", "has no option 'size'"),
-        ("sources.raw.documents=none", "documents", "none"),
+        ("sources.raw.documents=none", RAW, "documents", "none"),
         ("ray.blocks=0", "ray.blocks must be at least 1"),
     ],
     "export": [
         ("drafters=[nowhere]", "nowhere"),
+        (f"drafters=[{DRAFTERS['dynaspec']}]", "dynaspec"),
         ("drafters=[..]", "the last part of each of drafters must be a plain folder name", "'..'"),
-        ("drafters=[dynaspec-m8]", "dynaspec-m8"),
         ("output=x", "unknown key 'output'"),
     ],
 }  # fmt: skip
@@ -143,7 +146,7 @@ CHECKPOINTS: dict[str, tuple[Break, str]] = {
     "other_architecture": (edit_config(lambda c: c.update(architectures=["LlamaForCausalLM"])), "LlamaForCausalLM"),
     "unknown_kind": (edit_config(lambda c: c["draft_head"].update(kind="ful")), "ful"),
     "unknown_option": (edit_config(lambda c: c["draft_head"].update(size=3)), "'size'"),
-    "other_width": (edit_config(lambda c: c.update(hidden_size=128)), "hidden_size"),
+    "other_width": (edit_config(lambda c: c.update(hidden_size=64)), "hidden_size"),
     "newer_format": (edit_config(lambda c: c["rayspec"].update(format_version=99)), "format_version"),
     "missing_base": (
         edit_config(lambda c: c["rayspec"].update(shares=[NOWHERE])),
@@ -173,7 +176,7 @@ def job(name: str) -> ModuleType:
 def refusal(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
     """What a job that cannot run says on stderr."""
     try:
-        code = job(name).main([*arguments, "--plan"])
+        code = job(name).main([*REAL[name], *arguments, "--plan"])
     except SystemExit as exit_:  # argparse
         code = exit_.code
     said = capsys.readouterr()
@@ -209,7 +212,7 @@ def test_wrong_prompts_files(name: str, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_broken_checkpoints(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     break_, words = CHECKPOINTS[name]
-    shutil.copytree(ASSETS / "drafters" / "full", tmp_path / "drafter")
+    shutil.copytree(DRAFTERS["full"], tmp_path / "drafter")
     break_(tmp_path / "drafter")
     text = refusal(capsys, "export", f"drafters=[{tmp_path}/drafter]", f"output_dir={tmp_path}/out")
     assert words in text
@@ -234,7 +237,7 @@ calibrations: [{name: full, source: raw, rule: {kind: frspec, top_k: 8}}]
 WRITERS = {
     "train": ("--config=TRAIN", "drafter"),
     "calibrate": ("--config=CONFIG", "calibration"),
-    "export": (f"drafters=[{ASSETS / 'drafters' / 'full'}]", "drafter"),
+    "export": (f"drafters=[{DRAFTERS['full']}]", "drafter"),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from answerers import answer_in_process
 from mlflow import MlflowClient
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from rayspec.calibration.ranking import coverage, rank
 from rayspec.calibration.runs import calibrate_all
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import load_config
-from rayspec.training.answers import AnswersConfig, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch
 from sglang_ext.drafters.checkpoint import save_drafter
@@ -56,7 +57,7 @@ def place(
         config = AnswersConfig(count=6, min_prompt_tokens=6, max_prompt_tokens=9, answer_tokens=20, batch_size=4)
         generator = torch.Generator().manual_seed(seed)
         prompts = [torch.randint(1, 257, (6 + n % 4,), generator=generator).tolist() for n in range(6)]
-        make_answers(folder / "work" / name, tiny_target, config, prompts)
+        answer_in_process(folder / "work" / name, tiny_target, config, prompts)
     save_drafter(folder / "mine", drafter, tiny_target.info())
     texts = [{"text": file.read_text(), "origin": {"name": file.name}} for file in sorted(text_folder.iterdir())]
     with gzip.open(folder / "texts.jsonl.gz", "wt") as file:
@@ -109,6 +110,15 @@ def done(place: Path) -> Path:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_config_loads(file: Path) -> None:
     assert load_config(CalibrationConfig, file).calibrations
+
+
+def test_sources_of_one_s_own_take_the_place_of_the_default_one(tmp_path: Path) -> None:
+    """Which is the whole corpus, a minute's reading."""
+    rule = "calibrations: [{name: a, source: %s, rule: {kind: contiguous, clusters: 4}}]\n"
+    (tmp_path / "own.yaml").write_text("sources: {answers: {kind: target}}\n" + rule % "answers")
+    (tmp_path / "none.yaml").write_text(rule % "raw")
+    found = [load_config(CalibrationConfig, tmp_path / f"{name}.yaml").parsed_sources for name in ("own", "none")]
+    assert [list(sources) for sources in found] == [["answers"], ["raw"]]
 
 
 def test_plan_names_everything_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

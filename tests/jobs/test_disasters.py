@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from disks import fill, small_disk
+from fixture_models import PROMPTS as HELD_OUT
 from sweeps import PATIENCE_S, SETTINGS, Sweep, assert_complete_and_once
 
 from rayspec.farm.processes import has_ended
@@ -20,7 +21,7 @@ from rayspec.sweep.journal import read
 
 pytestmark = pytest.mark.slow
 PROMPTS, PASSES = 6, 8
-OWN = [*SETTINGS, f"workload=heldout_python:{PROMPTS}", f"repeats={PASSES}", "name=disasters"]
+OWN = [*SETTINGS, f"workload={HELD_OUT}:{PROMPTS}", f"repeats={PASSES}", "name=disasters"]
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixture_models import DRAFTERS, HIDDEN, VOCABULARY
 
 from rayspec.config import load_config
 from rayspec.export import ExportConfig, prepare, write
-from rayspec.shipped import drafter_path
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads import head_from_target
 
@@ -22,40 +22,40 @@ def job(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped full drafter over the even half of its vocabulary, whose body it shares."""
+    """The full drafter over the even half of its vocabulary, whose body it shares."""
     folder = tmp_path_factory.mktemp("own") / "half"
-    drafter, info = load_drafter(drafter_path("full"))
+    drafter, info = load_drafter(DRAFTERS["full"])
     assert info.target is not None
-    ids = torch.arange(0, 16384, 2)
+    ids = torch.arange(0, VOCABULARY, 2)
     drafter.lm_head = head_from_target(
         {"kind": "truncated", "size": len(ids)}, drafter.lm_head.weight.data, {"ids": ids}
     )
-    save_drafter(folder, drafter, info.target, {"recipe": "half"}, share_with=drafter_path("full"))
+    save_drafter(folder, drafter, info.target, {"recipe": "half"}, share_with=DRAFTERS["full"])
     return folder
 
 
 def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
-    settings = (f"drafters=[full,{half}]", f"output_dir={tmp_path / 'out'}")
+    settings = (f"drafters=[{DRAFTERS['full']},{half}]", f"output_dir={tmp_path / 'out'}")
     planned = job(*settings, "--plan")
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.count("to write") == 2
-    assert "8192 rows of 16384" in planned.stdout
+    assert f"{VOCABULARY // 2} rows of {VOCABULARY}" in planned.stdout
     assert not (tmp_path / "out").exists()
 
     done = job(*settings)
     assert done.returncode == 0, done.stderr
-    for name, own in (("full", drafter_path("full")), ("half", half)):
+    for name, own in (("full", DRAFTERS["full"]), ("half", half)):
         (ours, _), (stock, info) = load_drafter(own), load_drafter(tmp_path / "out" / name)
         assert info.is_stock
         assert stock.state_dict().keys() == ours.state_dict().keys()
         assert all(torch.equal(t, ours.state_dict()[n]) for n, t in stock.state_dict().items())
-        hidden_TH = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+        hidden_TH = torch.randn(32, HIDDEN, generator=torch.Generator().manual_seed(0))
         for got, expected in zip(
             stock.lm_head.propose(hidden_TH, 0, 8), ours.lm_head.propose(hidden_TH, 0, 8), strict=True
         ):
             assert torch.equal(got, expected)
     origin = json.loads((tmp_path / "out" / "half" / "export.json").read_text())
-    assert origin["draft_head"] == {"kind": "truncated", "size": 8192, "step_sizes": None}
+    assert origin["draft_head"] == {"kind": "truncated", "size": VOCABULARY // 2, "step_sizes": None}
     assert (origin["drafter"], origin["recipe"]) == ("half", "half")
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
@@ -66,10 +66,10 @@ def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
 
 
 def test_a_slim_head_is_exported_as_its_product(tmp_path: Path) -> None:
-    config = ExportConfig(drafters=["slimspec-r64"], output_dir=str(tmp_path))
+    config = ExportConfig(drafters=[str(DRAFTERS["slimspec"])], output_dir=str(tmp_path))
     (export,) = prepare(config)
     write(export)
-    (ours, _), (stock, info) = load_drafter(drafter_path("slimspec-r64")), load_drafter(tmp_path / "slimspec-r64")
+    (ours, _), (stock, info) = load_drafter(DRAFTERS["slimspec"]), load_drafter(tmp_path / "slimspec-r32")
     assert info.head == {"kind": "full"}
     product_VH = ours.lm_head.up @ ours.lm_head.down
     assert torch.equal(stock.lm_head.weight, product_VH.bfloat16().float())
@@ -88,16 +88,16 @@ def test_what_must_not_be_replaced(half: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_stock_form_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> None:
-    drafter, info = load_drafter(drafter_path("full"))
+    drafter, info = load_drafter(DRAFTERS["full"])
     assert info.target is not None
     spec = {"kind": "coral", "clusters": 8, "top": 2}
-    drafter.lm_head = head_from_target(spec, drafter.lm_head.weight.data, {"cluster_of": torch.arange(16384) % 9})
+    drafter.lm_head = head_from_target(spec, drafter.lm_head.weight.data, {"cluster_of": torch.arange(VOCABULARY) % 9})
     save_drafter(tmp_path / "coral", drafter, info.target)
-    planned = job(f"drafters=[full,{tmp_path / 'coral'}]", "--plan")
+    planned = job(f"drafters=[{DRAFTERS['full']},{tmp_path / 'coral'}]", "--plan")
     assert planned.returncode == 2
     assert "a stock EAGLE-3 checkpoint holds one matrix" in planned.stderr
     assert "'kind': 'coral'" in planned.stderr
-    write(prepare(ExportConfig(drafters=["full"], output_dir=str(tmp_path / "out")))[0])
+    write(prepare(ExportConfig(drafters=[str(DRAFTERS["full"])], output_dir=str(tmp_path / "out")))[0])
     with pytest.raises(ValueError, match="is a stock EAGLE-3 checkpoint already; serve it as it is"):
         prepare(ExportConfig(drafters=[str(tmp_path / "out" / "full")], output_dir=str(tmp_path / "twice")))
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from fixture_models import PROMPTS as HELD_OUT
 from servers import free_port, start_mlflow, two_ray_nodes
 from sweeps import SETTINGS, Sweep, assert_complete_and_once
 
 from rayspec.farm.processes import has_ended
 
 PROMPTS, PASSES = 6, 4
-OWN = [*SETTINGS, f"workload=heldout_python:{PROMPTS}", f"repeats={PASSES}", "name=faults"]
+OWN = [*SETTINGS, f"workload={HELD_OUT}:{PROMPTS}", f"repeats={PASSES}", "name=faults"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ TRIALS = ["plain-c2", "full-s2-c2", "slimspec-r32-s2-c2"]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
     home = tmp_path_factory.mktemp("nodes") / "home"
-    settings = ["drafters=[full,slimspec-r32]", "draft_steps=[2]", "concurrency=[2]", "head_latency=false"]
+    settings = ["draft_steps=[2]", "concurrency=[2]", "head_latency=false"]
     settings += ["engine.nodes=2", "engine.extra.tp_size=2", "engine.num_threads=1"]
     with two_ray_nodes() as (variables, _):
         yield Sweep(sweep(home, *settings, *SMALL, **variables), home)

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fixture_models import DRAFTERS, drafters_setting, sweep_settings
 from mlflow import MlflowClient
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-TINY = ["drafters=[slimspec-r32]", "baseline=slimspec-r32", "draft_steps=[2]", "workload=heldout_python:2"]
+TINY = [*sweep_settings(2), drafters_setting(DRAFTERS["slimspec"]), "baseline=slimspec-r32", "draft_steps=[2]"]
 TINY += ["block_prompts=1", "max_new_tokens=8", "head_latency=false", "engine.max_total_tokens=4096"]
 
 

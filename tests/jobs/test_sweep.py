@@ -1,4 +1,4 @@
-"""The sweep job from the command line: real Ray, real SGLang on the shipped models, a real MLflow store."""
+"""The sweep job from the command line: real Ray, real SGLang on the tests' models, a real MLflow store."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 import torch
+from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting, sweep_settings
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 
-from rayspec.shipped import ASSETS, target_path
 from rayspec.sweep.publish import metric_name
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
@@ -23,7 +23,7 @@ from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.heads import head_from_target
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["workload=heldout_python:4", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
+SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
 
 
 def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str
 
 
 def test_plan_prints_the_trials_and_leaves_nothing(tmp_path: Path) -> None:
-    run = sweep(tmp_path / "home", "--plan", "drafters=[full,slimspec-r32]", "concurrency=[1,8]", *SMALL)
+    run = sweep(tmp_path / "home", "--plan", "concurrency=[1,8]", *SMALL)
     assert run.returncode == 0, run.stderr
     for trial in ("plain-c1", "plain-c8", "full-s4-c1", "slimspec-r32-s4-c8"):
         assert f"| {trial} " in run.stdout
@@ -53,12 +53,12 @@ def test_plan_prints_the_trials_and_leaves_nothing(tmp_path: Path) -> None:
     [
         ("draftsteps=[4]", "error: the command line: unknown key 'draftsteps'; known: name, experiment"),
         ("drafters=[fulll]", "error: the command line: baseline must be one of"),
-        ("workload=heldout_python:100000", "asks for 100000 prompts"),
+        (f"workload={PROMPTS}:100000", "asks for 100000 prompts"),
         ("target=/nowhere/target", "error: target is '/nowhere/target'"),
     ],
 )
 def test_a_config_that_cannot_run_ends_at_once(tmp_path: Path, argument: str, message: str) -> None:
-    run = sweep(tmp_path / "home", argument)
+    run = sweep(tmp_path / "home", *sweep_settings(4), argument)
     assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr
@@ -92,7 +92,7 @@ class Sweep:
 
 def new_medusa(folder: Path) -> Path:
     """Untrained, so that it is hardly ever accepted."""
-    target = FrozenTarget.load(target_path("demo"), torch.float32)
+    target = FrozenTarget.load(TARGET, torch.float32)
     config = target.options_config(MedusaDrafter.Config, {"positions": 2})
     slim = {"kind": "slimspec", "rank": 16}
     drafter = MedusaDrafter(config, config.heads(lambda: head_from_target(slim, target.head_VG.float(), None)))
@@ -105,22 +105,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Full and slimspec heads, a Medusa drafter, a checkpoint that lacks a tensor, and one for another tokenizer."""
     folder = tmp_path_factory.mktemp("sweep")
     broken, foreign = folder / "broken", folder / "foreign"
-    shutil.copytree(ASSETS / "drafters" / "slimspec-r32", broken)
+    shutil.copytree(DRAFTERS["slimspec"], broken)
     tensors = load_file(broken / "model.safetensors")
     del tensors["fc.weight"]
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    shutil.copytree(ASSETS / "drafters" / "slimspec-r32", foreign)
+    shutil.copytree(DRAFTERS["slimspec"], foreign)
     config = json.loads((foreign / "config.json").read_text())
     config["rayspec"]["target"]["tokenizer_sha256"] = "0" * 64
     (foreign / "config.json").write_text(json.dumps(config))
     medusa = new_medusa(folder / "medusa")
     process = sweep(
         folder / "home",
-        f"drafters=[full,slimspec-r32,{broken},{foreign},{medusa}]",
+        *SMALL,
+        drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"], broken, foreign, medusa),
         "draft_steps=[2]",
         "concurrency=[1,2]",
         "name=test",
-        *SMALL,
     )
     return Sweep(process, folder / "home")
 
@@ -173,7 +173,7 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
     assert tags["command"].startswith("python jobs/sweep.py ")
-    assert child.data.params["sweep.workload"] == "heldout_python:4"
+    assert child.data.params["sweep.workload"] == f"{PROMPTS}:4"
     assert child.data.params["head.kind"] == "slimspec"
     assert child.data.params["head.rank"] == "32"
     assert "draft_steps:\n- 2\n" in finished.artifact(finished.parent, "config.yaml").read_text()

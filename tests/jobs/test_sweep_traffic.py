@@ -4,6 +4,7 @@ passes are spent: real Ray, real SGLang, a real MLflow store."""
 import json
 
 import pytest
+from fixture_models import DRAFTERS, TARGET, drafters_setting
 from test_sweep import Sweep, sweep
 
 from rayspec.sweep.publish import metric_name
@@ -22,7 +23,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     (folder / "two.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     process = sweep(
         folder / "home",
-        *("drafters=[full]", "draft_steps=[2]", "concurrency=[2]", "request_rate=[20.0]", "head_latency=false"),
+        *(
+            f"target={TARGET}",
+            drafters_setting(DRAFTERS["full"]),
+            "draft_steps=[2]",
+            "concurrency=[2]",
+            "request_rate=[20.0]",
+            "head_latency=false",
+        ),
         *(f"workload={folder}/two.jsonl", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"),
         *("stop.ci_width=1e-9", f"stop.max_repeats={PASSES}", "slo.ttft_ms=1e6", "slo.tpot_ms=1e6"),
     )

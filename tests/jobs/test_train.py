@@ -21,12 +21,13 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
         f"target={target}",
         f"output_dir={folder / 'out'}",
         HEADS,
-        *(f"{name}.documents={texts}" for name in ("answers", "held_out")),
+        *(f"{name}.prompts={texts}" for name in ("answers", "held_out")),
         *(
             f"{name}.{key}"
             for name in ("answers", "held_out")
-            for key in ("count=6", "batch_size=4", "answer_tokens=10")
+            for key in ("count=6", "batch_size=4", "answer_tokens=10", "max_prompt_tokens=40", "follow_up_share=0")
         ),
+        "engines.max_running_requests=4",
         "recipe.num_steps=4",
         "recipe.warmup_steps=1",
         "recipe.batch_size=3",
@@ -41,8 +42,14 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
 
 def test_shipped_config_loads_and_its_heads_differ_in_the_head_alone() -> None:
     config = load_config(DrafterTrainConfig, CONFIG)
-    assert [head.name for head in config.heads] == ["full", "slimspec-r128", "slimspec-r64", "slimspec-r32"]
-    assert config.held_out.documents == "held_out"
+    assert [head.name for head in config.heads] == [
+        "full",
+        "slimspec-r72",
+        "slimspec-r144",
+        "slimspec-r288",
+        "full-trained",
+    ]
+    assert config.answers.prompts == config.held_out.prompts == "self"
     assert config.held_out.greedy_share == 1.0
 
 

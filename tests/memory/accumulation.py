@@ -1,5 +1,5 @@
 """What SpecFormer's training needs at its peak: losses of one draft position after the other (`backward_head`), or all
-at once. Each measurement is a process of its own, on the shipped target with a full head.
+at once. Each measurement is a process of its own, on the default target with a full head.
 
 python tests/memory/accumulation.py --out FOLDER
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from rayspec.provenance import provenance
 from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import init_specformer
 from rayspec.training.ttt import Batch, backward_head, roll_out
@@ -56,7 +57,7 @@ def main() -> None:
 def measure(mode: str, positions: int) -> dict[str, float]:
     """Peak of resident memory in MiB while the gradients of a batch are made, above what there was before; and their
     norm."""
-    target = FrozenTarget.load(target_path("demo"), torch.float32)
+    target = FrozenTarget.load(target_path(DEFAULT_TARGET), torch.float32)
     config = target.options_config(SpecFormerDrafter.Config, {"positions": positions})
     torch.manual_seed(0)
     drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target({"kind": "full"}, target.head_VG)))

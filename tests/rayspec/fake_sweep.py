@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fixture_models import DRAFTERS, TARGET
 from synthetic import synthetic_request
 
 from rayspec.config import load_config
 from rayspec.farm.load import Load
 from rayspec.job import set_up
 from rayspec.records import Measured
-from rayspec.shipped import drafter_path, target_path
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.folder import SweepFolder, find_resumable
 from rayspec.sweep.placement import Placement
@@ -98,15 +98,15 @@ class FakeTrainable(CohortTrainable):
 
 
 def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
-    """`full` and drafters d1 ... dN, all of the shipped full drafter's files."""
+    """`full` and drafters d1 ... dN, all of the full drafter's files."""
     names = ["full", *(f"d{i}" for i in range(1, num_candidates + 1))]
     own = ["head_latency=false", "block_prompts=1", "ray.num_cpus=0.001", f"drafters=[{','.join(names)}]", *overrides]
     config = load_config(SweepConfig, None, own)
-    path = drafter_path("full")
+    path = str(DRAFTERS["full"])
     drafters = tuple(Drafter(label=name, path=path, head={"kind": "full"}) for name in names)
     prompts = tuple(Conversation(id=str(i), category="fake", turns=(f"prompt {i}",)) for i in range(4))
     plan = make_plan(config, len(prompts), drafters)
-    return Prepared(config=config, prompts=prompts, target=target_path("demo"), drafters=drafters, plan=plan)
+    return Prepared(config=config, prompts=prompts, target=str(TARGET), drafters=drafters, plan=plan)
 
 
 def main(arguments: list[str]) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+from fixture_models import DRAFTERS
 
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
-from rayspec.shipped import drafter_path
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Drafter, Trial
 from rayspec.sweep.results import TrialResult, score
@@ -80,7 +80,8 @@ def make_synthetic_sweep() -> SyntheticSweep:
 
 def _drafter(head: str) -> Drafter:
     kind, _, rank = head.partition("-r")
-    return Drafter(label=head, path=drafter_path(head), head={"kind": kind, **({"rank": int(rank)} if rank else {})})
+    path = str(DRAFTERS[kind])
+    return Drafter(label=head, path=path, head={"kind": kind, **({"rank": int(rank)} if rank else {})})
 
 
 def _histogram(rng: np.random.Generator, rate: float, steps: int) -> tuple[int, ...]:

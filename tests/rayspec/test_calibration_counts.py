@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from answerers import answer_in_process
 
 from rayspec.calibration import counting
 from rayspec.calibration.config import CalibrationConfig
@@ -18,7 +19,7 @@ from rayspec.calibration.sources import Context, DraftTokens, RawText, TargetAns
 from rayspec.calibration.texts import counter_of, pair_counter_of
 from rayspec.config import load_config
 from rayspec.training.acceptance import _rollout
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.sources import CorpusConfig
 from rayspec.training.ttt import Batch
@@ -34,7 +35,7 @@ def work_folder(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFact
     config = AnswersConfig(count=6, min_prompt_tokens=6, max_prompt_tokens=9, answer_tokens=12, batch_size=4)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (6 + n % 4,), generator=generator).tolist() for n in range(6)]
-    make_answers(folder / "answers", tiny_target, config, prompts)
+    answer_in_process(folder / "answers", tiny_target, config, prompts)
     return folder
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from fixture_models import PROMPTS, TARGET
 
 from rayspec.training.corpus import cut_prompts, held_out_documents, manifest, training_documents
-from rayspec.training.heldout_prompts import LANGUAGE_COUNT, LANGUAGES, LICENCES
-from rayspec.training.sources import STDLIB, CorpusConfig, Document, Package, discover, is_usable_source
+from rayspec.training.sources import STDLIB, STDLIB_TESTS, CorpusConfig, Document, Package, discover, is_usable_source
 from rayspec.training.tokenizer import load_tokenizer
 
-ASSETS = Path(__file__).parents[2] / "rayspec" / "assets"
 CODE = "def add(a, b):\n    return a + b\n\n\nclass Box:\n    size = 3\n    name = None\n\nprint(add(1, 2))\n"
 
 
@@ -123,19 +121,9 @@ def test_bad_config_names_the_setting() -> None:
         CorpusConfig(held_out_percent=0)
 
 
-def test_shipped_prompts_are_permissive_distinct_and_in_bounds() -> None:
-    tokenizer = load_tokenizer(ASSETS / "target")
-    lines = [json.loads(line) for line in (ASSETS / "prompts" / "heldout_python.jsonl").read_text().splitlines()]
-    assert len(lines) == 400
-    assert len({line["question_id"] for line in lines}) == 400
-    assert len({line["turns"][0] for line in lines}) == 400
-    assert {line["category"] for line in lines} <= set(LICENCES)
-    assert all(32 <= len(tokenizer.encode(line["turns"][0])) <= 160 for line in lines)
-
-
-def test_shipped_mixture_has_every_language() -> None:
-    tokenizer = load_tokenizer(ASSETS / "target")
-    lines = [json.loads(line) for line in (ASSETS / "prompts" / "mixed_languages.jsonl").read_text().splitlines()]
-    assert Counter(line["category"] for line in lines) == dict.fromkeys(["python", *LANGUAGES], LANGUAGE_COUNT)
-    assert len({line["turns"][0] for line in lines}) == len(lines)
+def test_prompts_of_the_tests_are_distinct_and_in_bounds() -> None:
+    tokenizer = load_tokenizer(TARGET)
+    lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len({line["turns"][0] for line in lines}) == len(lines)
+    assert {line["category"] for line in lines} == {STDLIB, STDLIB_TESTS}, "text under other licences may not ship"
     assert all(32 <= len(tokenizer.encode(line["turns"][0])) <= 160 for line in lines)

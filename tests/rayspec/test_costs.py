@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixture_models import DRAFTERS, TARGET
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -19,7 +20,6 @@ from rayspec.costs import (
     step_flops,
     target_cost,
 )
-from rayspec.shipped import ASSETS
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -76,18 +76,18 @@ def counted_flops(run: object) -> int:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_target_flops_are_those_that_pytorch_counts(rows: int) -> None:
     """The counter takes attention as full, so that every row meets as many keys as there are rows."""
-    cost = target_cost(str(ASSETS / "target"))
-    model = AutoModelForCausalLM.from_pretrained(ASSETS / "target", attn_implementation="eager", dtype=torch.float32)
+    cost = target_cost(str(TARGET))
+    model = AutoModelForCausalLM.from_pretrained(TARGET, attn_implementation="eager", dtype=torch.float32)
     assert cost.params == sum(p.numel() for p in model.parameters())
     assert cost.decoder is not None
     ids = torch.arange(rows)[None]
     assert counted_flops(lambda: model(ids)) == cost.decoder.flops(rows, rows)
 
 
-@pytest.mark.parametrize("name", ["full", "slimspec-r32"])
+@pytest.mark.parametrize("kind", ["full", "slimspec"])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_drafter_flops_are_those_that_pytorch_counts(name: str, rows: int) -> None:
-    path = str(ASSETS / "drafters" / name)
+def test_drafter_flops_are_those_that_pytorch_counts(kind: str, rows: int) -> None:
+    path = str(DRAFTERS[kind])
     cost = drafter_cost(path)
     drafter, info = load_drafter(path)
     H = info.body.hidden_size
@@ -163,7 +163,7 @@ def test_specformer_flops_are_those_that_pytorch_counts(options: dict[str, bool]
 def test_a_step_is_the_sum_of_its_passes() -> None:
     target = DecoderCost(flops_per_row=100, flops_per_row_and_key=1)
     assert step_flops(target, None, StepShape(), keys=10) == 110
-    drafter = drafter_cost(str(ASSETS / "drafters" / "slimspec-r32"))
+    drafter = drafter_cost(str(DRAFTERS["slimspec"]))
     chain = step_flops(target, drafter, StepShape(draft_steps=3, topk=1, num_draft_tokens=4), keys=10)
     own = drafter.layer.flops(4 + 2, 10) + 4 * drafter.fuse_flops + 3 * drafter.head.cost(1).flops
     assert chain == 4 * 110 + own
@@ -171,7 +171,7 @@ def test_a_step_is_the_sum_of_its_passes() -> None:
 
 def test_metrics_of_a_trial(make_request: object) -> None:
     request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
-    target, drafter = target_cost(str(ASSETS / "target")), drafter_cost(str(ASSETS / "drafters" / "full"))
+    target, drafter = target_cost(str(TARGET)), drafter_cost(str(DRAFTERS["full"]))
     shape = StepShape(draft_steps=2, topk=1, num_draft_tokens=3)
     m = cost_metrics({"tau": 3.0}, [request], shape, target, drafter)
     assert target.decoder is not None

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_models import TARGET as FIXTURE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rayspec.costs import IndependentCost, StepShape, cost_metrics, drafter_cost, mbsu, step_flops, target_cost
-from rayspec.shipped import ASSETS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.target import TargetInfo
@@ -58,7 +58,7 @@ def test_params_hold_embedding_and_head(tmp_path: Path) -> None:
 
 def test_metrics_count_its_own_embedding_and_every_draft_forward(tmp_path: Path, make_request: Any) -> None:
     request = make_request("a", (0, 0, 8), 0.1)
-    target, drafter = target_cost(str(ASSETS / "target")), drafter_cost(make(tmp_path, "truncated"))
+    target, drafter = target_cost(str(FIXTURE)), drafter_cost(make(tmp_path, "truncated"))
     assert isinstance(drafter, IndependentCost)
     shape = StepShape(draft_steps=3, topk=2, num_draft_tokens=6)
     found = cost_metrics({"tau": 3.0}, [request], shape, target, drafter)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from disks import fill, small_disk
+from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
-from rayspec.shipped import ASSETS
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.controller import close_cut_off
 from rayspec.sweep.folder import SweepFolder, find_resumable, sweep_folders
@@ -22,8 +22,9 @@ from rayspec.tracking import Tracker
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
     drafter = tmp_path / "drafters" / "own"
-    shutil.copytree(ASSETS / "drafters" / "slimspec-r32", drafter)
-    return prepare(SweepConfig(name="my sweep", drafters=[str(drafter)], baseline="own", workload="heldout_python:4"))
+    shutil.copytree(DRAFTERS["slimspec"], drafter)
+    settings = {"target": str(TARGET), "drafters": [str(drafter)], "baseline": "own", "workload": f"{PROMPTS}:4"}
+    return prepare(SweepConfig(name="my sweep", **settings))
 
 
 def test_the_stored_config_is_the_resolved_one(tmp_path: Path, prepared: Prepared) -> None:
@@ -56,7 +57,7 @@ def test_the_newest_that_has_not_ended_goes_on(tmp_path: Path, prepared: Prepare
 
 def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepared) -> None:
     folder = SweepFolder.create(tmp_path, prepared, "")
-    with pytest.raises(ValueError, match=r"cannot go on: the prompts heldout_python:4 changed"):
+    with pytest.raises(ValueError, match=r"cannot go on: the prompts .*heldout_python.jsonl:4 changed"):
         folder.check(replace(prepared, prompts=prepared.prompts[::-1]))
     weights = Path(prepared.drafters[0].path) / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -68,7 +69,7 @@ def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepa
 
 def test_a_changed_target_is_refused(tmp_path: Path, prepared: Prepared, caplog: pytest.LogCaptureFixture) -> None:
     target = tmp_path / "target"
-    shutil.copytree(ASSETS / "target", target)
+    shutil.copytree(TARGET, target)
     own = replace(prepared, target=str(target))
     folder = SweepFolder.create(tmp_path, own, "")
     (target / "README.md").write_text("another card")

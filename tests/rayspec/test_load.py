@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixture_models import TARGET
 from scipy import stats
 from transformers import PreTrainedTokenizerFast
 
 from rayspec.farm.chat import turn_request
 from rayspec.farm.load import Load, RequestFailed, Traffic, run_load
-from rayspec.shipped import ASSETS
 from rayspec.workloads import Conversation
 
 CHATML = (
@@ -68,7 +68,7 @@ def prompts(count: int) -> list[Conversation]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(ASSETS / "target")
+    return PreTrainedTokenizerFast.from_pretrained(TARGET)
 
 
 @pytest.mark.parametrize(("count", "concurrency", "most"), [(5, 1, 1), (5, 3, 3), (2, 4, 2)])

@@ -84,10 +84,10 @@ def test_runs_carry_dataset_parameters_tags_and_command(stored: StoredSweep) -> 
     (child_id,) = (id_ for trial, id_ in stored.run_ids.items() if trial.name == "slimspec-r64-s4-c4")
     for run in (stored.parent, client.get_run(child_id)):
         (entry,) = run.inputs.dataset_inputs
-        assert entry.dataset.name == "heldout_python:32"
+        assert entry.dataset.name == "chat:32"
         assert json.loads(entry.dataset.profile)["num_rows"] == 32
         assert [(t.key, t.value) for t in entry.tags] == [("mlflow.data.context", "eval")]
-        assert run.data.params["sweep.workload"] == "heldout_python:32"
+        assert run.data.params["sweep.workload"] == "chat:32"
         assert run.data.tags["mlflow.source.git.commit"] == run.data.tags["git.commit"]
         for tag in ("host.gpu", "version.sglang", "version.mlflow"):
             assert run.data.tags[tag]
@@ -238,14 +238,14 @@ def test_category_speedups_by_hand(make_request: Callable[..., RequestRecord]) -
 def test_the_champion_comes_back_complete(tracker: Tracker, stored: StoredSweep, report: Path, tmp_path: Path) -> None:
     best = winner(stored.results)
     done = promote(stored, report, best)
-    assert (done.model, done.uri) == ("drafter-demo", "models:/drafter-demo@champion")
-    folder = download_champion(tracker.client, "drafter-demo", tmp_path)
+    assert (done.model, done.uri) == ("drafter-smollm2-135m", "models:/drafter-demo@champion")
+    folder = download_champion(tracker.client, "drafter-smollm2-135m", tmp_path)
     assert best.trial.drafter is not None
     loaded, measured = (load_drafter(path)[0].state_dict() for path in (folder, best.trial.drafter.path))
     assert loaded.keys() == measured.keys()
     assert all(torch.equal(loaded[name], measured[name]) for name in loaded)
 
-    version = tracker.client.get_model_version_by_alias("drafter-demo", "champion")
+    version = tracker.client.get_model_version_by_alias("drafter-smollm2-135m", "champion")
     assert version.tags["sweep_run_id"] == stored.run_id
     assert version.tags["clearly_faster_than_plain"] == "yes"
     assert float(version.tags["speedup_vs_plain_ci_low"]) > 1

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fixture_models import DRAFTERS, TARGET
 
 from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.processes import environment, peak_memory_bytes, redirected_output, reset_peak_memory
 from rayspec.farm.runtime import EngineFailed, EngineSpec
-from rayspec.shipped import ASSETS
 
 
 def test_a_failing_start_carries_the_cause_and_leaves_no_process(tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
-    shutil.copytree(ASSETS / "drafters" / "full", drafter)
+    shutil.copytree(DRAFTERS["full"], drafter)
     (drafter / "model.safetensors").unlink()
-    spec = EngineSpec(
-        target=str(ASSETS / "target"), drafter=str(drafter), draft_steps=2, overrides={"max_total_tokens": 4096}
-    )
+    spec = EngineSpec(target=str(TARGET), drafter=str(drafter), draft_steps=2, overrides={"max_total_tokens": 4096})
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     with cluster(None):
         handle = RuntimeHandle(spec, tmp_path / "engine.log", num_cpus=1, num_gpus=0, block_timeout_s=60)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_sweep import fake_sweep
+from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
 from rayspec.sweep.folder import sweep_folders
@@ -37,11 +38,11 @@ def test_random_search_takes_some_by_seed() -> None:
 
 
 def test_more_samples_than_candidates_are_refused() -> None:
-    config = fake_sweep(2, ["search.algorithm=random", "search.samples=3", "workload=heldout_python:4"]).config
+    config = fake_sweep(2, ["search.algorithm=random", "search.samples=3", f"workload={PROMPTS}:4"]).config
 
-    shipped = replace(config, drafters=["full", "slimspec-r32", "slimspec-r64"])
+    real = replace(config, target=str(TARGET), drafters=[str(DRAFTERS[kind]) for kind in ("full", "slimspec", "int4")])
     with pytest.raises(ValueError, match=r"search.samples must be at most the number of candidates, 2 .*, got 3"):
-        prepare(shipped)
+        prepare(real)
 
 
 def test_optuna_suggests_every_candidate_once_and_begins_where_it_was() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fixture_models import DRAFTERS as DRAFTERS_OF
+from fixture_models import PROMPTS, TARGET, drafter_folder
 
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
@@ -16,12 +18,18 @@ from rayspec.sweep.prepare import prepare
 from rayspec.sweep.results import TrialResult, score, speedups
 from rayspec.sweep.stopping import hopeless, is_finished
 
+FAMILIES = ("full", "slimspec-r32", "specformer", "medusa", "hydra")
 DRAFTERS = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}) for name in ("full", "a", "b")]
 
 
 def config(**fields: object) -> SweepConfig:
     base: dict[str, object] = {"drafters": ["full", "a", "b"], "draft_steps": [2, 4], "concurrency": [1, 4]}
     return SweepConfig(**{**base, **fields})  # type: ignore[arg-type]
+
+
+def real_config(**fields: object) -> SweepConfig:
+    drafters = [str(DRAFTERS_OF[kind]) for kind in ("full", "slimspec")]
+    return SweepConfig(target=str(TARGET), drafters=drafters, **fields)  # type: ignore[arg-type]
 
 
 def all_rounds(plan: Plan) -> list[Round]:
@@ -95,14 +103,15 @@ def test_another_body_is_another_engine() -> None:
         "s2-eagle3-2": ["wide", "wider"],
     }
     assert len({c.family for c in plan.cohorts}) == 2
-    shipped = [inspect_drafter(name, config()) for name in ("full", "slimspec-r32", "specformer", "medusa", "hydra")]
-    assert shipped[0].family == shipped[1].family
-    assert shipped[3].family == shipped[4].family == ("last_hidden", None)
-    assert len({d.family for d in shipped}) == 3
+    real = [inspect_drafter(str(drafter_folder(name)), config()) for name in FAMILIES]
+    assert real[0].family == real[1].family
+    assert real[3].family == real[4].family == ("last_hidden", None)
+    assert len({d.family for d in real}) == 3
 
 
 def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine() -> None:
-    entries = ["full", "full@8x20", "slimspec-r32@8x20", "full@4x9"]
+    full, slim = (str(DRAFTERS_OF[kind]) for kind in ("full", "slimspec"))
+    entries = [full, f"{full}@8x20", f"{slim}@8x20", f"{full}@4x9"]
     own = config(drafters=entries, draft_steps=[3], concurrency=[1])
     drafters = [inspect_drafter(entry, own) for entry in entries]
     assert {d.label: (d.shape.topk, d.shape.verified(3)) for d in drafters} == {
@@ -121,7 +130,8 @@ def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine
 
 
 def test_a_chain_beside_a_sweep_of_trees() -> None:
-    own = config(drafters=["full", "full@chain"], draft_steps=[3], topk=4, num_draft_tokens=9)
+    full = str(DRAFTERS_OF["full"])
+    own = config(drafters=[full, f"{full}@chain"], draft_steps=[3], topk=4, num_draft_tokens=9)
     assert [inspect_drafter(entry, own).worker for entry in own.drafters] == ["eagle3-4x9", "eagle3"]
 
 
@@ -184,7 +194,7 @@ def test_only_who_is_clearly_slower_than_the_best_is_given_up() -> None:
 
 def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
     with pytest.raises(ValueError, match=r"stop.ci_width needs .* at least 4 blocks; 8 prompts .*=4 are 2"):
-        prepare(SweepConfig(workload="heldout_python:8", stop=StopConfig(ci_width=0.1)))
+        prepare(real_config(workload=f"{PROMPTS}:8", stop=StopConfig(ci_width=0.1)))
 
 
 def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[..., RequestRecord]) -> None:
@@ -209,12 +219,12 @@ def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[
 def test_a_broken_checkpoint_is_a_problem_and_a_missing_one_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Nonsense"]}')
     assert "architectures must be" in str(inspect_drafter(str(tmp_path), SweepConfig()).problem)
-    with pytest.raises(ValueError, match=r"no drafter 'slimspec-r63'.*full"):
+    with pytest.raises(ValueError, match="no drafter 'slimspec-r63': neither one of target smollm2-135m"):
         inspect_drafter("slimspec-r63", SweepConfig())
 
 
-def test_shipped_drafters_are_healthy() -> None:
-    prepared = prepare(SweepConfig(drafters=["full", "slimspec-r32"], workload="heldout_python:4"))
+def test_healthy_drafters_have_no_problem() -> None:
+    prepared = prepare(real_config(workload=f"{PROMPTS}:4"))
     assert [d.problem for d in prepared.drafters] == [None, None]
     assert "slimspec-r32-s4-c1" in prepared.describe()
 

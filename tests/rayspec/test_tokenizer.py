@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fixture_models import TARGET, VOCABULARY
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rayspec.training.tokenizer import END_OF_TEXT, save_tokenizer, token_byte_lengths, train_tokenizer
@@ -26,39 +27,39 @@ def small() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def shipped() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "rayspec" / "assets" / "target")
+def trained() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(TARGET)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=["empty", "code", "spaces", "unicode", "blank_lines"])
-@pytest.mark.parametrize("name", ["small", "shipped"])
+@pytest.mark.parametrize("name", ["small", "trained"])
 def test_round_trip_is_exact(name: str, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(name)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_nothing_is_added(shipped: PreTrainedTokenizerFast) -> None:
-    assert shipped.encode("") == []
-    assert shipped.eos_token_id not in shipped.encode("x = 1\n")
+def test_nothing_is_added(trained: PreTrainedTokenizerFast) -> None:
+    assert trained.encode("") == []
+    assert trained.eos_token_id not in trained.encode("x = 1\n")
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 5])
-def test_newline_and_indentation_are_one_token(shipped: PreTrainedTokenizerFast, depth: int) -> None:
-    assert len(shipped.encode("\n" + "    " * depth)) == 1
+def test_newline_and_indentation_are_one_token(trained: PreTrainedTokenizerFast, depth: int) -> None:
+    assert len(trained.encode("\n" + "    " * depth)) == 1
 
 
-def test_cut_before_a_newline_keeps_the_tokens_before_it(shipped: PreTrainedTokenizerFast) -> None:
+def test_cut_before_a_newline_keeps_the_tokens_before_it(trained: PreTrainedTokenizerFast) -> None:
     text = "class Box:\n    def size(self):\n        return 3\n"
-    whole = shipped.encode(text)
+    whole = trained.encode(text)
     for end in (i for i, character in enumerate(text) if character == "\n"):
-        prefix = shipped.encode(text[:end])
+        prefix = trained.encode(text[:end])
         assert whole[: len(prefix)] == prefix
 
 
-def test_shipped_size_and_special_token(shipped: PreTrainedTokenizerFast) -> None:
-    assert len(shipped) == 16384
-    assert shipped.bos_token == shipped.eos_token == END_OF_TEXT
-    assert shipped.encode(END_OF_TEXT) == [shipped.eos_token_id] == [0]
+def test_trained_size_and_special_token(trained: PreTrainedTokenizerFast) -> None:
+    assert len(trained) == VOCABULARY
+    assert trained.bos_token == trained.eos_token == END_OF_TEXT
+    assert trained.encode(END_OF_TEXT) == [trained.eos_token_id] == [0]
 
 
 def test_byte_lengths_add_up(small: PreTrainedTokenizerFast) -> None:

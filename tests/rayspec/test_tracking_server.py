@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from fixture_models import TARGET, sweep_settings
 from mlflow import MlflowClient
 from published import publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
@@ -20,7 +21,7 @@ from synthetic import SyntheticSweep
 from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
-from rayspec.sweep.promote import download_champion, promote, winner
+from rayspec.sweep.promote import default_model, download_champion, promote, winner
 from rayspec.sweep.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -69,7 +70,7 @@ def test_report_and_champion_over_the_network(server: Server, tmp_path: Path) ->
     first = (tmp_path / "report" / "report.md").read_text().splitlines()[0]
     assert first == f"**{decision(server.sweep.results)}**"
     promote(server.sweep, tmp_path / "report", winner(server.sweep.results))
-    folder = download_champion(MlflowClient(server.address), "drafter-demo", tmp_path / "champion")
+    folder = download_champion(MlflowClient(server.address), "drafter-smollm2-135m", tmp_path / "champion")
     assert load_drafter(folder)[1].head["kind"] == "slimspec"
 
 
@@ -213,12 +214,13 @@ def test_a_real_sweep_on_postgresql(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
-        small = ["workload=heldout_python:4", "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
-        job("jobs/sweep.py", "drafters=[full,slimspec-r32]", "draft_steps=[2]", "concurrency=[1,2]", "name=pg", *small)
+        small = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
+        job("jobs/sweep.py", "draft_steps=[2]", "concurrency=[1,2]", "name=pg", *small)
         printed = job("jobs/report.py", "--sweep", "pg", "--out", str(tmp_path / "report"), "--promote", "--force")
         sweep = find_sweep(connect(address), "pg")
         assert printed.splitlines()[0] == decision(sweep.results)
-        assert "models:/drafter-demo@champion is now version 1" in printed
+        model = default_model(str(TARGET))
+        assert f"models:/{model}@champion is now version 1" in printed
         assert all(r.error is None for r in sweep.results)
         assert any(name.startswith("system/") for name in sweep.parent.data.metrics)
-        load_drafter(download_champion(sweep.client, "drafter-demo", tmp_path / "champion"))
+        load_drafter(download_champion(sweep.client, model, tmp_path / "champion"))

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from answerers import answer_in_process
 from torch import Tensor
 from torch.nn import functional as F
 
 from rayspec.training import ttt
 from rayspec.training.acceptance import measure
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import batch_indices, provenance_of, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported
@@ -55,7 +56,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
         count=10, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=10, greedy_share=0.5
     )
     generator = torch.Generator().manual_seed(1)
-    make_answers(
+    answer_in_process(
         folder, tiny_target, config, [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(10)]
     )
     return read_answers(folder)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from answerers import answer_in_process
 from safetensors.torch import load_file
 
 from rayspec import export
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import inspect_drafter
 from rayspec.training.acceptance import measure
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported, plan
@@ -49,7 +50,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
     sizes = AnswersConfig(count=8, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=8)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(8)]
-    make_answers(folder, tiny_target, sizes, prompts)
+    answer_in_process(folder, tiny_target, sizes, prompts)
     return read_answers(folder)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from answerers import answer_in_process
+from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec import export
@@ -15,7 +17,7 @@ from rayspec.calibration.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.training.acceptance import measure
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported, plan
@@ -45,7 +47,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
     sizes = AnswersConfig(count=8, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=8)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(8)]
-    make_answers(folder, tiny_target, sizes, prompts)
+    answer_in_process(folder, tiny_target, sizes, prompts)
     return read_answers(folder)
 
 
@@ -261,7 +263,7 @@ def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answer
     assert torch.equal(made.draft_tree.bigram_ids.long(), pairs.ids_P)
     assert set(load_file(trained / "out" / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
     assert load_drafter(trained / "out" / "slim-r1")[1].tree["pairs"] == 0
-    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
     with pytest.raises(ValueError, match="was made for target"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from answerers import answer_in_process
 from safetensors.torch import load_file
 
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported
@@ -34,7 +35,7 @@ def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) 
     sizes = AnswersConfig(count=6, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=6)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(6)]
-    make_answers(folder / "answers", tiny_target, sizes, prompts)
+    answer_in_process(folder / "answers", tiny_target, sizes, prompts)
     config = DrafterTrainConfig(
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
@@ -105,7 +106,7 @@ def test_a_base_with_other_tensors_is_refused(family: Family, tiny_target: Froze
         make(family, tiny_target, "other", "routed", {**SPECVOCAB, "rank": 5})
     with pytest.raises(ValueError, match="a base needs a full head"):
         make(family, tiny_target, "other", "routed", {"kind": "slimspec", "rank": 4})
-    with pytest.raises(ValueError, match="no drafter under"):
+    with pytest.raises(ValueError, match=r"heads\[other\].base is .nobody.: not under"):
         make(family, tiny_target, "other", "nobody", SPECVOCAB)
 
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from answerers import answer_in_process
+from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec.calibration.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import Eagle3Cost, StepShape, drafter_cost
-from rayspec.training.answers import AnswersConfig, AnswerSet, make_answers, read_answers
+from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported, plan
@@ -61,7 +63,7 @@ def family(
     sizes = AnswersConfig(count=4, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=4)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(4)]
-    make_answers(folder / "answers", tiny_target, sizes, prompts)
+    answer_in_process(folder / "answers", tiny_target, sizes, prompts)
     config = DrafterTrainConfig(
         target=str(tiny_target_folder),
         output_dir=str(folder / "out"),
@@ -142,7 +144,7 @@ def test_what_cannot_be_is_refused(fault: str) -> None:
 
 
 def test_a_calibration_without_pairs_is_refused_before_anything_is_made(family: Family) -> None:
-    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": "vocabtrim-4096"})
+    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
     with pytest.raises(ValueError, match=r"heads\[x\]: .*but no pairs"):
         plan(replace(family[0], heads=[wrong]))
 

@@ -83,10 +83,10 @@ def test_a_category_is_selected(tmp_path: Path) -> None:
 def test_a_mix_is_shuffled_together_with_ids_that_say_where_from(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", *({"text": f"a{i}"} for i in range(9)))
     b = write(tmp_path / "b.jsonl", *({"text": f"b{i}"} for i in range(9)))
-    found = load_workload(f"{a}:8, {b}:4, heldout_python:4", seed=1)
-    assert Counter(c.id.rpartition("/")[0] for c in found) == {str(a): 8, str(b): 4, "heldout_python": 4}
+    found = load_workload(f"{a}:8, {b}:4, chat:4", seed=1)
+    assert Counter(c.id.rpartition("/")[0] for c in found) == {str(a): 8, str(b): 4, "chat": 4}
     assert [c.id.rpartition("/")[0] for c in found[:8]] != [str(a)] * 8
-    assert found == load_workload(f"{a}:8, {b}:4, heldout_python:4", seed=1)
+    assert found == load_workload(f"{a}:8, {b}:4, chat:4", seed=1)
     with pytest.raises(ValueError, match="and 3 others more than once"):
         load_workload(f"{a}:4,{a}:6")
 
@@ -98,11 +98,11 @@ def test_a_colon_can_belong_to_a_path(tmp_path: Path) -> None:
     assert load_workload(str(plain))[0].turns == ("y",)
 
 
-def test_the_demo_prompts_stay_in_their_order() -> None:
-    """docs/results/cpu-demo was measured on these."""
-    found = load_workload("heldout_python:40", seed=0)
-    assert len(found) == 40
-    assert [c.id.rpartition("-")[2] for c in found[:4]] == ["150", "381", "006", "004"]
+def test_fewer_prompts_are_the_beginning_of_more() -> None:
+    found = load_workload("chat:40", seed=0)
+    assert len({c.id for c in found}) == 40
+    assert found[:16] == load_workload("chat:16", seed=0)
+    assert found[:16] != load_workload("chat:16", seed=1)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_broken_gzip_is_refused(tmp_path: Path, spoil: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("heldout_python:10000", r"asks for 10000 prompts, but there are \d+"),
-        ("heldout_python:0", "must be at least 1"),
-        ("heldout_pyton:4", r"neither a known name \(heldout_python, mixed_languages, mt_bench"),
+        ("chat:10000", r"asks for 10000 prompts, but there are \d+"),
+        ("chat:0", "must be at least 1"),
+        ("caht:4", r"neither a known name \(chat, mt_bench"),
         ("mt_bench:four", "'four' is neither a known name"),
-        ("heldout_python:4,", "no workload ''"),
+        ("chat:4,", "no workload ''"),
         ("", "no workload ''"),
     ],
 )

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import NEW_TOKENS, NUM_PROMPTS, TARGET, Ids, Oracle, generate, output_ids, prompt_texts, running_engine
+from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import TARGET, prompt_texts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 

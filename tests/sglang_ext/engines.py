@@ -1,31 +1,15 @@
-"""Real engines on the shipped models. An engine start costs half a minute, so a module shares one."""
+"""Real engines on the tests' models. An engine start costs half a minute, so a module shares one."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rayspec
+from fixture_models import TARGET
+
 from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
 
-ASSETS = Path(rayspec.__file__).parent / "assets"
-TARGET = ASSETS / "target"
-DRAFTERS = {
-    kind: ASSETS / "drafters" / name
-    for kind, name in {
-        "full": "full",
-        "slimspec": "slimspec-r32",
-        "truncated": "vocabtrim-1024",
-        "truncated_by_step": "pafr-4096",
-        "specvocab": "specvocab-n128",
-        "dynaspec": "dynaspec-paper",
-        "coral": "coral-1of8",
-        "rdk": "rdk-2048",
-        "int4": "slimspec-r64-int4",
-    }.items()
-}
 NUM_PROMPTS, NEW_TOKENS = 56, 24
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
 ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
@@ -66,9 +50,3 @@ class Oracle:
     stop_tokens: Ids
     stopped: list[Ids]
     long_answer: Ids
-
-
-def prompt_texts(count: int) -> list[str]:
-    lines = (ASSETS / "prompts" / "heldout_python.jsonl").read_text().splitlines()
-    assert len(lines) >= count
-    return [json.loads(line)["turns"][0] for line in lines[:count]]

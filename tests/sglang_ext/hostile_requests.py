@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from engines import TARGET
+from fixture_models import TARGET
 
 CONFIG = json.loads((TARGET / "config.json").read_text())
 V, CONTEXT = CONFIG["vocab_size"], CONFIG["max_position_embeddings"]

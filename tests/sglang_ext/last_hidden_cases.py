@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fixture_models import CALIBRATIONS
 
 from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
@@ -84,8 +85,8 @@ def demo_drafters(
     folder: Path, target: FrozenTarget, answers: AnswerSet, names: Sequence[str] = tuple(DEMO)
 ) -> dict[str, Path]:
     """Drafters for the demo target, trained on the very answers that they are to draft."""
-    ids, _ = load_artifacts("vocabtrim-4096")
-    clusters, _ = load_artifacts("clusters-128")
+    ids, _ = load_artifacts(CALIBRATIONS / "vocabtrim-2048")
+    clusters, _ = load_artifacts(CALIBRATIONS / "clusters-128")
     artifacts = {"ids": ids["ids"], "cluster_of": clusters["cluster_of"]}
     made = {}
     for name in names:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from engines import DRAFTERS, NEW_TOKENS, Ids, Oracle, generate, output_ids
+from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids
+from fixture_models import DRAFTERS
 
 from sglang_ext.adapter.engine import step_times, swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter

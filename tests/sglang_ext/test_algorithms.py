@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import DRAFTERS
+from fixture_models import DRAFTERS
 from test_last_hidden import PATHS, TARGET, make_drafter
 
 from sglang_ext.adapter.algorithms import algorithm_of, checked_info

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
 from faults import replay_prefills
+from fixture_models import DRAFTERS
 from hostile_requests import in_process
 from lossless import Lossless, check_counts, check_greedy_identity
 from safetensors.torch import load_file, save_file

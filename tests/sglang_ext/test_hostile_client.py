@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from engines import DRAFTERS, prompt_texts
+from fixture_models import DRAFTERS, prompt_texts
 from hostile_requests import REQUESTS, Hostile
 from test_server import SHAPES, SPECULATIVE, free_port, post, server_process, wait_until_healthy
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, running_engine
+from engines import Ids, Oracle, running_engine
+from fixture_models import DRAFTERS, TARGET
 from last_hidden_cases import DEMO, as_answers, demo_drafters, slim_on
 from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
 

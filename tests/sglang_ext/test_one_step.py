@@ -1,6 +1,7 @@
 """One draft step (gamma = 1): no draft decode pass exists, the one draft comes from the extend after verification."""
 
-from engines import DRAFTERS, Ids, Oracle, running_engine
+from engines import Ids, Oracle, running_engine
+from fixture_models import DRAFTERS
 from lossless import check_counts, check_greedy_identity
 
 

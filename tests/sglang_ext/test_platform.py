@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import TARGET
+from fixture_models import TARGET
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.fused_ops import rotary_forward

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, TARGET, prompt_texts
+from fixture_models import DRAFTERS, TARGET, prompt_texts
 from safetensors.torch import load_file, save_file
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS
 from last_hidden_cases import as_answers, slim_on
 from lossless import Lossless, check_counts, check_greedy_identity_of
 

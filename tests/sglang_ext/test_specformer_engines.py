@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, generate, running_engine
+from engines import Ids, Oracle, generate, running_engine
+from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from last_hidden_cases import as_answers, new_drafter, save, train
 from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
 
@@ -42,8 +43,8 @@ def drafters(
     """Trained for seconds, on the very answers that they are to draft."""
     folder, answers = tmp_path_factory.mktemp("drafters"), as_answers(prompts, oracle.answers)
     artifacts = {
-        "ids": load_artifacts("vocabtrim-4096")[0]["ids"],
-        "cluster_of": load_artifacts("clusters-128")[0]["cluster_of"],
+        "ids": load_artifacts(CALIBRATIONS / "vocabtrim-2048")[0]["ids"],
+        "cluster_of": load_artifacts(CALIBRATIONS / "clusters-128")[0]["cluster_of"],
     }
     made = {}
     for name, (options, head) in (SPECS | {"causal": OTHER_BODY}).items():

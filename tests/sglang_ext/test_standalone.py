@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, TARGET, Ids, Oracle, running_engine
+from engines import Ids, Oracle, running_engine
+from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
 from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
@@ -33,8 +34,8 @@ HEADS: dict[str, dict[str, Any]] = {
 def drafters(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
     drafter = trained_drafter(target, answers, {}, steps=30, batch_size=16)
-    ids, _ = load_artifacts("vocabtrim-4096")
-    clusters, _ = load_artifacts("clusters-128")
+    ids, _ = load_artifacts(CALIBRATIONS / "vocabtrim-2048")
+    clusters, _ = load_artifacts(CALIBRATIONS / "clusters-128")
     artifacts = {"ids": ids["ids"], "cluster_of": clusters["cluster_of"]}
     return save_with_heads(tmp_path_factory.mktemp("drafters"), drafter, target, HEADS, artifacts)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import TARGET, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import TARGET
 from independent_cases import as_hugging_face, save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
 from lossless import check_counts

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS, VOCABULARY
 from lossless import check_counts
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -21,8 +22,8 @@ def export(kind: str, folder: Path) -> None:
     drafter, info = load_drafter(DRAFTERS["slimspec" if kind == "slimspec" else "full"])
     assert info.target is not None
     if kind == "truncated":  # the stop token is 0
-        head = {"kind": "truncated", "size": 8192}
-        drafter.lm_head = head_from_target(head, drafter.lm_head.weight.data, {"ids": torch.arange(0, 16384, 2)})
+        head = {"kind": "truncated", "size": VOCABULARY // 2}
+        drafter.lm_head = head_from_target(head, drafter.lm_head.weight.data, {"ids": torch.arange(0, VOCABULARY, 2)})
     save_drafter(folder, drafter, info.target, stock=True)
     if kind == "truncated":  # as the first published ones: SGLang's default taps are those of our training
         config = json.loads((folder / "config.json").read_text())

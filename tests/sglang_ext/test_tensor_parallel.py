@@ -2,8 +2,9 @@
 head is whole on every rank or shared."""
 
 import pytest
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
 from faults import share_small_heads
+from fixture_models import DRAFTERS
 from lossless import check_counts
 
 from sglang_ext.adapter.engine import swap_drafter

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import DRAFTERS, Ids, Oracle, running_engine
+from engines import Ids, Oracle, running_engine
+from fixture_models import DRAFTERS
 from lossless import Lossless, check_counts, check_greedy_identity
 
 STEPS, TOPK, NODES = 4, 4, 12

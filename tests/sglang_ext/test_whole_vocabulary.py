@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DRAFTERS, Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS, VOCABULARY
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads import head_from_target
 
-V, CLUSTERS = 16384, 12
+V, CLUSTERS = VOCABULARY, 12
 SPECS: dict[str, dict[str, Any]] = {
     "truncated": {"kind": "truncated", "size": V},
     "specvocab": {"kind": "specvocab", "rank": 8, "size": V},

@@ -23,6 +23,7 @@ from rayspec.home import home
 from rayspec.provenance import provenance
 from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import drafter_path, target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.answers import AnswerSet, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.tree_acceptance import measure_tree
@@ -50,10 +51,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drafter", default="medusa")
-    parser.add_argument("--work-dir", type=Path, default=home() / "training" / "demo")
+    parser.add_argument("--work-dir", type=Path, default=home() / "training" / DEFAULT_TARGET)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    target = FrozenTarget.load(target_path("demo"), torch.float32)
+    target = FrozenTarget.load(target_path(DEFAULT_TARGET), torch.float32)
     drafter, _ = load_drafter(drafter_path(options.drafter))
     answers, held_out = (read_answers(options.work_dir / name) for name in ("answers", "held_out"))
     held_out = replace(held_out, **{name: getattr(held_out, name)[CHOSEN_BY:] for name in TENSORS})

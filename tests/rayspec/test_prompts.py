@@ -1,0 +1,178 @@
+"""Where prompts come from, that none is in two sets, and which tokens of a conversation are learnt."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import SYSTEM, TURNS, Scripted, chat_tokenizer
+
+from rayspec.training import drafter_runs
+from rayspec.training.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
+from rayspec.training.chat import ChatTemplate
+from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.prompts import check_source, evaluation_hashes, hashes, prompts_of
+from rayspec.training.self_prompts import prompt_hash
+from rayspec.training.sources import CorpusConfig
+from rayspec.workloads import load_workload
+
+CONFIG = AnswersConfig(
+    count=2, min_prompt_tokens=8, max_prompt_tokens=60, answer_tokens=12, batch_size=2, greedy_share=1.0
+)
+
+
+@pytest.fixture
+def chat(tiny_target_folder: Path) -> ChatTemplate:
+    return ChatTemplate.of(chat_tokenizer(tiny_target_folder, SYSTEM + TURNS))
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    turns = [["Name a fruit."], ["Name a nut.", "Another one?"], ["x" * 200], ["Name a tree."]]
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({"turns": t}) + "\n" for t in turns))
+    return file
+
+
+def found(config: AnswersConfig, folder: Path, tokenizer: Any, chat: ChatTemplate | None = None, **options: Any) -> Any:
+    return prompts_of(config, "answers", folder, CorpusConfig(), tokenizer, chat, Scripted(tokenizer), **options)
+
+
+def test_pieces_of_a_folder_of_texts(tiny_target: FrozenTarget, text_folder: Path, tmp_path: Path) -> None:
+    config = replace(CONFIG, prompts=str(text_folder), count=10, min_prompt_tokens=10)
+    prompts = found(config, tmp_path, tiny_target.tokenizer)
+    assert len(prompts) == 10
+    assert all(10 <= len(p.ids) <= 60 and p.ids == tiny_target.tokenizer.encode(p.text) for p in prompts)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="is a folder without files; put text files there"):
+        found(replace(config, prompts=str(tmp_path / "empty")), tmp_path, tiny_target.tokenizer)
+
+
+def test_a_workload_of_one_s_own(chat: ChatTemplate, workload: Path, tmp_path: Path) -> None:
+    """All of its turns; what is too long or in another set is passed over."""
+    config = replace(CONFIG, prompts=str(workload), max_prompt_tokens=90)
+    seen = {prompt_hash("Name a tree")}
+    prompts = found(config, tmp_path, chat.tokenizer, chat, avoid=seen)
+    assert {(p.text, p.later_turns) for p in prompts} == {("Name a fruit.", ()), ("Name a nut.", ("Another one?",))}
+    assert all(p.ids == chat.first_turn(p.text) for p in prompts)
+    with pytest.raises(ValueError, match=r"own.jsonl holds 1 prompts of 8 to 90 tokens that are in no other"):
+        found(config, tmp_path, chat.tokenizer, chat, avoid=seen | {prompt_hash("another one")})
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"answers.prompts must be self, a workload, a folder of text files, training"):
+        check_source(replace(CONFIG, prompts="nowhere"), "answers")
+    for name in ("mt_bench", "gsm8k:4", "chat:2, humaneval"):
+        with pytest.raises(ValueError, match=r"answers.prompts=.* is for evaluation, and a drafter trained on it"):
+            check_source(replace(CONFIG, prompts=name), "answers")
+
+
+def test_messages_need_a_chat_template(tiny_target: FrozenTarget, workload: Path, tmp_path: Path) -> None:
+    for source in ("self", str(workload)):
+        with pytest.raises(ValueError, match="messages of a chat, but the target's tokenizer has no chat template"):
+            found(replace(CONFIG, prompts=source), tmp_path, tiny_target.tokenizer)
+
+
+def test_what_ships_and_what_lies_under_the_data_folder_is_for_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYSPEC_DATA", raising=False)
+    ours = hashes(load_workload("chat"))
+    assert len(ours) > 50
+    assert evaluation_hashes() == ours
+    (tmp_path / "mt_bench").mkdir()
+    (tmp_path / "mt_bench" / "question.jsonl").write_text('{"turns": ["Name a fruit.", "Another one?"]}\n')
+    monkeypatch.setenv("RAYSPEC_DATA", str(tmp_path))
+    assert evaluation_hashes() == ours | {prompt_hash("name a fruit"), prompt_hash("another one")}
+
+
+def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluation(
+    tiny_target: FrozenTarget, tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target says for both sets the same, and what ships for evaluation, too."""
+    measured = load_workload("chat")[0].turns[0]
+    tokenizer = chat_tokenizer(tiny_target_folder)
+    target = replace(tiny_target, tokenizer=tokenizer)
+    fig, elm, oak = (f"Tell me about the {tree}<|im_end|>" for tree in ("fig tree", "elm tree", "oak tree"))
+    said = [measured + "<|im_end|>", fig]
+    answer = Scripted(tokenizer, said, ["It is red.<|im_end|>"], said, [fig, elm], [elm, oak], ["It is.<|im_end|>"] * 2)
+
+    class Engines:
+        def __init__(self, *_: Any) -> None: ...
+        def __enter__(self) -> Scripted:
+            return answer
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(drafter_runs, "answer_engines", Engines)
+    config = DrafterTrainConfig(
+        target=str(tiny_target_folder),
+        work_dir=str(tmp_path),
+        answers=replace(CONFIG, max_prompt_tokens=200),
+        held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
+        heads=[NamedHead(name="full", draft_head={"kind": "full"})],
+    )
+    drafter_runs._make_answers(config, target)
+    chat = ChatTemplate.of(tokenizer)
+    for name, texts in (("held_out", [fig]), ("answers", [elm, oak])):
+        rows = read_answers(tmp_path / name)
+        wanted = [chat.first_turn(text.removesuffix("<|im_end|>")) for text in texts]
+        starts = [ids[:n].tolist() for ids, n in zip(rows.token_ids_NL, rows.prompt_length_N, strict=True)]
+        assert starts == wanted
+
+
+def stored(folder: Path) -> list[list[tuple[int, bool]]]:
+    rows = read_answers(folder)
+    return [
+        list(zip(ids[:n].tolist(), mask[:n].tolist(), strict=True))
+        for ids, mask, n in zip(rows.token_ids_NL, rows.loss_mask_NL, rows.length_N, strict=True)
+    ]
+
+
+def marked(chat: ChatTemplate, *turns: str) -> list[tuple[int, bool]]:
+    """Questions and answers in turn; an answer ends with its stop token."""
+    ids = [(i, False) for i in chat.first_turn(turns[0])]
+    for n, text in enumerate(turns[1:], start=1):
+        ids += [(i, n % 2 == 1) for i in (chat.encode(text) if n % 2 else chat.next_turn(text))]
+    return ids
+
+
+def test_only_answers_are_learnt_and_a_second_turn_follows_an_ended_one(chat: ChatTemplate, tmp_path: Path) -> None:
+    """The user's turns come from the workload, or from the target in the user's place."""
+    config = replace(CONFIG, count=4, batch_size=4, follow_up_share=1.0)
+    texts = ["Name a fruit.", "Name a nut.", "Name a tree.", "Name a bird."]
+    prompts = [Prompt(t, chat.first_turn(t), ("Sure?",) if "nut" in t else ()) for t in texts]
+    answer = Scripted(
+        chat.tokenizer,
+        ["fig<|im_end|>", "acorn<|im_end|>", "goes on and on"[:12], "wren<|im_end|>"],
+        ["Why so?<|im_end|>", "never ended"],  # of the fruit and the bird; the tree's answer was cut off
+        ["Sweet.<|im_end|>", "Yes.<|im_end|>"],
+    )
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat)
+    assert stored(tmp_path / "a") == [
+        marked(chat, "Name a fruit.", "fig<|im_end|>", "Why so?", "Sweet.<|im_end|>"),
+        marked(chat, "Name a nut.", "acorn<|im_end|>", "Sure?", "Yes.<|im_end|>"),
+        marked(chat, "Name a tree.", "goes on and on"[:12]),
+        marked(chat, "Name a bird.", "wren<|im_end|>"),
+    ]
+    first, follow_ups, second = answer.asked
+    assert [r.stop_ids for r in first + second] == [()] * 6
+    assert [r.stop_ids for r in follow_ups] == [(chat.user_stop,)] * 2
+    opened = [*chat.first_turn("Name a fruit."), *chat.encode("fig<|im_end|>" + chat.reopen)]
+    assert list(follow_ups[0].prompt_ids) == opened
+    assert all(r.temperature == 0 for r in first + second)
+    assert all(r.temperature > 0 for r in follow_ups)
+
+
+def test_follow_ups_are_a_share_of_the_conversations(chat: ChatTemplate, tmp_path: Path) -> None:
+    config = replace(CONFIG, count=4, batch_size=4, follow_up_share=0.5)
+    prompts = [Prompt("Why?", chat.first_turn("Why?"))] * 4
+    answer = Scripted(chat.tokenizer, ["So.<|im_end|>"] * 4, ["How?<|im_end|>"] * 2, ["Thus.<|im_end|>"] * 2)
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat)
+    long, short = (
+        marked(chat, "Why?", "So.<|im_end|>", "How?", "Thus.<|im_end|>"),
+        marked(chat, "Why?", "So.<|im_end|>"),
+    )
+    assert stored(tmp_path / "a") == [short, long, short, long]
