@@ -226,9 +226,9 @@ DESTINATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file": (lambda d: d.write_text("mine"), "a file is there"),
     "a link": (lambda d: d.symlink_to("elsewhere"), "a link is there"),
 }
-TRAIN = f"{{target: {ASSETS / 'target'}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
+TRAIN = f"{{target: {TARGET}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
 CALIBRATE = (
-    f"target: {ASSETS / 'target'}"
+    f"target: {TARGET}"
     + """
 sources: {raw: {kind: raw, documents: TEXTS}}
 calibrations: [{name: full, source: raw, rule: {kind: frspec, top_k: 8}}]
