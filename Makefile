@@ -6,12 +6,12 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help install demo test lint pins clean
+.PHONY: help install demo test test-full lint pins clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
-	@echo "make test    all tests, on two workers (about 45 minutes on 2 cores)"
+	@echo "make test    the tests, on two workers; make test-full: also those marked slow (disasters, hostile clients)"
 	@echo "make lint    ruff and mypy"
 	@echo "make pins    write constraints.txt from the installed environment"
 
@@ -30,6 +30,9 @@ demo: $(STAMP)
 	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
 
 test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+test-full: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
 lint: $(STAMP)
