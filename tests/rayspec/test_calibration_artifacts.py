@@ -94,7 +94,7 @@ def test_a_new_stop_token_of_the_target_is_refused(folder: Path) -> None:
 
 
 def test_broken_folders_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no calibration '.*nowhere': neither a shipped name"):
+    with pytest.raises(ValueError, match=r"no calibration '.*nowhere': neither one of target"):
         load_artifacts(tmp_path / "nowhere")
     text = (folder / DESCRIPTION).read_text()
     for broken, message in (
