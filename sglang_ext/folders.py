@@ -53,7 +53,15 @@ def check_place(folder: Path, artefact: Artefact) -> None:
         foreign = _foreign(folder, artefact)
         if foreign:
             raise ValueError(f"{there}: {foreign}; nothing of it is deleted: move it away, or choose another place")
-    above = next(parent for parent in folder.absolute().parents if parent.exists() or parent.is_symlink())
+    check_parents(folder, there)
+
+
+def check_parents(folder: Path, there: str) -> None:
+    """Raise ValueError, which begins with `there`, where nothing can be written inside the parents of `folder`."""
+    try:
+        above = next(parent for parent in folder.absolute().parents if parent.exists() or parent.is_symlink())
+    except OSError as error:  # a name that is too long, say
+        raise ValueError(f"{there}: no folder can be there ({error.strerror}); choose another place") from error
     if not above.is_dir():
         raise ValueError(f"{there}: {above} is no folder; choose another place")
     if not os.access(above, os.W_OK | os.X_OK):

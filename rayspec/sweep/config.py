@@ -113,8 +113,8 @@ class StopConfig:
         _require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
         _require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
         is_used = self.ci_width is not None or self.max_seconds is None
-        _require(is_used, "stop.max_seconds", self.max_seconds, "unset without stop.ci_width, which alone adds passes")
         _require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
+        _require(is_used, "stop.max_seconds", self.max_seconds, "unset without stop.ci_width, which alone adds passes")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.drafters import drafter_class
 from sglang_ext.drafters.independent import IndependentConfig
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.folders import check_parents
 from sglang_ext.heads import head_config
 
 MOST_SEED = 2**32 - 1
@@ -29,7 +30,7 @@ def check_config(config: DrafterTrainConfig) -> None:
     check_weights(config.target_folder)
     target = FrozenTarget.without_weights(config.target_folder)
     for path, setting in ((config.output_folder, "output_dir"), (config.work_folder, "work_dir")):
-        check_is_folder(path, setting)
+        check_parents(path / "any", f"{setting} is {path}")
     check_overrides(config.engines.extra, "engines.extra")
     if config.engines.dtype is not None:
         check_overrides({"dtype": config.engines.dtype}, "engines")
@@ -49,17 +50,6 @@ def check_config(config: DrafterTrainConfig) -> None:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith("heads[") else f"heads[{head.name}]: {text}") from error
-
-
-def check_is_folder(path: Path, setting: str) -> None:
-    """Raise ValueError where a folder cannot be made at `path`, since a file lies on the way."""
-    for place in (path, *path.parents):
-        try:
-            is_in_the_way = place.exists() and not place.is_dir()
-        except OSError as error:
-            raise ValueError(f"{setting} is {path}, where no folder can be ({error.strerror})") from error
-        if is_in_the_way:
-            raise ValueError(f"{setting} is {path}, but {place} is a file; name a folder")
 
 
 def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:

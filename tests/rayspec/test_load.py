@@ -146,7 +146,7 @@ def test_arrivals_are_a_poisson_process_of_the_rate_fixed_by_the_seed() -> None:
 def test_traffic_is_ordered_and_named() -> None:
     kinds = [Traffic(request_rate=2.5), Traffic(concurrency=16), Traffic(concurrency=4)]
     assert [t.label for t in sorted(kinds)] == ["c4", "c16", "r2.5"]
-    assert [str(t) for t in kinds[:2]] == ["2.5 requests/s", "concurrency 16"]
+    assert [str(t) for t in kinds[:2]] == ["2.5 requests/s", "16 streams"]
 
 
 def test_without_a_template_a_single_turn_is_sent_as_it_is(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -118,7 +118,7 @@ def test_a_sweep_of_odd_categories_is_recorded_and_reported(
         ({"category": "\0"}, "w:1: category must be one line without control characters"),
         ({"category": "\ud800"}, r"w:1: category is no valid Unicode \(surrogates not allowed\)"),
         ({"category": " "}, "w:1: category must be text that is not empty"),
-        ({"id": "\ud800"}, r"w:1: the id is no valid Unicode \(surrogates not allowed\)"),
+        ({"id": "\ud800"}, "w:1: the id must be 1 to 200 printable characters"),
     ],
     ids=["line break", "NUL", "half a surrogate pair", "empty", "id"],
 )

@@ -365,7 +365,10 @@ def with_one_too_many(cluster_of: Tensor) -> Tensor:
 def test_a_cluster_map_must_be_a_partition(kind: str, damage: Any) -> None:
     clusters = OWN[kind]["clusters"]
     damaged = damage(cluster_map(clusters))
-    with pytest.raises(ValueError, match=f"no partition of the vocabulary into {clusters} clusters and the pinned one"):
+    with pytest.raises(
+        ValueError,
+        match=f"no partition of the vocabulary into {clusters} clusters and the pinned one|beside the pinned one",
+    ):
         head_from_target(OWN[kind], TARGET_HEAD_VH, {"cluster_of": damaged})
     head = build_head(OWN[kind], hidden_size=H, vocab_size=V)
     with pytest.raises(ValueError, match="no partition"):

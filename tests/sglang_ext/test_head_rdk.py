@@ -303,7 +303,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "neighbours_v": ({"base": TRUNCATED, "neighbours": V}, r"draft_head\.neighbours must be in 1\.\.52, got 53"),
     "self_zero": ({"base": TRUNCATED, "self_weight": 0.0}, r"draft_head\.self_weight must be in \(0, 1\], got 0\.0"),
     "self_above": ({"base": TRUNCATED, "self_weight": 1.01}, r"self_weight must be in \(0, 1\], got 1\.01"),
-    "self_nan": ({"base": TRUNCATED, "self_weight": torch.nan}, r"self_weight must be in \(0, 1\], got nan"),
+    "self_nan": ({"base": TRUNCATED, "self_weight": torch.nan}, r"self_weight must be of type float.*, got nan"),
     "affinity": (
         {"base": TRUNCATED, "affinity": "guessed"},
         r"draft_head\.affinity must be one of cosine, counted, got 'guessed'",

@@ -107,7 +107,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "missing": (lambda c: c.pop("num_hidden_layers"), "d: config.json has no 'num_hidden_layers'"),
     "missing_theta": (lambda c: c.pop("rope_parameters"), "config.json has no 'rope_theta'"),
     "type": (lambda c: c.update(head_dim="10"), "head_dim must be of type int, got '10'"),
-    "size": (lambda c: c.update(num_key_value_heads=0), "num_key_value_heads must be above 0, got 0"),
+    "size": (lambda c: c.update(num_key_value_heads=0), r"drafter.num_key_value_heads must be in 1\.\.\d+, got 0"),
     "groups": (lambda c: c.update(num_key_value_heads=3), r"\(4\) must be a multiple of .*num_key_value_heads \(3\)"),
     "odd": (lambda c: c.update(head_dim=9), r"head_dim must be even \(rotary halves\), got 9"),
     "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
@@ -162,7 +162,7 @@ def test_options() -> None:
         IndependentConfig.from_options({"layers": 2}, sizes)
     with pytest.raises(ValueError, match=r"drafter.num_layers must be of type int, got '2'"):
         IndependentConfig.from_options({"num_layers": "2"}, sizes)
-    with pytest.raises(ValueError, match=r"drafter.hidden_size must be above 0, got -1"):
+    with pytest.raises(ValueError, match=r"drafter.hidden_size must be in 1\.\.\d+, got -1"):
         replace(CONFIG, hidden_size=-1)
 
 

@@ -254,7 +254,7 @@ def test_round_trip(tmp_path: Path, kind: str, spec: str, shared_head: bool) -> 
 
 CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "positions": (lambda c: c["drafter"].update(positions=4), r"missing lm_head\.3\.weight"),
-    "none": (lambda c: c["drafter"].update(positions=0), "drafter.positions must be at least 1"),
+    "none": (lambda c: c["drafter"].update(positions=0), r"drafter.positions must be in 1\.\.\d+, got 0"),
     "type": (lambda c: c["drafter"].update(positions="3"), "drafter.positions must be of type int"),
     "bool": (lambda c: c["drafter"].update(shared_head=1), "drafter.shared_head must be of type bool"),
     "option": (lambda c: c["drafter"].update(layers=2), "drafter has no option 'layers'; its options: positions"),
