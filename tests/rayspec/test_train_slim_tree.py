@@ -69,6 +69,8 @@ def family(
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
         heads=[FULL, slim],
+        answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
+        held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=Recipe(num_steps=2, batch_size=2, warmup_steps=1, ttt_steps=2, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
         log_every=1,
