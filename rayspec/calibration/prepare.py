@@ -76,9 +76,11 @@ def prepare(config: CalibrationConfig) -> Prepared:
         work_folder=config.work_folder,
         corpus=config.corpus,
     )
+    used = {c.source for c in config.calibrations}  # another one need not be there, and counting takes minutes
     sources = {
         name: {"name": name, "kind": source.kind, **source.describe(context)}
         for name, source in config.parsed_sources.items()
+        if name in used
     }
     prepared = Prepared(config, vocabulary, context, sources, _held_out(config))
     _ = prepared.held_out_description

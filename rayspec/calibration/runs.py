@@ -64,7 +64,7 @@ def count_all(
     from rayspec.farm.actor import cluster
 
     config, V = prepared.config, prepared.vocabulary.size
-    sources = dict(config.parsed_sources)
+    sources = {name: s for name, s in config.parsed_sources.items() if name in prepared.sources}
     if prepared.held_out is not None:
         sources[HELD_OUT] = prepared.held_out
     with cluster(config.ray.address):

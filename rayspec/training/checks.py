@@ -34,8 +34,6 @@ def check_config(config: DrafterTrainConfig) -> None:
     check_overrides(config.engines.extra, "engines.extra")
     if config.engines.dtype is not None:
         check_overrides({"dtype": config.engines.dtype}, "engines")
-    for name in ("answers", "held_out"):
-        _check_answers(getattr(config, name), name, config.work_folder / name, target)
     if config.held_out.greedy_share == 0.0:
         raise ValueError("held_out.greedy_share is 0, but acceptance is measured along greedy answers; set it to 1")
     steps = config.evaluation.draft_steps
@@ -50,6 +48,8 @@ def check_config(config: DrafterTrainConfig) -> None:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith("heads[") else f"heads[{head.name}]: {text}") from error
+    for name in ("answers", "held_out"):
+        _check_answers(getattr(config, name), name, config.work_folder / name, target)
 
 
 def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:

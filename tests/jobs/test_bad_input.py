@@ -226,7 +226,8 @@ DESTINATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file": (lambda d: d.write_text("mine"), "a file is there"),
     "a link": (lambda d: d.symlink_to("elsewhere"), "a link is there"),
 }
-TRAIN = f"{{target: {TARGET}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
+TEXT_PROMPTS = "answers: {prompts: training}, held_out: {prompts: held_out}"
+TRAIN = f"{{target: {TARGET}, {TEXT_PROMPTS}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
 CALIBRATE = (
     f"target: {TARGET}"
     + """

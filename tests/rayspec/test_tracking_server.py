@@ -164,6 +164,7 @@ def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
     secret = "correct-horse"
     basic = base64.b64encode(f"ada:{secret}".encode()).decode()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     printed = ""
     with (
         tempfile.TemporaryDirectory(prefix="rs") as ray_folder,  # short: Ray's sockets lie there

@@ -147,6 +147,8 @@ def run_config(folder: Path, *heads: NamedHead, **changes: Any) -> DrafterTrainC
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
         heads=list(heads),
+        answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
+        held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=RECIPE,
         evaluation=EvaluationConfig(draft_steps=3, every=20, sequences=2),
         checkpoint_every=4,
@@ -250,7 +252,7 @@ def test_another_head_on_a_trained_base(trained: Path, tiny_target: FrozenTarget
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"heads\[x\]\.drafter has no option 'layers'"),
     "type": ({"drafter": {"kind": "independent", "num_layers": 2.5}}, "num_layers must be of type int, got 2.5"),
-    "size": ({"drafter": {"kind": "independent", "num_layers": 0}}, "drafter.num_layers must be above 0, got 0"),
+    "size": ({"drafter": {"kind": "independent", "num_layers": 0}}, r"drafter.num_layers must be in 1\.\.\d+, got 0"),
     "tree": ({"drafter": {"kind": "independent"}, "tree": {"kind": "static"}}, "leave tree out"),
 }
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from answerers import answer_in_process
-from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec.calibration.artifacts import BIGRAM, write_artifacts
@@ -69,6 +68,8 @@ def family(
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
         heads=[FULL, slim],
+        answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
+        held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=Recipe(num_steps=2, batch_size=2, warmup_steps=1, ttt_steps=2, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
         log_every=1,
@@ -143,8 +144,14 @@ def test_what_cannot_be_is_refused(fault: str) -> None:
         NamedHead(name="x", draft_head={"kind": "full"}, **changes)
 
 
-def test_a_calibration_without_pairs_is_refused_before_anything_is_made(family: Family) -> None:
-    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
+def test_a_calibration_without_pairs_is_refused_before_anything_is_made(
+    family: Family, tiny_target: FrozenTarget, tmp_path: Path
+) -> None:
+    info = tiny_target.info("tiny")
+    target = {"name": "tiny", "vocab_size": info.vocab_size, "tokenizer_sha256": info.tokenizer_sha256}
+    tensors = {"ids": torch.arange(9), "counts": torch.ones(info.vocab_size, dtype=torch.int64)}
+    write_artifacts(tmp_path / "ids", tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "frspec"}}, {})
+    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(tmp_path / "ids")})
     with pytest.raises(ValueError, match=r"heads\[x\]: .*but no pairs"):
         plan(replace(family[0], heads=[wrong]))
 

@@ -112,7 +112,7 @@ def test_fewer_prompts_are_the_beginning_of_more() -> None:
         ([b'{"text": "a"}', b"", b'{"text": "\xff"}'], r"p.jsonl:3: no UTF-8 text"),
         ([b'{"text": "a"}', b"[1]"], r"p.jsonl:2: expected a JSON object, got list"),
         ([b"null"], r"p.jsonl:1: expected a JSON object, got NoneType"),
-        ([b'{"tex": "a"}'], r"p.jsonl:1: no prompt in the record; expected one of .*got tex"),
+        ([b'{"tex": "a"}'], r"p.jsonl:1: no prompt in the record; expected one of .*got .*tex"),
         ([b'{"turns": []}'], r"p.jsonl:1: turns must be a list of at least one text"),
         ([b'{"turns": "one"}'], r"p.jsonl:1: turns must be a list of at least one text"),
         ([b'{"turns": ["a", 3]}'], r"p.jsonl:1: turns: the prompt must be text that is not empty, got 3"),
