@@ -1,0 +1,35 @@
+"""The journal's actor on a disk that is full for a while."""
+
+import threading
+import time
+from pathlib import Path
+
+from disks import fill, small_disk
+
+from rayspec.farm.actor import cluster
+from rayspec.sweep.journal import read
+from rayspec.sweep.trainable import RemoteJournal, journal_actor
+
+EVENT = {"event": "finished", "cohort": "s2", "traffic": "c1", "passes": 3, "note": "x" * 10_000}  # over a page
+
+
+def test_who_writes_waits_until_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk, cluster(None):
+        path = disk / "journal.jsonl"
+        journal = RemoteJournal(journal_actor(path))
+        journal.append({**EVENT, "traffic": "before"})
+        ballast = fill(disk)
+        writer = threading.Thread(target=journal.append, args=(EVENT,), daemon=True)
+        writer.start()
+        deadline = time.monotonic() + 60
+        while not journal.refusal():
+            assert time.monotonic() < deadline
+        assert "No space left on device" in str(journal.refusal())
+        writer.join(timeout=5)
+        assert writer.is_alive()
+        assert [e["traffic"] for e in read(path)] == ["before"]
+        ballast.unlink()
+        writer.join(timeout=60)
+        assert not writer.is_alive()
+        assert [e["traffic"] for e in read(path)] == ["before", "c1"]
+        assert journal.refusal() is None
