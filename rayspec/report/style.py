@@ -185,7 +185,7 @@ def _save(figure: Figure, path: Path) -> list[Path]:
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a warning a character
             figure.savefig(png, dpi=150)
             figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
-    except Exception:
+    except Exception:  # whatever a figure fails of, no half-written picture stays
         png.unlink(missing_ok=True)
         raise
     finally:
