@@ -29,8 +29,8 @@ class OtherLoad:
         own_s = 0.0
         for process in [self._root, *self._root.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
-                used = process.cpu_times()
-                own_s += used.user + used.system
+                # with that of children that have ended, which would otherwise leave the sum when they do
+                own_s += sum(process.cpu_times()[:4])
         return seconds, seconds - idle_s, own_s
 
 

@@ -54,6 +54,18 @@ def test_our_own_are_counted_as_ours(core: int) -> None:
         child.wait()
 
 
+def test_what_a_child_used_is_ours_after_its_end() -> None:
+    child = subprocess.Popen([sys.executable, "-c", SPIN])
+    used, deadline = 0.0, time.monotonic() + 250
+    while used < 0.5 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        used = psutil.Process(child.pid).cpu_times().user
+    load = OtherLoad()
+    child.kill()
+    child.wait()
+    assert load._read()[2] >= load._start[2] >= used >= 0.5
+
+
 def test_blocks_of_older_journals_are_read() -> None:
     values = Measured(wall_s=1.0, requests=(), other_cpu_share=0.25).to_dict()
     assert Measured.from_dict(values).other_cpu_share == 0.25

@@ -58,13 +58,17 @@ def check_counts(answers: list[dict[str, Any]], draft_steps: int) -> None:
 class Lossless:
     """The tests of every engine; its module has a fixture `engine` and inherits: class TestLossless(Lossless)."""
 
-    drafter: ClassVar[str | None] = None  # of the module's fixture `drafters`; None for what the engine has
+    drafter: ClassVar[str | None] = None  # of the module's fixture `drafters`; None for what the engine began with
     is_pruned: ClassVar[bool] = False  # whether it verifies less than it was asked to
 
     @pytest.fixture(scope="class", autouse=True)
-    def _swapped(self, request: pytest.FixtureRequest, engine: Any) -> None:
+    def drafter_folder(self, request: pytest.FixtureRequest, engine: Any) -> str:
+        """What the engine drafts with in these tests, whatever the tests before them swapped in."""
+        folder = engine.server_args.speculative_draft_model_path
         if self.drafter is not None:
-            swap_drafter(engine, str(request.getfixturevalue("drafters")[self.drafter]))
+            folder = str(request.getfixturevalue("drafters")[self.drafter])
+        swap_drafter(engine, folder)
+        return folder
 
     def test_stop_inside_of_a_block(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
         for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
@@ -99,7 +103,7 @@ class Lossless:
         for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
             assert re.fullmatch("(ab|c)+a?", answer["text"])
 
-    def test_step_clock_splits_the_step(self, engine: Any, prompts: list[Ids]) -> None:
+    def test_step_clock_splits_the_step(self, engine: Any, drafter_folder: str, prompts: list[Ids]) -> None:
         """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it
         verifies."""
         before = step_times(engine)
@@ -115,7 +119,7 @@ class Lossless:
         assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
         assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
         most = engine.server_args.speculative_num_draft_tokens * spent.requests
-        head = load_drafter(engine.server_args.speculative_draft_model_path)[0].lm_head
+        head = load_drafter(drafter_folder)[0].lm_head
         assert spent.scoring_rows
         mean = spent.scored_tokens / spent.scoring_rows
         if head.kind in ("full", "slimspec"):

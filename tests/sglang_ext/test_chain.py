@@ -33,7 +33,7 @@ def test_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Ora
 
 
 class TestLossless(Lossless):
-    """Of the last head above."""
+    """Of the drafter that the engine begins with."""
 
 
 def test_biases_reach_the_sampled_law(engine: Any, prompts: list[Ids]) -> None:

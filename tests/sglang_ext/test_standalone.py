@@ -65,4 +65,4 @@ def test_swap_and_its_refusals(
         r"missing lm_head\.weight": with_weights_of(drafters["full"], drafters["slimspec"], tmp_path / "faulty"),
         "a drafter of kind eagle3 needs another worker than the running independent": DRAFTERS["full"],
     }
-    check_swap_and_its_refusals(engine, drafters, "full", "truncated", faulty, prompts, oracle)
+    check_swap_and_its_refusals(engine, drafters, "full", "routed", faulty, prompts, oracle)

@@ -23,4 +23,4 @@ def test_greedy_identity(engine: Any, kind: str, prompts: list[Ids], oracle: Ora
 
 
 class TestLossless(Lossless):
-    """Of the last head above."""
+    """Of the drafter that the engine begins with."""
