@@ -20,6 +20,7 @@ from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rayspec.farm.lifeline import node_lost_raises
 from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
@@ -59,6 +60,7 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
         stack.callback(ray.shutdown)
         # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
         signal.signal(signal.SIGTERM, on_terminate)
+        stack.enter_context(node_lost_raises())
         yield
 
 

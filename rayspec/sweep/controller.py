@@ -16,6 +16,7 @@ from tqdm import tqdm
 from rayspec.costs import read_costs
 from rayspec.disk import is_full
 from rayspec.farm.actor import cluster, node_gpus
+from rayspec.farm.lifeline import NodeLost
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
@@ -74,7 +75,7 @@ def run_sweep(
             with tracker.parent(config.name, tags, run_id=run_id, resume=resume_command(folder)) as parent:
                 folder.set_run_id(parent.run_id)
                 outcome = _run(prepared, folder, tracker, parent, tags, trainable)
-        except (*UNREACHABLE, JournalFailed) as error:
+        except (*UNREACHABLE, NodeLost, JournalFailed) as error:
             raise SweepStopped(
                 f"{_problem(error)}; what was measured is in {folder.journal}; when that is mended: "
                 f"{resume_command(folder)}"
@@ -86,7 +87,7 @@ def run_sweep(
 
 
 def _problem(error: BaseException) -> str:
-    if isinstance(error, JournalFailed) or (isinstance(error, OSError) and not is_outage(error)):
+    if isinstance(error, NodeLost | JournalFailed) or (isinstance(error, OSError) and not is_outage(error)):
         return str(error)
     problem = "is gone" if is_outage(error) and not is_full(error) else f"refused ({error})"
     return f"MLflow at {redacted(tracking_uri())} {problem}"

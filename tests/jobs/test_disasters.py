@@ -1,4 +1,4 @@
-"""A real sweep that is interrupted at every stage, whose disk fills up, whose journal is damaged.
+"""A real sweep that is interrupted at every stage, whose disk fills up, whose Ray node dies, whose journal is damaged.
 
 One sweep meets all of it in the order of this file, since engine starts are what takes the time; home, MLflow store
 and journal lie on the small disk. At the end nothing is lost, doubled or left open.
@@ -95,7 +95,17 @@ def test_a_disk_that_is_full_for_a_while_only_costs_time(sweep: Sweep) -> None:
     sweep.wait_for_rounds(before + 2)
 
 
+def test_the_death_of_the_ray_node_is_told_and_closed(sweep: Sweep) -> None:
+    sweep.note_orphans()
+    sweep.descendant("raylet/raylet").kill()
+    assert sweep.process.wait(PATIENCE_S) == 2
+    assert "error: this machine's Ray node is gone: its raylet process has ended" in sweep.said
+    assert f"when that is mended: python jobs/sweep.py --resume {sweep.folder.id}" in sweep.said
+    assert_closed(sweep)
+
+
 def test_ctrl_c_while_measuring(sweep: Sweep) -> None:
+    sweep.start("--resume")
     sweep.wait_for_rounds(sweep.rounds() + 2)
     assert_cut_off(sweep, sweep.interrupt())
 
