@@ -1,6 +1,5 @@
 """A real sweep under fire: started, waited for, killed and resumed as a user does, and then looked at."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -87,9 +86,8 @@ class Sweep:
 
     def descendant(self, title: str) -> psutil.Process:
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if title in " ".join(process.cmdline()):
-                    return process
+            if title in title_of(process):
+                return process
         raise AssertionError(f"no process {title!r} below the driver")
 
     def survive(self, victim: str, kill: Callable[[], None]) -> None:
@@ -103,9 +101,13 @@ class Sweep:
         self.orphans = psutil.Process(self.process.pid).children(recursive=True)
 
     def kill_driver(self) -> None:
+        """Returns when its workers have ended too: until then they go on measuring."""
         self.note_orphans()
+        workers = [p for p in self.orphans if title_of(p).startswith("ray::")]
         self.process.kill()
         self.process.wait()
+        _, left = psutil.wait_procs(workers, timeout=PATIENCE_S)
+        assert left == [], "workers outlive their driver"
 
     def finish(self) -> None:
         assert self.process.wait(timeout=PATIENCE_S) == 0, self.output
@@ -129,6 +131,14 @@ class Sweep:
         experiment = client.get_experiment_by_name("rayspec-sweep")
         assert experiment is not None, self.output
         return list(client.search_runs([experiment.experiment_id]))
+
+
+def title_of(process: psutil.Process) -> str:
+    """Empty where it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def assert_complete_and_once(sweep: Sweep, folder: SweepFolder, rounds: int) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from fixture_models import PROMPTS as HELD_OUT
 from servers import free_port, start_mlflow, two_ray_nodes
-from sweeps import SETTINGS, Sweep, assert_complete_and_once
+from sweeps import SETTINGS, Sweep, assert_complete_and_once, title_of
 
 from rayspec.farm.processes import has_ended
 
@@ -59,7 +59,9 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
 
             def node() -> None:
                 raylets = [psutil.Process(n.all_processes["raylet"][0].process.pid) for n in nodes]
-                busy = next(r for r in raylets if any("RuntimeShell" in _title(p) for p in r.children(recursive=True)))
+                busy = next(
+                    r for r in raylets if any("RuntimeShell" in title_of(p) for p in r.children(recursive=True))
+                )
                 busy.kill()
 
             sweep.survive("Ray node", node)
@@ -67,13 +69,6 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
             yield sweep
         finally:
             sweep.process.kill()
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
 
 
 VICTIMS = {"one_machine": ["scheduler", "runtime actor", "driver", "MLflow server"], "two_nodes": ["Ray node"]}
