@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
-	@echo "make test    the tests, on two workers; make test-full: also those marked slow (disasters, hostile clients)"
+	@echo "make test    the tests, on two workers; make test-full: all that they can try, and those marked slow as well"
 	@echo "make lint    ruff and mypy"
 	@echo "make pins    write constraints.txt from the installed environment"
 
@@ -33,7 +33,7 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
 
 test-full: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 RAYSPEC_TESTS=full $(BIN)/python -m pytest --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -23,22 +23,36 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
 
-ALONE = ("laws", "server")  # files of engine tests that need no oracle
+# files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
+RAY = {
+    "answers", "calibrate", "calibration_counts", "disasters", "faults", "last_error", "lifeline", "local_ray", "nodes",
+    "other_load", "placement", "ray_job", "remote_journal", "report_job", "runtime", "search", "smollm2", "sweep",
+    "sweep_traffic", "tracking_server", "train",
+}  # fmt: skip
 
 
 class ByResource(LoadScopeScheduling):
-    """What two workers may do side by side (`make test`): one runs the engines that are held against one oracle, the
-    other Ray's clusters, which would find each other; every other file with engines is for whoever is done first."""
+    """What two workers may do side by side (`make test`): one runs Ray's clusters, the other takes file by file of the
+    rest, and both do at the end."""
 
     def _split_scope(self, nodeid: str) -> str:
-        _, folder, *file = nodeid.split("::")[0].split("/")
-        if folder == "sglang_ext":
-            return file[-1] if any(word in file[-1] for word in ALONE) else "engines"
-        return "ray" if folder in ("jobs", "rayspec") else "rest"
+        return scope_of(nodeid)
+
+
+def scope_of(nodeid: str) -> str:
+    file = nodeid.split("::")[0]
+    return "ray" if Path(file).stem.removeprefix("test_") in RAY else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
+    config.option.loadscopereorder = False  # by the number of tests; ours are in order of time
     return ByResource(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that no worker is left with it at the end."""
+    items.sort(key=lambda item: (scope_of(item.nodeid) != "ray", "/sglang_ext/" not in item.nodeid))
 
 
 @pytest.fixture

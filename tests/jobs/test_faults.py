@@ -63,6 +63,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
                     r for r in raylets if any("RuntimeShell" in title_of(p) for p in r.children(recursive=True))
                 )
                 busy.kill()
+                busy.wait()  # workers take a raylet that nobody has waited for as alive
 
             sweep.survive("Ray node", node)
             sweep.finish()

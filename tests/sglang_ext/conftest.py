@@ -1,10 +1,14 @@
 """The answers that speculative engines are held against, made once a session."""
 
+import json
+import os
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids, running_engine
+from filelock import FileLock
 from fixture_models import TARGET, prompt_texts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,7 +30,19 @@ def long_prompt(prompts: list[Ids]) -> Ids:
 
 
 @pytest.fixture(scope="session")
-def oracle(prompts: list[Ids], long_prompt: Ids) -> Oracle:
+def oracle(prompts: list[Ids], long_prompt: Ids, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """Made by the worker that needs it first."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which the workers share
+    file = folder / "oracle.json"
+    with FileLock(folder / "oracle.lock"):
+        if not file.exists():
+            file.write_text(json.dumps(asdict(_ask_plain_engine(prompts, long_prompt))))
+    return Oracle(**json.loads(file.read_text()))
+
+
+def _ask_plain_engine(prompts: list[Ids], long_prompt: Ids) -> Oracle:
     with running_engine(None) as engine:
         answers = output_ids(generate(engine, prompts))
         stop_tokens = [answer[len(answer) // 2] for answer in answers]

@@ -10,7 +10,7 @@ import torch
 from engines import Ids, Oracle, running_engine
 from fixture_models import DRAFTERS, TARGET
 from last_hidden_cases import DEMO, as_answers, demo_drafters, slim_on
-from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
+from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
 
 from rayspec.training.frozen_target import FrozenTarget
 
@@ -53,9 +53,8 @@ def test_greedy_identity(
     shape = request.node.callspec.params["engine"]
     if shape == "chain" and name.startswith("slim"):
         pytest.skip("a chain takes no notice of a tree")
-    own = ENGINES[shape]["drafter"]
-    alone = len(prompts) if name == own else 8
-    answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
+    is_first = name == ENGINES[shape]["drafter"]
+    answers = check_greedy_identity(engine, drafters[name], prompts, oracle, is_first=is_first)
     if name != "medusa_routed":
         check_counts(answers, STEPS)
 

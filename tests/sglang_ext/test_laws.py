@@ -13,6 +13,7 @@ from engines import running_engine
 from faults import plant
 from laws import LEAST, check_greedy_in_a_mixed_batch, check_laws, check_seeds, fit, sample_laws
 from toy import DRAFT_STEPS, HEADS, IDS, PROMPTS, Toy, V, filtered, make_toy
+from volume import volume
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -36,7 +37,10 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 LONG = 53  # tokens of an answer: fewer requests for as many pairs
-FEWER = 20_000  # pairs, where other tests see more of the same rule
+PAIRS = volume(100_000, 20_000)
+FEWER = volume(20_000, 10_000)  # pairs, where other tests see more of the same rule
+REQUESTS = volume(400, 200)  # where settings are mixed
+ROUNDS = volume(2_000, 800)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def engine(request: pytest.FixtureRequest, toy: Toy, drafters: dict[str, Path]) 
 
 @every_engine
 def test_law_of_filters(engine: Any, toy: Toy) -> None:
-    reports = check_laws(engine, toy, FILTERS, requests=400)
+    reports = check_laws(engine, toy, FILTERS, requests=REQUESTS)
     # SGLang's own verification would never emit some of the tokens that plain decoding does
     assert any(
         (
@@ -77,7 +81,7 @@ def top_p_of_top_k(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
 
 @every_engine
 def test_law_without_seeds(engine: Any, toy: Toy) -> None:
-    check_laws(engine, toy, {"top_p": {"top_p": 0.9}}, requests=400, seed=None)
+    check_laws(engine, toy, {"top_p": {"top_p": 0.9}}, requests=REQUESTS, seed=None)
 
 
 @every_engine
@@ -102,7 +106,7 @@ def test_law_with_every_head(
     request: pytest.FixtureRequest, engine: Any, toy: Toy, drafters: dict[str, Path], head: str
 ) -> None:
     swap_drafter(engine, str(drafters[head]))
-    check_pairs(engine, toy, 100_000 if request.node.callspec.params["engine"] == "sampled_chain" else FEWER)
+    check_pairs(engine, toy, PAIRS if request.node.callspec.params["engine"] == "sampled_chain" else FEWER)
 
 
 @chain_and_tree
@@ -126,7 +130,7 @@ def test_verifying_with_another_law_than_the_drafts_is_caught(engine: Any, toy: 
     swap_drafter(engine, str(drafters["full"]))
     plant(engine, shortlist=IDS.tolist())
     try:
-        report = sample_laws(engine, toy, {"alone": {}}, requests=400)["alone"]
+        report = sample_laws(engine, toy, {"alone": {}}, requests=REQUESTS)["alone"]
     finally:
         plant(engine, shortlist=[])
     assert report.fit.p_value < 1e-6
@@ -138,7 +142,7 @@ def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[head]))
     drafter, _ = load_drafter(drafters[head])
-    runs = run_rounds(engine, settings, requests=1_200)
+    runs = run_rounds(engine, settings, requests=volume(1_200, 600))
     for name, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
     # and drafts of another temperature would be seen

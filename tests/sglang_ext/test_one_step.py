@@ -7,4 +7,4 @@ from lossless import check_counts, check_greedy_identity
 
 def test_greedy_identity(prompts: list[Ids], oracle: Oracle) -> None:
     with running_engine(DRAFTERS["slimspec"], draft_steps=1) as engine:
-        check_counts(check_greedy_identity(engine, "slimspec", prompts, oracle), 1)
+        check_counts(check_greedy_identity(engine, DRAFTERS["slimspec"], prompts, oracle, is_first=True), 1)

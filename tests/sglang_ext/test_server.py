@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from safetensors.torch import load_file, save_file
+from volume import volume
 
 from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
 
@@ -95,7 +96,7 @@ def texts(tmp_path: Path, prompts: list[str], *flags: str) -> list[tuple[str, st
 
 @pytest.fixture(scope="module")
 def many_prompts() -> list[str]:
-    return prompt_texts(200)
+    return prompt_texts(volume(200, 48))
 
 
 @pytest.fixture(scope="module")

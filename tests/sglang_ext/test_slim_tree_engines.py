@@ -10,7 +10,7 @@ import pytest
 from engines import Ids, Oracle, generate, output_ids, running_engine
 from fixture_models import DRAFTERS
 from last_hidden_cases import as_answers, slim_on
-from lossless import Lossless, check_counts, check_greedy_identity_of
+from lossless import Lossless, check_counts, check_greedy_identity
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -52,8 +52,7 @@ def test_the_drafter_that_the_engine_starts_with(engine: Any, prompts: list[Ids]
 
 @pytest.mark.parametrize("name", [*TREES, "eagle2"])
 def test_greedy_identity(engine: Any, name: str, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    alone = len(prompts) if name == "s" else 8
-    check_counts(check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone), STEPS)
+    check_counts(check_greedy_identity(engine, drafters[name], prompts, oracle, is_first=name == "s"), STEPS)
 
 
 def steps_of(engine: Any, drafter: Path, prompts: list[Ids]) -> list[tuple[list[int], list[int]]]:

@@ -10,7 +10,7 @@ import torch
 from engines import running_engine
 from last_hidden_cases import as_answers, slim_on
 from laws import check_greedy_in_a_mixed_batch, check_laws, check_seeds
-from test_laws import FEWER, FILTERS, check_pairs
+from test_laws import FEWER, FILTERS, REQUESTS, check_pairs
 from toy import DRAFT_STEPS, Toy, V, make_toy
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -52,7 +52,7 @@ def test_law(engine: Any, toy: Toy, drafters: dict[str, Path], name: str) -> Non
 
 def test_law_of_filters(engine: Any, toy: Toy, drafters: dict[str, Path]) -> None:
     swap_drafter(engine, str(drafters["slim"]))
-    check_laws(engine, toy, FILTERS, requests=400)
+    check_laws(engine, toy, FILTERS, requests=REQUESTS)
 
 
 def test_seeds(engine: Any) -> None:

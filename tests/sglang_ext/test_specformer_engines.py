@@ -10,7 +10,7 @@ import torch
 from engines import Ids, Oracle, generate, running_engine
 from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from last_hidden_cases import as_answers, new_drafter, save, train
-from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
+from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
 
 from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
@@ -63,8 +63,7 @@ def engine(drafters: dict[str, Path]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_identity(engine: Any, name: str, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    alone = len(prompts) if name == "specformer" else 8
-    answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
+    answers = check_greedy_identity(engine, drafters[name], prompts, oracle, is_first=name == "specformer")
     if name != "routed":  # its own loss trains the router alone
         check_counts(answers, STEPS)
 

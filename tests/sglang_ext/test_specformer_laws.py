@@ -11,7 +11,7 @@ from draft_laws import draft_p_value, run_rounds
 from engines import running_engine
 from last_hidden_cases import as_answers, new_drafter, save, train
 from laws import LEAST, check_greedy_in_a_mixed_batch, check_laws, check_seeds
-from test_laws import FEWER, FILTERS, check_pairs
+from test_laws import FEWER, FILTERS, PAIRS, REQUESTS, ROUNDS, check_pairs
 from toy import DRAFT_STEPS, IDS, TRUNCATED, Toy, V, make_toy
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -53,7 +53,7 @@ def engine(toy: Toy, drafters: dict[str, Path]) -> Iterator[Any]:
 
 
 def test_law_of_filters(engine: Any, toy: Toy) -> None:
-    check_laws(engine, toy, FILTERS, requests=400)
+    check_laws(engine, toy, FILTERS, requests=REQUESTS)
 
 
 def test_seeds(engine: Any) -> None:
@@ -64,7 +64,7 @@ def test_greedy_requests_stay_greedy(engine: Any, toy: Toy) -> None:
     check_greedy_in_a_mixed_batch(engine, toy)
 
 
-@pytest.mark.parametrize(("head", "pairs"), [("full", 100_000), ("truncated", FEWER)])
+@pytest.mark.parametrize(("head", "pairs"), [("full", PAIRS), ("truncated", FEWER)])
 def test_law_with_every_head(engine: Any, toy: Toy, drafters: dict[str, Path], head: str, pairs: int) -> None:
     swap_drafter(engine, str(drafters[head]))
     check_pairs(engine, toy, pairs)
@@ -75,7 +75,7 @@ def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[head]))
     drafter, _ = load_drafter(drafters[head])
-    runs = run_rounds(engine, settings, requests=2_000)
+    runs = run_rounds(engine, settings, requests=ROUNDS)
     for setting, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[setting]) > LEAST, setting
     # and drafts of another temperature would be seen

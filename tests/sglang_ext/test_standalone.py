@@ -10,7 +10,7 @@ from engines import Ids, Oracle, running_engine
 from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
-from lossless import Lossless, check_counts, check_greedy_identity_of, check_swap_and_its_refusals, with_weights_of
+from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
 
 from rayspec.calibration.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
@@ -48,8 +48,7 @@ def engine(request: pytest.FixtureRequest, drafters: dict[str, Path]) -> Iterato
 
 @pytest.mark.parametrize("name", HEADS)
 def test_greedy_identity(engine: Any, name: str, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle) -> None:
-    alone = len(prompts) if name in ("full", "truncated") else 8
-    answers = check_greedy_identity_of(engine, drafters[name], prompts, oracle, alone)
+    answers = check_greedy_identity(engine, drafters[name], prompts, oracle, is_first=name == "full")
     if name != "routed":  # by a router that knows nothing
         check_counts(answers, STEPS)
 

@@ -12,7 +12,7 @@ from engines import running_engine
 from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
 from laws import LEAST, check_greedy_in_a_mixed_batch, check_laws, check_seeds
-from test_laws import FEWER, FILTERS, check_pairs
+from test_laws import FEWER, FILTERS, PAIRS, REQUESTS, ROUNDS, check_pairs
 from toy import CLUSTERS, DRAFT_STEPS, DYNASPEC, IDS, TRUNCATED, Toy, V, make_toy
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, toy: Toy, drafters: dict[str, Path]) 
 
 
 def test_law_of_filters(engine: Any, toy: Toy) -> None:
-    check_laws(engine, toy, FILTERS, requests=400)
+    check_laws(engine, toy, FILTERS, requests=REQUESTS)
 
 
 def test_seeds(engine: Any) -> None:
@@ -81,7 +81,7 @@ def test_law_with_every_head(
 ) -> None:
     swap_drafter(engine, str(drafters[name]))
     is_chain = request.node.callspec.params["engine"] == "sampled_chain"
-    check_pairs(engine, toy, 100_000 if is_chain and name != "routed" else FEWER)
+    check_pairs(engine, toy, PAIRS if is_chain and name != "routed" else FEWER)
 
 
 @pytest.mark.parametrize("engine", ["sampled_chain"], indirect=True)
@@ -90,7 +90,7 @@ def test_drafts_follow_the_law_of_the_head(engine: Any, toy: Toy, drafters: dict
     settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": FILTERS["all"]}
     swap_drafter(engine, str(drafters[name]))
     drafter, _ = load_drafter(drafters[name])
-    runs = run_rounds(engine, settings, requests=2_000)
+    runs = run_rounds(engine, settings, requests=ROUNDS)
     for setting, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[setting]) > LEAST, setting
     # and drafts of another temperature would be seen
