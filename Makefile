@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python jobs/fetch_target.py smollm2-135m
-	$(BIN)/python jobs/sweep.py --config configs/sweep/demo.yaml
+	$(BIN)/rayspec fetch smollm2-135m
+	$(BIN)/rayspec sweep --config configs/sweep/demo.yaml
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"

@@ -1,42 +1,6 @@
-"""What reduced heads keep: python jobs/calibrate.py --config configs/calibrate/smollm2.yaml [key=value ...] [--plan]
+"""`rayspec calibrate` as a script, for `ray job submit --working-dir . -- python jobs/calibrate.py ...`."""
 
-Counts the tokens of every source, then makes every calibration of the config. The same command goes on after an
-interruption. Exits 0 when every calibration is there, 2 for a config that cannot run.
-"""
-
-import argparse
-import shlex
-import sys
-
-from rayspec.config import load_config
-from rayspec.job import problem, run, set_up
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="jobs/calibrate.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--config", metavar="FILE", default="configs/calibrate/smollm2.yaml", help="YAML of the job")
-    parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
-    options = parser.parse_intermixed_args(arguments)
-    set_up()
-
-    try:
-        from rayspec.calibration.config import CalibrationConfig  # imports torch
-
-        config = load_config(CalibrationConfig, options.config, options.overrides)
-        from rayspec.calibration.prepare import describe, prepare  # reads the target; a typing error should not wait
-
-        prepared = prepare(config)
-        print("\n".join(describe(prepared)), flush=True)
-        if not options.plan:
-            from rayspec.calibration.runs import calibrate_all
-
-            calibrate_all(prepared, shlex.join(["python", "jobs/calibrate.py", *arguments]))
-    except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
-        return 2
-    return 0
-
+from rayspec.cli import script
 
 if __name__ == "__main__":
-    run(main)
+    script("calibrate")

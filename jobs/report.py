@@ -1,59 +1,6 @@
-"""The report of a sweep, from MLflow: python jobs/report.py [--sweep RUN] [--out FOLDER] [--promote]
+"""`rayspec report` as a script, for `ray job submit --working-dir . -- python jobs/report.py ...`."""
 
-Writes report.md and report.html and prints the decision. --promote registers the winner's checkpoint in MLflow's model
-registry as champion. Exits 0, 1 where no candidate has earned the promotion, 2 for what cannot be done.
-"""
-
-import argparse
-import re
-import sys
-from pathlib import Path
-
-from rayspec.home import home, tracking_uri
-from rayspec.job import set_up
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="jobs/report.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--sweep", metavar="RUN", help="id or name of its parent run; without it the newest that ended")
-    parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
-    parser.add_argument("--promote", action="store_true", help="register the winner's checkpoint as champion")
-    parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
-    parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, or r2.5 requests/s")
-    parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
-    options = parser.parse_args(arguments)
-    if not options.promote and (options.model or options.traffic or options.force):
-        parser.error("--model, --traffic and --force belong to --promote")
-    set_up()
-
-    from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
-    from rayspec.report.page import write_report
-    from rayspec.sweep.promote import PromotionRefused, promote, winner
-    from rayspec.sweep.stored import find_sweep
-    from rayspec.tracking import connect
-
-    try:
-        sweep = find_sweep(connect(tracking_uri()), options.sweep)
-        folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
-        markdown, page = write_report(sweep, folder)
-        print(decision(sweep.results))
-        print(f"\n{markdown}\n{page}")
-        if options.promote:
-            best = winner(sweep.results, options.traffic, options.force)
-            done = promote(sweep, folder, best, options.model)
-            print(f"{done.uri} is now version {done.version}: {best.trial.name}")
-    except PromotionRefused as refused:
-        print(f"refused: {refused}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _default_folder(name: str, run_id: str) -> Path:
-    return home() / "reports" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{run_id[:8]}"
-
+from rayspec.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    script("report")

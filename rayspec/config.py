@@ -15,6 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 T = TypeVar("T")
+SHIPPED = Path(__file__).parent / "configs"
 MOST_INTEGER = 10**18 - 1  # what databases, tensors and generators of random numbers can count
 
 
@@ -37,7 +38,8 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
     """
     layers: list[tuple[str, DictConfig]] = []
     if path is not None:
-        layers.append((str(path), _read_yaml(Path(path))))
+        file = _shipped_or(Path(path))
+        layers.append((str(file), _read_yaml(file)))
     if overrides:
         layers.append(("the command line", _parse_overrides(overrides)))
     merged, source = OmegaConf.structured(schema), schema.__name__
@@ -111,6 +113,14 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _shipped_or(path: Path) -> Path:
+    """What ships with the package is found by its path in a checkout from everywhere."""
+    if path.exists() or path.is_absolute() or path.parts[:1] != (SHIPPED.name,):
+        return path
+    shipped = SHIPPED.parent / path
+    return shipped if shipped.is_file() else path
 
 
 def _read_yaml(path: Path) -> DictConfig:

@@ -2,15 +2,12 @@
 
 `pack` writes a packed folder from a drafter's; `unpack` makes the drafter again, bit for bit, from the packed folder
 and the target. A packed folder is config.json, model.safetensors with the other tensors, and packed.json.
-
-    python -m rayspec.packing TARGET_FOLDER OUTPUT_FOLDER DRAFTER_FOLDER...
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +72,7 @@ def unpack(packed: Path, folder: Path, target: Path) -> None:
         if weights_sha256(temporary / WEIGHTS) != manifest["sha256"]:
             raise ValueError(
                 f"drafter {packed.name} does not come out of {packed} as it was packed: the target {target} is another "
-                "one, or a file is damaged; fetch the target anew (python jobs/fetch_target.py) or install rayspec anew"
+                "one, or a file is damaged; fetch the target anew (rayspec fetch) or install rayspec anew"
             )
 
 
@@ -93,17 +90,3 @@ def _source(name: str, tensor: Tensor, tensors: Mapping[str, Tensor], head_VH: T
     if ids is not None and len(ids) == len(tensor) and torch.equal(tensor, head_VH[ids]):
         return IDS
     return None
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) < 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    target, output, *drafters = map(Path, arguments)
-    for drafter in drafters:
-        print(f"{drafter.name}: {pack(drafter, output / drafter.name, target) / 2**20:.2f} MiB")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

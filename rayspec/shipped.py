@@ -13,7 +13,7 @@ from rayspec.home import home
 from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET, fetched
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-WAY_OUT = {"drafters": "python jobs/train.py makes one", "calibrations": "python jobs/calibrate.py makes one"}
+WAY_OUT = {"drafters": "rayspec train makes one", "calibrations": "rayspec calibrate makes one"}
 MARKS = {"drafters": "config.json", "calibrations": "calibration.json"}
 
 
@@ -34,7 +34,7 @@ def target_path(name: str) -> str:
     if name in CATALOGUE:
         found = fetched(name)
         if found is None:
-            raise ValueError(f"target {name} is not on this machine yet; python jobs/fetch_target.py {name} brings it")
+            raise ValueError(f"target {name} is not on this machine yet; rayspec fetch {name} brings it")
         return str(found)
     is_name = not name.startswith(("/", ".", "~")) and not os.path.exists(name)
     if is_name:

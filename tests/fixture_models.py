@@ -41,7 +41,7 @@ def drafters_setting(*folders: Path) -> str:
 
 
 def sweep_settings(prompts: int) -> list[str]:
-    """Arguments of jobs/sweep.py: the heads `full` and `slimspec-r32`, and so many prompts."""
+    """Arguments of rayspec sweep: the heads `full` and `slimspec-r32`, and so many prompts."""
     return [
         f"target={TARGET}",
         drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"]),

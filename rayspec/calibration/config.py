@@ -59,7 +59,7 @@ class CalibrationConfig:
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is a calibration; None = the home folder's calibrations/<target>
-    work_dir: str | None = None  # where jobs/train.py keeps the answers; None = the home folder's training/<target>
+    work_dir: str | None = None  # where rayspec train keeps the answers; None = the home folder's training/<target>
     held_out: str | None = None  # answers for the coverage figure; None = work_dir's held_out, where it exists
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     sources: dict[str, Any] = field(default_factory=dict)  # name: {kind: ..., options}; none = `raw` of kind raw

@@ -38,7 +38,7 @@ class DrafterFlops(NamedTuple):
 @dataclass(frozen=True)
 class ReferenceDrafter:
     """`name`: a drafter with a full head (shipped, or a folder). None: the target's LM head on a body shaped like one
-    of the target's layers, which is what jobs/train.py starts from."""
+    of the target's layers, which is what rayspec train starts from."""
 
     target_folder: str
     vocabulary: Vocabulary

@@ -114,7 +114,7 @@ def describe(prepared: Prepared) -> list[str]:
     if prepared.held_out_description is None:
         lines.append(
             f"no held-out answers in {prepared.config.work_folder / 'held_out'}, so no coverage is measured "
-            "(python jobs/train.py makes them; held_out=... names others)"
+            "(rayspec train makes them; held_out=... names others)"
         )
     else:
         d = prepared.held_out_description

@@ -31,7 +31,7 @@ TENSORS = ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N", "tempe
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What the sources of one configuration share. `work_folder`: where jobs/train.py left the target's answers."""
+    """What the sources of one configuration share. `work_folder`: where rayspec train left the target's answers."""
 
     target_folder: str
     tokenizer_sha256: str
@@ -91,7 +91,7 @@ class RawText(Source):
 @dataclass(frozen=True, kw_only=True)
 class TargetAnswers(Source):
     """The answer tokens, and no prompt, of the target's own answers. `answers`: their folder, None for that of
-    jobs/train.py; `sequences`: the first so many, None for all."""
+    rayspec train; `sequences`: the first so many, None for all."""
 
     kind: ClassVar[str] = "target"
     answers: str | None = None
@@ -105,12 +105,12 @@ class TargetAnswers(Source):
         """Raises ValueError if they are missing or another tokenizer's."""
         folder = Path(self.answers) if self.answers else context.work_folder / "answers"
         found = read_answers(folder)
-        made_by = read_index(folder, "make the answers again with python jobs/train.py")["target_sha256"]
+        made_by = read_index(folder, "make the answers again with rayspec train")["target_sha256"]
         if made_by != context.target_sha256:
             raise ValueError(
                 f"the answers in {folder} come from another target (sha256 {made_by[:12]}..., this target "
                 f"{context.target_sha256[:12]}...); name this target's own with sources.*.answers or held_out, or make "
-                "them with python jobs/train.py"
+                "them with rayspec train"
             )
         tensors = {name: getattr(found, name)[: self.sequences] for name in TENSORS}
         return replace(found, **tensors)

@@ -53,7 +53,7 @@ class SweepOutcome:
 
 
 def resume_command(folder: SweepFolder) -> str:
-    return f"python jobs/sweep.py --resume {folder.id}"
+    return f"rayspec sweep --resume {folder.id}"
 
 
 def run_sweep(

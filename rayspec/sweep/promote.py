@@ -112,7 +112,7 @@ def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:
     except MlflowException as error:
         raise TrackingError(
             f"no champion of model {model!r} in {redacted(client.tracking_uri)}: {error.message}; "
-            "python jobs/report.py --promote makes one"
+            "rayspec report --promote makes one"
         ) from error
 
 

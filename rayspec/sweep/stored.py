@@ -84,7 +84,7 @@ def find_sweep(client: MlflowClient, wanted: str | None = None) -> StoredSweep:
         what = "a sweep that has ended" if wanted is None else f"a sweep whose run id or name is {wanted!r}"
         raise TrackingError(
             f"no run in {redacted(client.tracking_uri)} is {what}; sweeps there, newest first: {known}. Set "
-            "MLFLOW_TRACKING_URI or RAYSPEC_HOME for another store; python jobs/sweep.py makes a sweep"
+            "MLFLOW_TRACKING_URI or RAYSPEC_HOME for another store; rayspec sweep makes a sweep"
         )
     return _read(client, matching[0])
 

@@ -333,7 +333,7 @@ def read_answers(folder: Path) -> AnswerSet:
     """All shards of a folder, padded to one width. Its name is the folder's, its sha256 that of the shards."""
     files = sorted(folder.glob("answers-*.safetensors")) if os.path.isdir(folder) else []
     if not files:
-        raise ValueError(f"no answers in {folder}; python jobs/train.py makes them")
+        raise ValueError(f"no answers in {folder}; rayspec train makes them")
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

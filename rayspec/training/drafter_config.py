@@ -30,7 +30,7 @@ class NamedHead:
     shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
     shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
-    `artifacts`: the folder that python jobs/calibrate.py wrote, for kinds that need ids or clusters.
+    `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
     drafter that is only ever served as a chain. Of an eagle3 drafter, how its tree is pruned (kind slim); None for
     EAGLE-2's choice.

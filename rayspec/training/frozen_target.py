@@ -33,7 +33,7 @@ def target_sha256(folder: str | Path) -> str:
     if not files or not os.path.isfile(Path(folder) / "config.json"):
         raise ValueError(
             f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, "
-            "or train the demo target first: python jobs/train_target.py"
+            "or train the demo target first: rayspec train_target"
         )
     digest = hashlib.sha256()
     for file in (Path(folder) / "config.json", *files):

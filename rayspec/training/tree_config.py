@@ -1,4 +1,4 @@
-"""How the tree of a drafter is made: an entry `tree: {kind: ..., options}` of jobs/train.py."""
+"""How the tree of a drafter is made: an entry `tree: {kind: ..., options}` of rayspec train."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read_bigram(calibration: str, target: TargetInfo | None = None) -> tuple[Ten
     if not set(BIGRAM) <= set(tensors):
         raise ValueError(
             f"bigram={calibration} holds {', '.join(sorted(tensors))}, but no pairs (rule {description.get('rule')}); "
-            "make them with python jobs/calibrate.py and the rule bigram"
+            "make them with rayspec calibrate and the rule bigram"
         )
     indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
     return indptr, ids_P, counts_P

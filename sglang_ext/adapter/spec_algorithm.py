@@ -118,7 +118,7 @@ def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
     """Nodes that the drafter's tree can have, with the root. Raises ValueError for a drafter without a tree."""
     if info.tree is None:
         raise ValueError(
-            f"drafter {info.path} has no draft_tree; give it one with python jobs/train.py, or serve it as a chain: "
+            f"drafter {info.path} has no draft_tree; give it one with rayspec train, or serve it as a chain: "
             "--speculative-eagle-topk 1"
         )
     with naming(info):

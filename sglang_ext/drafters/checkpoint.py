@@ -121,7 +121,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """config.json of a folder as it is. Raises ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (python jobs/train.py makes one)")
+        raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (rayspec train makes one)")
     try:
         config = parse_json(file.read_bytes())
     except (ValueError, OSError) as error:
@@ -176,7 +176,7 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         raise ValueError(
             f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
-            "python jobs/train.py"
+            "rayspec train"
         )
     if kind == "independent" and "draft_tree" in config:
         raise ValueError(
@@ -294,7 +294,7 @@ def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
     if problems:
         raise ValueError(
             f"drafter {info.path} does not fit its config.json (head {dict(info.head)}): {'; '.join(problems)}. "
-            "Correct config.json, or export the drafter again with python jobs/train.py"
+            "Correct config.json, or export the drafter again with rayspec train"
         )
 
 
@@ -362,7 +362,7 @@ def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     if weights_sha256(file) != shares.sha256:
         raise ValueError(
             f"drafter {info.path} shares tensors with {shares.drafter}, whose weights have changed since; make the "
-            "drafter again with python jobs/train.py"
+            "drafter again with rayspec train"
         )
     return file
 

@@ -68,7 +68,7 @@ class IndependentConfig(DrafterOptions):
             if config.get(name, value) != value:
                 raise ValueError(
                     f"{name} must be {value!r} for an independent drafter, got {config[name]!r}; correct config.json, "
-                    "or export the drafter again with python jobs/train.py"
+                    "or export the drafter again with rayspec train"
                 )
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":

@@ -27,6 +27,5 @@ def check_finite(tensors: Mapping[str, Tensor], path: str) -> None:
     bad = not_finite(tensors)
     if bad:
         raise ValueError(
-            f"drafter {path}: {bad[0]} holds NaN or Inf; copy the drafter whole, or train it again with "
-            "python jobs/train.py"
+            f"drafter {path}: {bad[0]} holds NaN or Inf; copy the drafter whole, or train it again with rayspec train"
         )

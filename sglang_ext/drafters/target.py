@@ -62,5 +62,5 @@ class TargetInfo:
                 raise ValueError(
                     f"drafter {checkpoint} was trained for target {self.name!r} with {meaning} {want}, but the served "
                     f"target {served.name!r} has {got}; serve it with its own target, or train a drafter for this "
-                    f"one: python jobs/train.py target={served.name}"
+                    f"one: rayspec train target={served.name}"
                 )

@@ -74,7 +74,7 @@ class ClusteredHead(DraftHead):
     def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
         if "cluster_of" not in artifacts:
             raise ValueError(
-                f"a head of kind '{cls.kind}' needs a cluster map; make one with python jobs/calibrate.py and name its "
+                f"a head of kind '{cls.kind}' needs a cluster map; make one with rayspec calibrate and name its "
                 "output as the head's artifacts"
             )
         found = artifacts["cluster_of"]

@@ -154,8 +154,7 @@ class RdkHead(DraftHead):
         wrong = self.neighbour_ids[(self.neighbour_ids < 0) | (self.neighbour_ids >= V)]
         if len(wrong):
             raise ValueError(
-                f"neighbour_ids must be in 0..{V - 1}, got {int(wrong[0])}; make the head again with "
-                "python jobs/train.py"
+                f"neighbour_ids must be in 0..{V - 1}, got {int(wrong[0])}; make the head again with rayspec train"
             )
         sums_V = self.neighbour_weights.float().sum(dim=1)
         # the weights are stored in bfloat16, whose rounding `distribution` undoes
@@ -164,14 +163,14 @@ class RdkHead(DraftHead):
             bound = "at most 1" if self.config.is_counted else "1"
             raise ValueError(
                 f"neighbour_weights must be non-negative rows that sum to {bound}, got sums of "
-                f"{float(sums_V.min()):.3g} to {float(sums_V.max()):.3g}; make the head again with python jobs/train.py"
+                f"{float(sums_V.min()):.3g} to {float(sums_V.max()):.3g}; make the head again with rayspec train"
             )
         if self.config.is_counted:
             is_share = bool(((self.kept_share >= 0) & (self.kept_share <= 1)).all())
             if not is_share or bool((self.fallback < 0).any()) or not 0.98 < float(self.fallback.float().sum()) < 1.02:
                 raise ValueError(
                     "kept_share must be in 0..1 and fallback a law over the vocabulary; make the head again with "
-                    "python jobs/train.py"
+                    "rayspec train"
                 )
         self.base.check(stop_ids)
 

@@ -63,7 +63,7 @@ class TruncatedHead(DraftHead):
             found = len(artifacts.get("ids", ()))
             raise ValueError(
                 f"a truncated head of size {config.size} needs as many ids, got {found}; choose them with "
-                "python jobs/calibrate.py and name its output as draft_head's artifacts"
+                "rayspec calibrate and name its output as draft_head's artifacts"
             )
 
     @classmethod

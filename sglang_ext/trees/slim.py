@@ -64,7 +64,7 @@ class SlimOptions:
             raise ValueError(f"draft_tree.pairs must be at least 0, got {self.pairs}")
         if self.correlation and not self.pairs:
             raise ValueError(
-                "draft_tree.correlation needs counted pairs; make them with python jobs/calibrate.py (rule bigram), or "
+                "draft_tree.correlation needs counted pairs; make them with rayspec calibrate (rule bigram), or "
                 "set correlation: false"
             )
 

@@ -92,7 +92,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         *(one(heads(f"name: a, draft_head: {{kind: full, weight_format: {f}}}"), "weight_format") for f in ("int2", 8)),
         one(heads("name: a, draft_head: {kind: full, weight_format: int4, group_size: 3}"), "group_size"),
         *(one(heads(f"name: a, draft_head: {{kind: truncated, size: {n}}}"), "size") for n in (0, 258, "x")),
-        one(heads("name: a, draft_head: {kind: truncated, size: 8}"), "ids", "jobs/calibrate.py"),
+        one(heads("name: a, draft_head: {kind: truncated, size: 8}"), "ids", "rayspec calibrate"),
         one(heads("name: a, draft_head: {kind: truncated, size: 8, step_sizes: [9]}"), "step_sizes"),
         one(heads("name: a, draft_head: {kind: coral, clusters: 4, top: 1}"), "cluster map"),
         one(heads("name: a, draft_head: {kind: coral, clusters: 4, top: 5}"), "top"),

@@ -4,7 +4,7 @@ Each case runs a job's own `main` with the arguments that a user would type. A m
 file, and what is allowed or what to do; a traceback is a failure of every case.
 """
 
-import importlib.util
+import importlib
 import json
 import shutil
 import signal
@@ -16,8 +16,6 @@ import pytest
 from disks import small_disk
 from fixture_models import CALIBRATIONS, DRAFTERS, TARGET, sweep_settings
 from fixture_models import PROMPTS as HELD_OUT
-
-JOBS = Path(__file__).parents[2] / "jobs"
 
 RAW = "calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]"
 COUNTS = CALIBRATIONS / "vocabtrim-2048"
@@ -165,12 +163,7 @@ def _own_signals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 
 def job(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"rayspec.commands.{name}")
 
 
 def refusal(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:

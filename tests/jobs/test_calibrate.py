@@ -4,7 +4,6 @@ import gzip
 import itertools
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from rayspec.calibration.prepare import describe, prepare
 from rayspec.calibration.ranking import coverage, rank
 from rayspec.calibration.runs import calibrate_all
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.commands import calibrate
 from rayspec.config import load_config
 from rayspec.training.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
@@ -51,7 +51,7 @@ def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
 def place(
     tiny_target: FrozenTarget, drafter: Eagle3Drafter, text_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A folder with what jobs/train.py leaves, texts, and a config of every source and rule."""
+    """A folder with what rayspec train leaves, texts, and a config of every source and rule."""
     folder = tmp_path_factory.mktemp("calibrate")
     for seed, name in enumerate(("answers", "held_out")):
         config = AnswersConfig(count=6, min_prompt_tokens=6, max_prompt_tokens=9, answer_tokens=20, batch_size=4)
@@ -233,8 +233,7 @@ def test_what_is_made_stays_and_what_differs_is_refused(
     other = "calibrations=[{name: frspec, source: raw, rule: {kind: frspec, top_k: 21}}]"
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
-        main = runpy.run_path(str(ROOT / "jobs" / "calibrate.py"))["main"]
-        assert main(["--config", str(place / "config.yaml"), other]) == 2
+        assert calibrate.main(["--config", str(place / "config.yaml"), other]) == 2
     finally:
         signal.signal(signal.SIGTERM, on_terminate)
     assert "holds a calibration with rule" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
 def assert_cut_off(sweep: Sweep, status: int) -> None:
     """Said how to go on, without a traceback; no run left open, no process left."""
     assert status == 130
-    assert f"cut off; to go on: python jobs/sweep.py --resume {sweep.folder.id}" in sweep.said
+    assert f"cut off; to go on: rayspec sweep --resume {sweep.folder.id}" in sweep.said
     assert_closed(sweep)
 
 
@@ -47,7 +47,7 @@ def assert_closed(sweep: Sweep) -> None:
     runs = sweep.runs()
     assert {r.info.status for r in runs} <= {"FAILED", "FINISHED"}
     (parent,) = (r for r in runs if r.data.tags["kind"] == "sweep")
-    assert parent.data.tags["resume"] == f"python jobs/sweep.py --resume {sweep.folder.id}"
+    assert parent.data.tags["resume"] == f"rayspec sweep --resume {sweep.folder.id}"
     # Ray's agents look for their control service for a minute before they give up
     _, left = psutil.wait_procs(sweep.orphans, timeout=120)
     assert [p for p in left if not has_ended(p)] == []
@@ -100,7 +100,7 @@ def test_the_death_of_the_ray_node_is_told_and_closed(sweep: Sweep) -> None:
     sweep.descendant("raylet/raylet").kill()
     assert sweep.process.wait(PATIENCE_S) == 2
     assert "error: this machine's Ray node is gone: its raylet process has ended" in sweep.said
-    assert f"when that is mended: python jobs/sweep.py --resume {sweep.folder.id}" in sweep.said
+    assert f"when that is mended: rayspec sweep --resume {sweep.folder.id}" in sweep.said
     assert_closed(sweep)
 
 

@@ -28,7 +28,7 @@ def test_a_store_without_sweeps(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert run.stderr.startswith("error: no run in sqlite:///")
     assert "sweeps there, newest first: none" in run.stderr
-    assert "python jobs/sweep.py makes a sweep" in run.stderr
+    assert "rayspec sweep makes a sweep" in run.stderr
     assert "Traceback" not in run.stderr
 
 

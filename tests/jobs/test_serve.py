@@ -76,7 +76,7 @@ def test_engine_settings_become_flags() -> None:
 @pytest.mark.slow
 def test_the_champion_is_served_by_its_own_lines(tmp_path: Path) -> None:
     if fetched(DEFAULT_TARGET) is None:
-        pytest.skip(f"needs the target: python jobs/fetch_target.py {DEFAULT_TARGET}")
+        pytest.skip(f"needs the target: rayspec fetch {DEFAULT_TARGET}")
     fetch, served = commands(tmp_path, DEFAULT_TARGET)["champion"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("MLFLOW_TRACKING_URI", None)

@@ -172,7 +172,7 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
     for tag in ("git.commit", "git.dirty", "version.sglang", "version.torch", "version.ray", "version.mlflow"):
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
-    assert tags["command"].startswith("python jobs/sweep.py ")
+    assert tags["command"].startswith("rayspec sweep ")
     assert child.data.params["sweep.workload"] == f"{PROMPTS}:4"
     assert child.data.params["head.kind"] == "slimspec"
     assert child.data.params["head.rank"] == "32"

@@ -13,7 +13,7 @@ from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
 
 MEASURED_AT_S = 1.79e9
-COMMAND = "python jobs/sweep.py --config configs/sweep/demo.yaml"
+COMMAND = "rayspec sweep --config configs/sweep/demo.yaml"
 CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
 
 

@@ -72,7 +72,7 @@ def test_contradictory_tensors_are_refused(folder: Path, name: str, tensor: Tens
     change(folder, name, tensor)
     with pytest.raises(ValueError, match=message) as caught:
         load_artifacts(folder)
-    assert "jobs/calibrate.py" in str(caught.value)
+    assert "rayspec calibrate" in str(caught.value)
 
 
 @pytest.mark.parametrize(

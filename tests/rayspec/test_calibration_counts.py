@@ -30,7 +30,7 @@ from sglang_ext.heads import head_from_target
 
 @pytest.fixture(scope="module")
 def work_folder(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As jobs/train.py leaves it."""
+    """As rayspec train leaves it."""
     folder = tmp_path_factory.mktemp("work")
     config = AnswersConfig(count=6, min_prompt_tokens=6, max_prompt_tokens=9, answer_tokens=12, batch_size=4)
     generator = torch.Generator().manual_seed(1)

@@ -28,7 +28,7 @@ def prepared(tmp_path: Path) -> Prepared:
 
 
 def test_the_stored_config_is_the_resolved_one(tmp_path: Path, prepared: Prepared) -> None:
-    folder = SweepFolder.create(tmp_path, prepared, "python jobs/sweep.py")
+    folder = SweepFolder.create(tmp_path, prepared, "rayspec sweep")
     assert folder.id.startswith("my_sweep-")
     assert folder.config() == prepared.config
     folder.check(prepared)
@@ -170,7 +170,7 @@ def test_runs_of_a_driver_that_is_gone_are_ended_with_the_way_on(tmp_path: Path,
     with alive.locked():
         close_cut_off(tracker, gone.path.parent)
     assert [client.get_run(r).info.status for r in gone_runs] == ["KILLED", "KILLED", "FAILED"]
-    assert client.get_run(gone_runs[0]).data.tags["resume"] == f"python jobs/sweep.py --resume {gone.id}"
+    assert client.get_run(gone_runs[0]).data.tags["resume"] == f"rayspec sweep --resume {gone.id}"
     assert [client.get_run(r).info.status for r in [*alive_runs, foreign]] == [
         "RUNNING",
         "RUNNING",

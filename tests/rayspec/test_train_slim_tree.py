@@ -1,4 +1,4 @@
-"""jobs/train.py gives a trained EAGLE-3 SLiM's tree: nothing is trained, and all but the pairs is its base's."""
+"""rayspec train gives a trained EAGLE-3 SLiM's tree: nothing is trained, and all but the pairs is its base's."""
 
 import json
 from dataclasses import replace

@@ -26,7 +26,7 @@ from sglang_ext.trees.static import StaticTree, greedy_paths
 
 
 def as_answers(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> AnswerSet:
-    """What jobs/train.py would have stored of these prompts and greedy answers."""
+    """What rayspec train would have stored of these prompts and greedy answers."""
     rows = [torch.tensor([*p, *a], dtype=torch.int32) for p, a in zip(prompts, answers, strict=True)]
     length_N = torch.tensor([len(row) for row in rows])
     prompt_N = torch.tensor([len(p) for p in prompts])

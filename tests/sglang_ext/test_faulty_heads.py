@@ -62,7 +62,7 @@ def as_stock(config: dict[str, Any]) -> None:
 
 
 FULL, RDK = {"kind": "full"}, SPECS["rdk_full"]
-OTHER_SIZE = "Correct config.json, or export the drafter again with python jobs/train.py"
+OTHER_SIZE = "Correct config.json, or export the drafter again with rayspec train"
 LOOSE = (
     "could make them unreachable; calibrate the clusters again with the tokenizer and generation config of this target"
 )

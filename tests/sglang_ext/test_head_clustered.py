@@ -341,9 +341,7 @@ def test_cost_is_the_router_once_and_the_clusters_of_each_row() -> None:
 
 
 def test_a_cluster_map_is_needed(kind: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"kind '{kind}' needs a cluster map; make one with python jobs/calibrate\.py"
-    ):
+    with pytest.raises(ValueError, match=rf"kind '{kind}' needs a cluster map; make one with rayspec calibrate"):
         head_from_target(OWN[kind], TARGET_HEAD_VH, {})
     with pytest.raises(ValueError, match=r"must have one entry a token, \[53\], got \[54\]"):
         head_from_target(OWN[kind], TARGET_HEAD_VH, {"cluster_of": torch.zeros(V + 1)})

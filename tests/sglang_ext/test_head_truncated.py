@@ -116,7 +116,7 @@ def from_ids(ids: Any, spec: dict[str, Any] = TRUNCATED) -> DraftHead:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (None, r"a truncated head of size 19 needs as many ids, got 0; choose them with python jobs/calibrate\.py"),
+        (None, r"a truncated head of size 19 needs as many ids, got 0; choose them with rayspec calibrate"),
         (list(range(18)), "of size 19 needs as many ids, got 18"),
         ([*range(18), 5], r"must be distinct and in 0\.\.52, got 5, which is there 2 times; calibrate it again"),
         ([*range(18), V], r"distinct and in 0\.\.52"),

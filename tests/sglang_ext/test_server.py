@@ -122,7 +122,7 @@ def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:
     with server_process(free_port(), log, *SPECULATIVE, *SHAPES[1], *drafter) as process:
         assert process.wait(timeout=START_TIMEOUT_S) != 0
     assert "was trained for target" in log.read_text()
-    assert "train a drafter for this one: python jobs/train.py" in log.read_text()
+    assert "train a drafter for this one: rayspec train" in log.read_text()
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ demo's strength and smoothing were chosen, are left out.
 
 python tests/slim/correlations.py --out FOLDER [--drafter medusa] [--work-dir WORK_DIR]
 
-writes FOLDER/correlations.json and FOLDER/correlations.png. WORK_DIR is where jobs/train.py left the target's answers.
+writes FOLDER/correlations.json and FOLDER/correlations.png. WORK_DIR is where rayspec train left the target's answers.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def corpus_sizes(most: int) -> list[int]:
 
 
 def pairs(answers: AnswerSet, start: int, stop: int, vocab_size: int) -> PairCounts:
-    """As the rule `bigram` of jobs/calibrate.py counts them."""
+    """As the rule `bigram` of rayspec calibrate counts them."""
     mask = answers.loss_mask_NL[start:stop, 1:]
     first, second = answers.token_ids_NL[start:stop, :-1][mask], answers.token_ids_NL[start:stop, 1:][mask]
     return add_up_pairs([partial_counts(pair_ids(first.numpy(), second.numpy()))], vocab_size, f"{stop - start}")

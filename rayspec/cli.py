@@ -1,0 +1,46 @@
+"""The command `rayspec`: names its subcommands and hands on to one, without importing the others."""
+
+import argparse
+import importlib
+from importlib.metadata import version
+from typing import NoReturn
+
+from rayspec.job import run
+
+COMMANDS = {
+    "fetch": "bring a target model to this machine",
+    "train": "train draft heads on the target's own answers",
+    "calibrate": "count what reduced heads keep: vocabularies, clusters, affinities",
+    "sweep": "measure drafters against plain decoding",
+    "report": "show a sweep, and register its winner",
+    "export": "write drafters in the form that SGLang serves without rayspec",
+    "pack": "write drafters without the rows of their target's head",
+    "train_target": "train a small target of one's own",
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rayspec",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n" + "\n".join(f"  {name:<14}{what}" for name, what in COMMANDS.items()),
+    )
+    parser.add_argument("--version", action="version", version=f"rayspec {version('rayspec')}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below; each has --help")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    options = parser.parse_args(arguments)
+    return importlib.import_module(f"rayspec.commands.{options.command}").main(options.arguments)
+
+
+def command() -> NoReturn:
+    """The console script."""
+    run(main)
+
+
+def script(name: str) -> NoReturn:
+    """What jobs/NAME.py is for `ray job submit`: the command of that name."""
+    run(lambda arguments: main([name, *arguments]))
+
+
+if __name__ == "__main__":
+    command()

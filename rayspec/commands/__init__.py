@@ -1,0 +1,1 @@
+"""What `rayspec COMMAND` and the scripts of jobs/ do: one module a command, with `main(arguments) -> exit status`."""

@@ -1,0 +1,83 @@
+"""Sweep draft heads: rayspec sweep --config configs/sweep/demo.yaml [key=value ...] [--plan] | --resume [RUN]
+
+--resume goes on with a sweep that was cut off, by anything: what was measured is not measured again. Also what
+`ray job submit --working-dir . -- rayspec sweep ...` runs. Exits 0 when every trial succeeded, 1 when one
+failed, 2 for a config that cannot run.
+"""
+
+import argparse
+import shlex
+import sys
+
+from rayspec.config import load_config
+from rayspec.home import prepared_home, tracking_uri
+from rayspec.job import INTERRUPTED, problem, set_up
+from rayspec.sweep.config import SweepConfig
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="rayspec sweep", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--config", metavar="FILE", help="YAML of the sweep; defaults alone without it")
+    parser.add_argument("--plan", action="store_true", help="print the trials and stop")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="go on with this sweep (id, MLflow run id or name), or with the newest that did not end",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
+    options = parser.parse_intermixed_args(arguments)
+    set_up()
+
+    if options.resume is not None and (options.config or options.overrides or options.plan):
+        parser.error("--resume takes the stored config of the sweep; no --config, --plan or key=value beside it")
+
+    try:
+        # imports torch; a typing error should not wait for it
+        if options.resume is None:
+            config = load_config(SweepConfig, options.config, options.overrides)
+        from rayspec.sweep.folder import SweepFolder, find_resumable
+        from rayspec.sweep.prepare import prepare
+
+        if options.resume is not None:
+            folder = find_resumable(prepared_home(), options.resume or None)
+            prepared = prepare(folder.config())
+            folder.check(prepared)
+            print(f"resuming {folder.id}")
+        else:
+            prepared = prepare(config)
+        print(prepared.describe(), flush=True)
+        if options.plan:
+            return 0
+        # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
+        from rayspec.farm.runtime import EngineFailed
+        from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep
+        from rayspec.tracking import connect, how_to_look
+
+        if options.resume is None:
+            home = prepared_home()
+            connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
+            folder = SweepFolder.create(home, prepared, shlex.join(["rayspec", "sweep", *arguments]))
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
+        return 2
+
+    try:
+        outcome = run_sweep(prepared, folder)
+    except EngineFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, SweepStopped) as error:  # of tracking, a sweep that runs, or what stopped this one
+        print(f"error: {problem(error)}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, SystemExit) as error:
+        print(f"cut off; to go on: {resume_command(folder)}", file=sys.stderr)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
+    print(f"\n{outcome.summary}\n")
+    print(f"Look at it: {how_to_look(outcome.tracking_uri)}   (run {outcome.parent_run_id})")
+    print(f"Report: rayspec report --sweep {outcome.parent_run_id}")
+    if outcome.failed:
+        print(f"{len(outcome.failed)} of {len(outcome.results)} trials failed", file=sys.stderr)
+        return 1
+    return 0
