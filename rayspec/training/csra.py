@@ -8,7 +8,7 @@ at step j. With u the states at unit length and t the temperature,
 
     loss = mean over (i, j), n of -log( exp(u_in . u_jn / t) / sum_m exp(u_in . u_jm / t) )
 
-The paper's exact pairing and temperature were not found; this is the plain form of its words (METHODS 7.2).
+The paper's exact pairing and temperature were not found; this is the plain form of its words.
 """
 
 import itertools

@@ -91,7 +91,7 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
 
 
 def draw_drafts(q_TV: Tensor, sampling_info: Any, positions_T: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one draft a request from the drafter's law, filtered as the target's will be (METHODS 1.2).
+    """Draw one draft a request from the drafter's law, filtered as the target's will be.
 
     Any law is exact as long as drafts are drawn from the one that is verified; the filtered one is accepted more often.
     Waits for no device.

@@ -1,4 +1,4 @@
-"""Work beside the current CUDA stream: what a router computes while the drafter's layer runs (METHODS 7.3, "Step")."""
+"""Work beside the current CUDA stream: what a router computes while the drafter's layer runs (DynaSpec)."""
 
 from collections.abc import Callable
 from functools import cache

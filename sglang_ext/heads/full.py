@@ -1,4 +1,4 @@
-"""EAGLE-3's own head: one matrix over the whole target vocabulary (METHODS: EAGLE-3, Li et al. 2025, section 3).
+"""EAGLE-3's own head: one matrix over the whole target vocabulary (Li et al. 2025, section 3).
 
 T = rows, H = drafter hidden size, V = target vocabulary.
 """

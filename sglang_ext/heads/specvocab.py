@@ -17,7 +17,7 @@ from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, d
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
-ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router (METHODS 7.1)
+ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ def test_impossible_paths_are_no_hypotheses(fault: float) -> None:
 
 
 def test_with_r_of_one_the_best_are_closed() -> None:
-    """Products of probabilities never grow: every beginning of a kept path is kept by its own score (METHODS 12)."""
+    """Products of probabilities never grow: every beginning of a kept path is kept by its own score."""
     own, pair = scores(4, 3, 4, seed=2)
     for kept in found_paths(own, torch.zeros_like(pair), 20):
         assert all(path[:-1] in kept for path in kept if len(path) > 1)

@@ -1,4 +1,4 @@
-"""Draft trees: a hand-made example, the invariants of METHODS section 12, and brute force on random trees."""
+"""Draft trees: a hand-made example, the invariants of docs/methods.md, and brute force on random trees."""
 
 import pytest
 import torch

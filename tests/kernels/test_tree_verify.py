@@ -161,7 +161,7 @@ def test_emitted_tokens_follow_the_target_law(rule: Rule) -> None:
 
 
 def test_a_law_that_was_not_drawn_from_is_caught() -> None:
-    """Negative control (METHODS 1.2): draw from a shortlist, verify with the softmax over the vocabulary."""
+    """Negative control: draw from a shortlist, verify with the softmax over the vocabulary."""
     first, pair = p_values(emitted_pairs(shortlist_claiming_the_vocabulary, seed=3))
     assert first < 1e-6
     assert pair < 1e-6

@@ -10,7 +10,7 @@ from torch import Tensor
 
 class DrawFromShortlist(CustomLogitProcessor):
     """Drafts come from the token ids `shortlist`, but are verified as if drawn from the law over the vocabulary
-    (METHODS 1.2: that is not exact). An empty list takes the fault out again."""
+    (which is not exact). An empty list takes the fault out again."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         from sglang_ext.adapter import draft_worker

@@ -35,7 +35,7 @@ def check_greedy_identity(
 
 
 def check_counts(answers: list[dict[str, Any]], draft_steps: int) -> None:
-    """The raw counts that every metric is made of fit together (METHODS section 12)."""
+    """The raw counts that every metric is made of fit together."""
     drafts, steps = 0, 0
     for answer in answers:
         info = answer["meta_info"]

@@ -1,4 +1,4 @@
-"""DynaSpec and CORAL: a router picks clusters of tokens (METHODS sections 7.2, 7.3 and 12)."""
+"""DynaSpec and CORAL: a router picks clusters of tokens."""
 
 from typing import Any
 

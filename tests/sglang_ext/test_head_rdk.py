@@ -1,4 +1,4 @@
-"""RDK: q'' = q M over any base head (METHODS sections 6 and 12)."""
+"""RDK: q'' = q M over any base head."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SpecVocab: shortlist, then exact scores (METHODS sections 7.1 and 12)."""
+"""SpecVocab: shortlist, then exact scores."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A head over a fixed part of the vocabulary (METHODS sections 5 and 12)."""
+"""A head over a fixed part of the vocabulary."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Sampled tokens of real engines against the target's law by Hugging Face: plain decoding and the rules of METHODS 1.2
-(sampled chain), 1.3 (one-hot chain) and 1.4 (tree), the latter with every kind of head; and the drafts of a sampled
-chain against the head's own law."""
+"""Sampled tokens of real engines against the target's law by Hugging Face: plain decoding and the rules of a drawn chain,
+a chain of best tokens and a tree (docs/methods.md, Verification), the latter with every kind of head; and the drafts of
+a sampled chain against the head's own law."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,7 +126,7 @@ def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> 
 
 @sampled_chain
 def test_verifying_with_another_law_than_the_drafts_is_caught(engine: Any, toy: Toy, drafters: dict[str, Path]) -> None:
-    """The negative control of METHODS 1.2."""
+    """The negative control of drawn chains."""
     swap_drafter(engine, str(drafters["full"]))
     plant(engine, shortlist=IDS.tolist())
     try:

@@ -1,4 +1,4 @@
-"""Sampled tokens of EAGLE-3 with SLiM's tree against the target's law by Hugging Face: the rule of trees (METHODS 1.4)
+"""Sampled tokens of EAGLE-3 with SLiM's tree against the target's law by Hugging Face: the rule of trees
 is exact whatever was pruned."""
 
 from collections.abc import Iterator

@@ -85,7 +85,7 @@ def attend(module: Any, rows: list[Tensor], allowed: Callable[[int, int], bool],
 def test_it_computes_the_equations(causal: bool, projection: bool) -> None:
     drafter = make(replace(CONFIG, causal=causal, position_projection=projection))
     x_TG = taps(1, 4)[0]
-    I = [  # noqa: E741  (METHODS' name)
+    I = [  # noqa: E741  (the paper's name)
         drafter.fc.weight
         @ torch.cat([norm(g, w) for g, w in zip(x.split(H), drafter.tap_norm.weight.split(H), strict=True)])
         for x in x_TG

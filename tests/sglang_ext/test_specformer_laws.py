@@ -1,5 +1,5 @@
 """Sampled tokens of SpecFormer against the target's law by Hugging Face: its slots are drawn independently of each
-other, so that a draft's law is the product of theirs (METHODS 10)."""
+other, so that a draft's law is the product of theirs."""
 
 from collections.abc import Iterator
 from pathlib import Path

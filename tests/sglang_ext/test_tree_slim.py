@@ -204,7 +204,7 @@ def test_faulty_counts_are_refused(fault: str) -> None:
 
 
 def test_a_smaller_tree_of_the_same_candidates_is_part_of_the_larger() -> None:
-    """So that more hypotheses never accept less (METHODS 12)."""
+    """So that more hypotheses never accept less."""
     generator = torch.Generator().manual_seed(0)
     ids_BDk = torch.stack([torch.randperm(V, generator=generator)[:6] for _ in range(12)]).view(4, 3, 6)
     log_p_BDk = torch.randn(4, 3, 6, generator=generator).log_softmax(dim=-1)

@@ -10,7 +10,7 @@ class Shape(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """SlimSpec's and SpecVocab's: an eighth of the width (METHODS 4 and 7.1)."""
+        """SlimSpec's and SpecVocab's: an eighth of the width, as the papers find best."""
         return max(1, self.hidden // 8)
 
 

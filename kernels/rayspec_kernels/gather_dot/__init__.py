@@ -1,4 +1,4 @@
-"""Dot products of each row with its own chosen rows of a matrix: SpecVocab's rescoring (METHODS 7.1)."""
+"""Dot products of each row with its own chosen rows of a matrix: SpecVocab's rescoring."""
 
 import torch
 from torch import Tensor

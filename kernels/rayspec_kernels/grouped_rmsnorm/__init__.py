@@ -1,4 +1,4 @@
-"""RMSNorm of each group of columns alone, with its gradient (SpecFormer, METHODS 10)."""
+"""RMSNorm of each group of columns alone, with its gradient (SpecFormer)."""
 
 from typing import Any
 

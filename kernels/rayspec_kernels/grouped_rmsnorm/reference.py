@@ -1,4 +1,4 @@
-"""RMSNorm of each group of columns alone (SpecFormer, METHODS 10). N = rows, G = groups, D = columns of a group."""
+"""RMSNorm of each group of columns alone (SpecFormer). N = rows, G = groups, D = columns of a group."""
 
 from torch import Tensor
 

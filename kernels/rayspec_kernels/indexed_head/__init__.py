@@ -1,4 +1,4 @@
-"""A head over a set of rows that a batch shares, fused with its k best and normaliser (DynaSpec, METHODS 7.3)."""
+"""A head over a set of rows that a batch shares, fused with its k best and normaliser (DynaSpec)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A head over a set of rows that a batch shares (DynaSpec, METHODS 7.3), with its k best.
+"""A head over a set of rows that a batch shares (DynaSpec), with its k best.
 
 B = rows, H = width, V = rows of the matrix, L = listed candidates, t = tiles, k = kept ones.
 """

@@ -1,4 +1,4 @@
-"""DynaSpec's router: scores of the clusters, and the union of the chosen ones as ranges of a list (METHODS 7.3)."""
+"""DynaSpec's router: scores of the clusters, and the union of the chosen ones as ranges of a list."""
 
 import torch
 from torch import Tensor

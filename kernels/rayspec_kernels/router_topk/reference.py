@@ -1,4 +1,4 @@
-"""DynaSpec's router (METHODS 7.3): which clusters of the vocabulary a batch scores, as ranges of a list.
+"""DynaSpec's router: which clusters of the vocabulary a batch scores, as ranges of a list.
 
 The list holds all tokens cluster by cluster; `starts` says where each cluster begins. Cluster 0 is pinned.
 B = rows, H = width, R = width of the router, M = routed clusters, t = ranges.

@@ -1,4 +1,4 @@
-"""SlimSpec's head: down then up projection, fused with the k best and the normaliser (METHODS 4)."""
+"""SlimSpec's head: down then up projection, fused with the k best and the normaliser."""
 
 import torch
 from torch import Tensor

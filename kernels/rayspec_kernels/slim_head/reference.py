@@ -1,4 +1,4 @@
-"""SlimSpec's low-rank head (METHODS 4) with its k best. B = rows, H = width, r = rank, V = vocabulary."""
+"""SlimSpec's low-rank head with its k best. B = rows, H = width, r = rank, V = vocabulary."""
 
 from torch import Tensor
 

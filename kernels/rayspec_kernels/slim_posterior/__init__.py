@@ -1,4 +1,4 @@
-"""SLiM's tree of the likeliest hypotheses, from a drafter's candidates and pair correlations (METHODS 9)."""
+"""SLiM's tree of the likeliest hypotheses, from a drafter's candidates and pair correlations."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How much likelier a token is after another than on its own, from counts of pairs (METHODS 9: SLiM's r).
+"""How much likelier a token is after another than on its own, from counts of pairs (SLiM's r).
 
 V = vocabulary, P = counted pairs.
 """

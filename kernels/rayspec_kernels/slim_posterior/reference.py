@@ -1,4 +1,4 @@
-"""SLiM's tree (METHODS 9): the K best hypotheses of all lengths and all of their beginnings, in plain torch without any
+"""SLiM's tree: the K best hypotheses of all lengths and all of their beginnings, in plain torch without any
 look at values.
 
 B = requests, D = draft positions, k = candidates of a position, K = hypotheses, L = those kept that end in the same

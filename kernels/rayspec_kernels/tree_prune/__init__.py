@@ -1,4 +1,4 @@
-"""SLiM's choice from the tree that EAGLE-2 expands (METHODS 9)."""
+"""SLiM's choice from the tree that EAGLE-2 expands."""
 
 import torch
 from torch import Tensor

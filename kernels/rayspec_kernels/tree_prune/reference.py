@@ -1,4 +1,4 @@
-"""Of the tree that EAGLE-2 expands, the best nodes by SLiM's score (METHODS 9) and all of their ancestors, in plain
+"""Of the tree that EAGLE-2 expands, the best nodes by SLiM's score and all of their ancestors, in plain
 torch without any look at values.
 
 B = requests, C = candidates, M = C + 1 nodes of the whole tree with the root, N = nodes that may stay, the root

@@ -37,7 +37,7 @@ def _pack(paths: list[list[int]], bonus: list[int], width: int, device: torch.de
 def verify_greedy_reference(
     tokens_BN: Tensor, target_BN: Tensor, first_child_BN: Tensor, next_sibling_BN: Tensor, max_path: int
 ) -> Accepted:
-    """Follow the target's argmax `target_BN` down the tree; of equal siblings the first wins (METHODS 1.1)."""
+    """Follow the target's argmax `target_BN` down the tree; of equal siblings the first wins."""
     tokens, target = tokens_BN.tolist(), target_BN.tolist()
     first, sibling = first_child_BN.tolist(), next_sibling_BN.tolist()
     paths = []
@@ -63,7 +63,7 @@ def verify_sampled_reference(
     final_coins_B: Tensor,
     max_path: int,
 ) -> Accepted:
-    """Exact sampling over deterministic proposals (METHODS 1.3, 1.4): the emitted tokens follow the target's law.
+    """Exact sampling over a chain or tree of best tokens: the emitted tokens follow the target's law.
 
     At a node one uniform coin is held against the running sum of its children's target probabilities, which is the
     same as visiting them in turn and renormalising after each rejection. If none is accepted, the token is drawn from
@@ -108,7 +108,7 @@ def verify_sampled_reference(
 def verify_chain_reference(
     tokens_BN: Tensor, target_BNV: Tensor, draft_BKV: Tensor, coins_BN: Tensor, final_coins_B: Tensor
 ) -> Accepted:
-    """Exact sampling over a chain of drafts that were themselves drawn (METHODS 1.2; Leviathan et al. 2023).
+    """Exact sampling over a chain of drafts that were themselves drawn (Leviathan et al. 2023).
 
     Draft y of node i + 1 is accepted with probability min(1, p(y) / q(y)). At the first rejection the token is drawn
     from max(p - q, 0), renormalised, over the whole vocabulary; after the last draft from p.
