@@ -1,6 +1,6 @@
-"""Sampled tokens of real engines against the target's law by Hugging Face: plain decoding and the rules of a drawn chain,
-a chain of best tokens and a tree (docs/methods.md, Verification), the latter with every kind of head; and the drafts of
-a sampled chain against the head's own law."""
+"""Sampled tokens of real engines against the target's law by Hugging Face: plain decoding and the rules of a drawn
+chain, a chain of best tokens and a tree (docs/methods.md, Verification), the latter with every kind of head; and the
+drafts of a sampled chain against the head's own law."""
 
 from collections.abc import Iterator
 from pathlib import Path
