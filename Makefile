@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help install demo test test-full lint pins clean
+.PHONY: help install demo check test test-full lint pins clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
 	@echo "make test    the tests, on two workers; make test-full: all that they can try, and those marked slow as well"
+	@echo "make check   lint, and the tests that start neither SGLang nor Ray: some minutes, for the way"
 	@echo "make lint    ruff and mypy"
 	@echo "make pins    write constraints.txt from the installed environment"
 
@@ -31,6 +32,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow and not engine"
 
 test-full: $(STAMP)
 	OMP_NUM_THREADS=1 RAYSPEC_TESTS=full $(BIN)/python -m pytest --numprocesses 2

@@ -31,6 +31,9 @@ RAY = {
 }  # fmt: skip
 
 
+STARTERS = ("running_engine", "server_process", "start_mlflow", "Runtime")  # what modules import that start processes
+
+
 class ByResource(LoadScopeScheduling):
     """What two workers may do side by side (`make test`): one runs Ray's clusters, the other takes file by file of the
     rest, and both do at the end."""
@@ -49,9 +52,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
     return ByResource(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that no worker is left with it at the end."""
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """What takes longest comes first, so that no worker is left with it at the end. What starts SGLang, a server or
+    Ray is marked, since `make check` leaves it out."""
+    for item in items:
+        if scope_of(item.nodeid) == "ray" or any(hasattr(item.module, name) for name in STARTERS):
+            item.add_marker("engine")
     items.sort(key=lambda item: (scope_of(item.nodeid) != "ray", "/sglang_ext/" not in item.nodeid))
 
 

@@ -12,7 +12,7 @@ from fixture_models import TARGET, prompt_texts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jobs.train_target import main
+from rayspec.commands.train_target import main
 from rayspec.config import load_config
 from rayspec.training.sources import STDLIB, CorpusConfig
 from rayspec.training.target import build_model, train
