@@ -8,7 +8,7 @@ from fixture_models import CALIBRATIONS, FIXTURES, PROMPTS, TARGET
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.artifacts import load_artifacts
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterTrainConfig

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rayspec.calibration.options import entry_of, parse
 from rayspec.calibration.rule import Rule
 from rayspec.calibration.rules import RULES
 from rayspec.calibration.sources import SOURCES, Source
+from rayspec.entries import entry_of, parse
 from rayspec.home import home
 from rayspec.shipped import drafter_label, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET

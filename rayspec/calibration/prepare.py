@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rayspec.calibration.artifacts import CALIBRATION, read_description
+from rayspec.artifacts import CALIBRATION, read_description
 from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.sources import Context, TargetAnswers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rayspec.calibration.artifacts import write_artifacts
+from rayspec.artifacts import write_artifacts
 from rayspec.calibration.bcl import Bcl
 from rayspec.calibration.config import NamedRule
 from rayspec.calibration.counting import PairCounts, add_up, add_up_pairs, batches

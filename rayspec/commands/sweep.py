@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> int:
         if options.plan:
             return 0
         # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
+        from rayspec.driver.controller import SweepStopped, resume_command, run_sweep
         from rayspec.farm.runtime import EngineFailed
-        from rayspec.sweep.controller import SweepStopped, resume_command, run_sweep
         from rayspec.tracking import connect, how_to_look
 
         if options.resume is None:

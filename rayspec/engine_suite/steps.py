@@ -35,14 +35,10 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One entry a batch: milliseconds of a step and of its parts, means over all rounds, and tokens a step and request.
     For a plain engine a step is one token."""
-    import sglang
+    from sglang_ext.adapter.engine import start_engine, start_step_clock
 
-    from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments, start_step_clock
-
-    assert_plugin_active()
     drafter = options.drafter
-    arguments = engine_arguments(options.target, drafter, draft_steps=options.draft_steps, **_settings(options))
-    engine = sglang.Engine(**arguments)
+    engine = start_engine(options.target, drafter, draft_steps=options.draft_steps, **_settings(options))
     try:
         if drafter:
             start_step_clock(engine)

@@ -93,14 +93,11 @@ class Runtime:
             # Ray would leave the engine one thread per reserved core
             environment({"OMP_NUM_THREADS": str(self.num_threads), "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}),
         ):
-            # imports of half a minute, and only here: whoever plans a sweep does not need them
-            import sglang
-
-            from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
+            from sglang_ext.adapter.engine import start_engine
 
             s = self.spec
             place = {"nnodes": s.nodes, "node_rank": node, "dist_init_addr": address} if s.nodes > 1 else {}
-            arguments = engine_arguments(
+            self._engine = start_engine(
                 s.target,
                 s.drafter,
                 draft_steps=s.draft_steps,
@@ -108,8 +105,6 @@ class Runtime:
                 num_draft_tokens=s.num_draft_tokens,
                 **{"log_level": "info", "custom_sigquit_handler": _on_child_death, **place, **s.overrides},
             )
-            self._engine = sglang.Engine(**arguments)
-            assert_plugin_active()
             if node == 0:
                 self._watch_children()
         return time.perf_counter() - begin

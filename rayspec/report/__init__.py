@@ -1,1 +1,1 @@
-"""Tables and figures from trial results. Nothing here measures or stores."""
+"""Tables and figures from trial results. Nothing here measures; `promote` registers the champion in MLflow."""

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayspec.farm.load import Traffic
-from rayspec.report.table import render_table
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.fits import check_fits
 from rayspec.sweep.shape import CHAIN, DraftShape
+from rayspec.tables import render_table
 from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import algorithm_of, family_of, fixed_body
 from sglang_ext.drafters.checkpoint import check_files, read_info

@@ -1,4 +1,4 @@
-"""A sweep read back from MLflow: the counterpart of `rayspec.sweep.publish`."""
+"""A sweep read back from MLflow: the counterpart of `rayspec.driver.publish`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from rayspec.farm.load import Traffic
+from rayspec.sweep.metric_names import metric_name
 from rayspec.sweep.plan import PLAIN, Drafter, Trial
-from rayspec.sweep.publish import metric_name
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tracking import TrackingError, redacted

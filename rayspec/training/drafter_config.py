@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayspec.calibration.options import entry_of
+from rayspec.entries import entry_of
 from rayspec.home import home
 from rayspec.shipped import drafter_path, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET

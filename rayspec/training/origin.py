@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayspec.calibration.artifacts import BIGRAM, load_artifacts
-from rayspec.calibration.options import parse
+from rayspec.artifacts import BIGRAM, load_artifacts
+from rayspec.entries import parse
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.trees.slim import SlimOptions
 from sglang_ext.trees.static import read_paths

@@ -9,9 +9,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.adapter import plugin
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import algorithm_of
+from sglang_ext.adapter.patches import on_cpu_platform
+from sglang_ext.adapter.plugin import MODEL_PACKAGE, check_version
 from sglang_ext.adapter.swap import STILL_RUNNING
 
 SWAP_PATIENCE_S = 5.0
@@ -57,7 +58,7 @@ def engine_arguments(
 def engine_environment() -> dict[str, str]:
     """Environment variables that a process needs before SGLang is imported in it (Ray actors inherit none)."""
     names = ("SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
-    return {"SGLANG_EXTERNAL_MODEL_PACKAGE": plugin.MODEL_PACKAGE} | {
+    return {"SGLANG_EXTERNAL_MODEL_PACKAGE": MODEL_PACKAGE} | {
         name: os.environ[name] for name in names if name in os.environ
     }
 
@@ -66,17 +67,27 @@ def assert_plugin_active() -> None:
     """Raise RuntimeError unless SGLang will load our plugin and, without an accelerator, our platform."""
     from sglang.srt.platforms import current_platform
 
-    plugin.check_version()
+    check_version()
     for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
         if not any(e.value.startswith("sglang_ext.") for e in entry_points(group=group)):
             raise RuntimeError(
                 f"rayspec is not installed as a SGLang plugin (no entry point in {group}); pip install ."
             )
-    if not has_accelerator() and not plugin._is_cpu_platform(current_platform):
+    if not has_accelerator() and not on_cpu_platform():
         raise RuntimeError(
             f"SGLang runs on {current_platform!r} instead of rayspec's CPU platform; "
             "SGLANG_PLUGINS or SGLANG_PLATFORM excludes it"
         )
+
+
+def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
+    """SGLang's engine in this process, with `engine_arguments`. Raises RuntimeError where SGLang would run without our
+    plugin. Imports of half a minute."""
+    from sglang import Engine
+
+    arguments = engine_arguments(target, drafter, **options)
+    assert_plugin_active()
+    return Engine(**arguments)
 
 
 @dataclass(frozen=True)

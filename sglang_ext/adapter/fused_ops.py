@@ -1,4 +1,4 @@
-"""Norm and rotary embedding of the CPU platform, through SGLang's own seam (`BaseFusedOp.register_oot_forward`).
+"""Norm and rotary embedding of the CPU platform (`patches.register_cpu_forwards`).
 
 On a small model a step is hundreds of operations of microseconds, so fewer of them is faster; results are the same to
 the bit in float32. Variants that the demo path does not have go to SGLang's `forward_native`.
@@ -7,18 +7,8 @@ the bit in float32. Variants that the demo path does not have go to SGLang's `fo
 from typing import Any
 
 import torch
-from sglang.kernels.fused_op import BaseFusedOp
-from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from torch import Tensor
 from torch.nn.functional import rms_norm
-
-PLATFORM_KEY = "native"  # SRTPlatform.get_dispatch_key_name()
-
-
-def register_fused_ops() -> None:
-    BaseFusedOp.register_oot_forward(RMSNorm, rms_norm_forward, PLATFORM_KEY)
-    BaseFusedOp.register_oot_forward(RotaryEmbedding, rotary_forward, PLATFORM_KEY)
 
 
 def rms_norm_forward(

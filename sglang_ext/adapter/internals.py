@@ -1,14 +1,15 @@
-"""Every SGLang internal that we replace or wrap, by name: the list to go through when the pin moves.
+"""Every SGLang internal that we replace, wrap, call or build upon: the list to go through when the pin moves.
 
 `tests/sglang_ext/test_internals.py` resolves each name in the installed SGLang and compares its parameters with the
-ones written here, so that a moved pin fails there and not in a serving process.
+ones written here, so that a moved pin fails there and not in a serving process. It also reads the adapter: whatever
+that imports from SGLang must be named here. What we change of it, `patches.py` changes.
 """
 
 from typing import NamedTuple
 
 
 class Internal(NamedTuple):
-    """A dotted name in SGLang, the parameters that we rely on, and what stands in for it on the CPU platform."""
+    """A dotted name in SGLang, the parameters that we rely on, and what stands in for it, or who relies on it."""
 
     target: str
     parameters: tuple[str, ...]
@@ -175,6 +176,67 @@ CPU_MISSING: tuple[Internal, ...] = (
     ),
 )
 
+# A forward of ours on the CPU platform, through SGLang's own seam; others call this one of SGLang's.
+CPU_FORWARDS: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.layers.layernorm.RMSNorm.forward_native",
+        ("self", "x", "residual", "post_residual_addition", "quant_linear"),
+        "sglang_ext.adapter.fused_ops.rms_norm_forward",
+    ),
+    Internal(
+        "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native",
+        ("self", "positions", "query", "key", "offsets", "fused_set_kv_buffer_arg"),
+        "sglang_ext.adapter.fused_ops.rotary_forward",
+    ),
+)
+
+# SGLang's workers take their parts from these names; in a scheduler they are given ours, by what drafts there.
+_DRAFT_WORKER = ("server_args", "gpu_id", "nccl_port", "target_worker")
+HEAD_WORKERS: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",  # read by EAGLEWorkerV2.__init__
+        _DRAFT_WORKER,
+        "sglang_ext.adapter.draft_worker.HeadDraftWorker",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEDraftExtendCudaGraphRunner",  # by its _capture_cuda_graphs
+        ("eagle_worker", "draft_extend_attn_backend", "speculative_num_steps"),
+        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs",
+    ),
+    Internal(
+        "sglang.srt.speculative.standalone_worker_v2.StandaloneDraftWorker",  # by StandaloneWorkerV2.__init__
+        _DRAFT_WORKER,
+        "sglang_ext.adapter.draft_worker.StandaloneHeadDraftWorker",
+    ),
+)
+LAST_HIDDEN_WORKERS: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
+        _DRAFT_WORKER,
+        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker",
+    ),
+)
+SPECFORMER_WORKERS: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
+        _DRAFT_WORKER,
+        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker",
+    ),
+)
+
+# New methods of the scheduler, which `engine.py` calls through `Engine.collective_rpc`.
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+SCHEDULER_CALLS: tuple[Internal, ...] = (
+    Internal(f"{_SCHEDULER}.rayspec_swap_drafter", (), "sglang_ext.adapter.swap.swap_drafter"),
+    Internal(f"{_SCHEDULER}.rayspec_start_step_clock", (), "sglang_ext.adapter.step_clock.start_step_clock"),
+    Internal(f"{_SCHEDULER}.rayspec_write_step_clock", (), "sglang_ext.adapter.step_clock.write_step_clock"),
+)
+
+# Lent another function for the time of a call; None where there is no CUDA.
+TOP_K_FILTER = Internal(
+    "sglang.srt.speculative.eagle_utils.top_k_renorm_prob", (), "sglang_ext.adapter.sampling._one_filter"
+)
+
 # Wrapped through the hook registry on every platform; the first two so that no request ends the scheduler, the last two
 # so that sampling follows one law.
 WRAPPED: tuple[Internal, ...] = (
@@ -240,6 +302,49 @@ WRAPPED: tuple[Internal, ...] = (
 
 # Called, overridden or read on every platform.
 RELIED_ON: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.plugins.hook_registry.HookRegistry.register",
+        ("target", "hook", "hook_type", "source"),
+        "called by sglang_ext.adapter.patches, which also reads `_patched`",
+    ),
+    Internal(
+        "sglang.kernels.fused_op.BaseFusedOp.register_oot_forward",
+        ("op_cls", "fn", "platform_key"),
+        "called by sglang_ext.adapter.patches",
+    ),
+    Internal("sglang.srt.runtime_context.get_spec", (), "called in schedulers and by sglang_ext.adapter.requests"),
+    Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
+    Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.last_hidden_worker"),
+    Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.sampling"),
+    Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
+    Internal(
+        "sglang.srt.speculative.spec_utils.fast_sample",
+        ("probs", "num_samples", "sampling_seed", "positions", "draft_step"),
+        "called by sglang_ext.adapter.sampling",
+    ),
+    Internal(
+        "sglang.srt.model_executor.forward_context.forward_context",
+        ("ctx", "forward_batch"),
+        "entered by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.model_executor.forward_context.ForwardContext",
+        ("attn_backend", "moe_num_token_non_padded"),
+        "made by sglang_ext.adapter.draft_worker",
+    ),
+    Internal(
+        "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
+        ("loc", "swa_loc", "full_loc", "physical"),
+        "made by sglang_ext.adapter.attention",
+    ),
+    Internal(
+        "sglang.srt.configs.draft_parallel.DraftParallelSpec", ("tp_execution",), "made by workers and models of ours"
+    ),
+    Internal(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        ("self", "layer", "x", "bias"),
+        "sglang_ext.adapter.packing.PackedLinearMethod.apply",
+    ),
     Internal("sglang.srt.managers.io_struct.msgpack_encode", ("obj",), "called by sglang_ext.adapter.requests"),
     Internal("sglang.srt.managers.io_struct.msgpack_decode", ("data",), "called by sglang_ext.adapter.requests"),
     Internal(
@@ -291,11 +396,6 @@ RELIED_ON: tuple[Internal, ...] = (
         "read by sglang_ext.adapter.models.independent.RaySpecIndependent._before_layers",
     ),
     Internal(
-        "sglang.srt.speculative.standalone_worker_v2.StandaloneDraftWorker",
-        ("server_args", "gpu_id", "nccl_port", "target_worker"),
-        "sglang_ext.adapter.draft_worker.StandaloneHeadDraftWorker",
-    ),
-    Internal(
         "sglang.srt.speculative.standalone_worker_v2.StandaloneWorkerV2",
         ("server_args", "gpu_id", "nccl_port", "target_worker"),
         "sglang_ext.adapter.step_clock.TimedStandaloneWorker",
@@ -326,7 +426,7 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.execute",
     ),
     Internal(
-        "sglang.srt.distributed.communication_op.tensor_model_parallel_all_gather",
+        "sglang.srt.distributed.tensor_model_parallel_all_gather",
         ("input_", "dim"),
         "called by sglang_ext.adapter.sharded_head.ShardedHead",
     ),
@@ -338,8 +438,11 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.spec_utils.draft_tp_context",
         ("layout",),
-        "entered by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again, with three without parameters",
+        "entered by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
     ),
+    Internal("sglang.srt.speculative.spec_utils.draft_pp_context", (), "entered there, too"),
+    Internal("sglang.srt.layers.moe.utils.speculative_moe_backend_context", (), "entered there, too"),
+    Internal("sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context", (), "entered there, too"),
     Internal(
         "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context.is_in_breakable_cuda_graph",
         (),
@@ -467,4 +570,29 @@ RELIED_ON: tuple[Internal, ...] = (
         ("model_spec", "collapse_cp"),
         "called by sglang_ext.adapter.last_hidden_worker",
     ),
+)
+
+# Imported for what they are: classes that ours extend or take as types, their values, and constants.
+IMPORTED: tuple[str, ...] = (
+    "sglang.Engine",  # started by engine.py
+    "sglang.srt.configs.draft_parallel.DraftTPExecution",
+    "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",  # the CPU platform's attention
+    "sglang.srt.layers.attention.verify_mask.VerifyMask",
+    "sglang.srt.layers.logits_processor.LogitsProcessorOutput",
+    "sglang.srt.layers.radix_attention.AttentionType",
+    "sglang.srt.layers.radix_attention.RadixAttention",
+    "sglang.srt.managers.embed_types.PositionalEmbeds",
+    "sglang.srt.managers.io_struct.TokenizedGenerateReqInput",
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
+    "sglang.srt.model_executor.model_runner.ModelRunner",
+    "sglang.srt.platforms.current_platform",
+    "sglang.srt.platforms.interface.PlatformEnum",
+    "sglang.srt.platforms.interface.SRTPlatform",  # the CPU platform
+    "sglang.srt.plugins.hook_registry.HookType",
+    "sglang.srt.sampling.sampling_params.SamplingParams",
+    "sglang.srt.sampling.sampling_params.TOP_K_ALL",
+    "sglang.srt.speculative.base_spec_worker.EagleDraftWorkerBase",  # last_hidden_worker
+    "sglang.srt.speculative.eagle_info.EagleDraftInput",  # last_hidden_worker makes it
+    "sglang.srt.speculative.eagle_info.EagleVerifyInput",  # tree_verify
+    "sglang.srt.speculative.eagle_utils.TreeMaskMode",
 )

@@ -68,17 +68,16 @@ class CpuPlatform(SRTPlatform):
         """Once in each worker, before the first request: fail unless everything that we replace is in
         place, then pack the projections."""
         from sglang_ext.adapter.packing import pack_model
-        from sglang_ext.adapter.plugin import check_cpu_hooks, install_missing_cpu_ops
+        from sglang_ext.adapter.patches import prepare_cpu_worker
 
-        check_cpu_hooks()
-        install_missing_cpu_ops()
+        prepare_cpu_worker()
         pack_model(model)
 
     def init_backend(self) -> None:
         """Once in each worker, while SGLang's model runner is being imported."""
-        from sglang_ext.adapter.fused_ops import register_fused_ops
+        from sglang_ext.adapter.patches import register_cpu_forwards
 
-        register_fused_ops()
+        register_cpu_forwards()
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         return psutil.virtual_memory().total

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.sampling_law.reference import sampling_law_reference
+from sglang_ext.adapter.internals import TOP_K_FILTER
+from sglang_ext.adapter.patches import lent
 
 
 def verify_plain_law(
@@ -48,9 +50,8 @@ def _laws_differ(info: Any) -> bool:
 def _one_filter(batch: Any) -> Iterator[None]:
     """Within it, SGLang's verification sees a batch with a top_k filter only, and that filter applies all of them."""
     from sglang.srt.runtime_context import get_exec
-    from sglang.srt.speculative import eagle_utils
 
-    info, top_k_filter = batch.sampling_info, eagle_utils.top_k_renorm_prob
+    info = batch.sampling_info
     # flashinfer's sampler with a min_p filters in turn, its sampler without one jointly as PyTorch's
     in_turn = get_exec().kernel.sampling_backend != "pytorch"
 
@@ -59,11 +60,12 @@ def _one_filter(batch: Any) -> Iterator[None]:
 
     seen = copy.copy(info)
     seen.need_top_k_sampling, seen.need_top_p_sampling = True, False
-    batch.sampling_info, eagle_utils.top_k_renorm_prob = seen, all_filters
+    batch.sampling_info = seen
     try:
-        yield
+        with lent(TOP_K_FILTER.target, all_filters):
+            yield
     finally:
-        batch.sampling_info, eagle_utils.top_k_renorm_prob = info, top_k_filter
+        batch.sampling_info = info
 
 
 def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Tensor:

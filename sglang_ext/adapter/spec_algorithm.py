@@ -10,6 +10,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.adapter.internals import LAST_HIDDEN_WORKERS, SPECFORMER_WORKERS
+from sglang_ext.adapter.patches import prepare_scheduler
 from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.trees import build_tree
@@ -83,13 +85,9 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             )
 
     def create_worker(self, server_args: Any) -> Any:
-        from sglang.srt.speculative import eagle_worker_v2
+        from sglang_ext.adapter.last_hidden_worker import LastHiddenWorker
 
-        from sglang_ext.adapter.last_hidden_worker import LastHiddenDraftWorker, LastHiddenWorker
-        from sglang_ext.adapter.plugin import prepare_scheduler
-
-        prepare_scheduler()
-        eagle_worker_v2.EagleDraftWorker = LastHiddenDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+        prepare_scheduler(LAST_HIDDEN_WORKERS)
         return LastHiddenWorker
 
 
@@ -103,14 +101,9 @@ class SpecFormerAlgorithm(LastHiddenAlgorithm):
         return True
 
     def create_worker(self, server_args: Any) -> Any:
-        from sglang.srt.speculative import eagle_worker_v2
-
-        from sglang_ext.adapter.plugin import prepare_scheduler
-        from sglang_ext.adapter.specformer_worker import SpecFormerDraftWorker
         from sglang_ext.adapter.step_clock import TimedEagleWorker
 
-        prepare_scheduler()
-        eagle_worker_v2.EagleDraftWorker = SpecFormerDraftWorker  # EAGLEWorkerV2.__init__ takes it from there
+        prepare_scheduler(SPECFORMER_WORKERS)
         return TimedEagleWorker
 
 

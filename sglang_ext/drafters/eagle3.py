@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sglang_ext.drafters.options import check_sizes, check_type
+from sglang_ext.drafters.options import check_sizes
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import CandidateTree, PruningTree
+from sglang_ext.values import check_type
 
 
 @dataclass(frozen=True, kw_only=True)

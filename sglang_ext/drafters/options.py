@@ -1,18 +1,10 @@
 """The options that a drafter kind offers, as the `drafter` entry of a training config and of a checkpoint has them."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-
-def check_type(name: str, value: Any, wanted: Any) -> None:
-    """Raise ValueError for a value out of YAML or JSON that is not of a field's type; a whole number may be a float,
-    which must be finite."""
-    is_endless = isinstance(value, float) and not math.isfinite(value)
-    if is_endless or type(value) not in ((int, float) if wanted is float else (wanted,)):
-        raise ValueError(f"{name} must be of type {getattr(wanted, '__name__', wanted)}, got {value!r}")
-
+from sglang_ext.values import check_type
 
 MOST = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
 MOST_OTHERS = 2**24

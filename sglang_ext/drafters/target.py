@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from sglang_ext.drafters.options import check_type
+from sglang_ext.values import check_type
 
 
 def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import Expansion
-
-if TYPE_CHECKING:
-    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
-    from sglang_ext.heads import DraftHead
+from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
 
 Embed = Callable[[Tensor], Tensor]  # the target's embedding: int64 [...] -> [..., H]
 
@@ -50,6 +48,17 @@ def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Te
     return Picked(proposal.token_ids_Tk, proposal.scores_Tk - proposal.log_norm_T[:, None])
 
 
+class HiddenDrafter(Protocol):
+    """What a tree asks of a drafter that drafts from one vector a request; `drafters.last_hidden` says what each is."""
+
+    reads_path: ClassVar[bool]
+    lm_head: DraftHead | PositionHeads
+
+    def begin(self, hidden_TH: Tensor, num_steps: int) -> Tensor: ...
+
+    def state(self, step: int, hidden_TH: Tensor, path_TdH: Tensor | None) -> Tensor: ...
+
+
 class Proposer(ABC):
     """A tree made to fit a number of draft steps, of candidates and of nodes."""
 
@@ -61,7 +70,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(
-        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+        self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
         """Draft for B requests. Of fixed shape, and no look at values: a graph can capture it.
 

@@ -17,19 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.slim_posterior import slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
-from sglang_ext.drafters.options import check_type
-from sglang_ext.trees.base import Draft, Embed, Pick, Proposer, PruningTree, most_likely
+from sglang_ext.trees.base import Draft, Embed, HiddenDrafter, Pick, Proposer, PruningTree, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
-
-if TYPE_CHECKING:
-    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.values import check_type
 
 UNSEEN = ("zero", "one", "smoothed")
 
@@ -158,7 +155,14 @@ class SlimTree(PruningTree):
 
     def pruner(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimPruner:
         _check_room(draft_steps, num_nodes)
-        return SlimPruner(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)
+        return SlimPruner(
+            self.correlations().to(device),
+            length_bonus=self.settings.length_bonus,
+            hypotheses=self.settings.hypotheses,
+            draft_steps=draft_steps,
+            topk=topk,
+            num_nodes=num_nodes,
+        )
 
 
 def _check_room(draft_steps: int, num_nodes: int) -> None:
@@ -182,7 +186,7 @@ class SlimProposer(Proposer):
         return [1] * self.draft_steps
 
     def propose(
-        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+        self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
         k, ids, log_p = self.topk, [], []
         own_BKH = drafter.begin(hidden_BH, self.draft_steps)

@@ -4,33 +4,32 @@ EAGLE-2 scores a node by the draft probabilities on its path; SLiM multiplies r 
 the root's token on, and its factor for length (slim.py). B = requests.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.tree_prune import tree_prune
 from sglang_ext.trees.base import Draft, Expansion, Pruner
 
-if TYPE_CHECKING:
-    from sglang_ext.trees.slim import SlimOptions
-
 
 class SlimPruner(Pruner):
     """Nodes are numbered as EAGLE-2 numbers its own."""
 
     def __init__(
-        self, settings: SlimOptions, correlations: Correlations, draft_steps: int, topk: int, num_nodes: int
+        self,
+        correlations: Correlations,
+        *,
+        length_bonus: float,
+        hypotheses: int,
+        draft_steps: int,
+        topk: int,
+        num_nodes: int,
     ) -> None:
-        self.settings, self.correlations = settings, correlations
+        self.correlations, self.length_bonus, self.hypotheses = correlations, length_bonus, hypotheses
         self.draft_steps, self.topk, self.num_nodes = draft_steps, topk, num_nodes
 
     def prune(self, root_B: Tensor, expansion: Expansion) -> Draft:
-        settings = self.settings
         chosen = tree_prune(
-            root_B, expansion, self.correlations, settings.length_bonus, self.topk, self.draft_steps,
-            settings.hypotheses, self.num_nodes,
+            root_B, expansion, self.correlations, self.length_bonus, self.topk, self.draft_steps,
+            self.hypotheses, self.num_nodes,
         )  # fmt: skip
         return Draft(*chosen)

@@ -11,16 +11,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
-from sglang_ext.trees.base import CandidateTree, Draft, Embed, Pick, Proposer, most_likely
-
-if TYPE_CHECKING:
-    from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, most_likely
 
 RankPath = tuple[int, ...]
 
@@ -157,7 +154,7 @@ class StaticProposer(Proposer):
         return [len(level.path_Pd) for level in self.levels]
 
     def propose(
-        self, drafter: LastHiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
+        self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
         B = len(root_B)
         tokens_BN = root_B.new_empty((B, self.num_nodes), dtype=torch.int64)

@@ -228,7 +228,7 @@ def test_broken_targets(world: World, place: Path) -> None:
 
 
 def test_broken_calibrations(world: World, place: Path) -> None:
-    from rayspec.calibration.artifacts import DESCRIPTION, load_artifacts, write_artifacts
+    from rayspec.artifacts import DESCRIPTION, load_artifacts, write_artifacts
     from rayspec.training.frozen_target import FrozenTarget
 
     target = FrozenTarget.without_weights(world.target)

@@ -16,7 +16,7 @@ from answerers import answer_in_process
 from mlflow import MlflowClient
 from torch import Tensor
 
-from rayspec.calibration.artifacts import BIGRAM, load_artifacts
+from rayspec.artifacts import BIGRAM, load_artifacts
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.calibration.drafts import DraftSettings, proposals
 from rayspec.calibration.prepare import describe, prepare

@@ -24,7 +24,7 @@ from servers import START_TIMEOUT_S, free_port, listening
 from synthetic import make_synthetic_sweep
 
 from rayspec.report.page import write_report
-from rayspec.sweep.promote import promote, winner
+from rayspec.report.promote import promote, winner
 from rayspec.sweep.serve import arguments
 from rayspec.sweep.stored import find_sweep
 from rayspec.targets.catalogue import DEFAULT_TARGET, fetched

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 
-from rayspec.sweep.publish import metric_name
+from rayspec.sweep.metric_names import metric_name
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.medusa import MedusaDrafter

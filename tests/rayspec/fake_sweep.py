@@ -110,7 +110,7 @@ def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
 
 
 def main(arguments: list[str]) -> None:
-    from rayspec.sweep.controller import run_sweep
+    from rayspec.driver.controller import run_sweep
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--candidates", type=int, required=True)

@@ -2,12 +2,12 @@
 
 from synthetic import SyntheticSweep
 
+from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.folder import drafter_sha256
 from rayspec.sweep.plan import Drafter, Trial
-from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.options import entry_of, parse
 from rayspec.calibration.ranking import coverage, rank
 from rayspec.calibration.rules import RULES
 from rayspec.calibration.truncation import FrSpec, VocabTrim
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.entries import entry_of, parse
 from sglang_ext.heads import head_from_target
 
 # stop tokens in the middle and at the end, one of them never counted; special and padding rows, one of them counted

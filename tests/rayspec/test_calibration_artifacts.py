@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rayspec.calibration.artifacts import DESCRIPTION, TENSORS, load_artifacts, write_artifacts
+from rayspec.artifacts import DESCRIPTION, TENSORS, load_artifacts, write_artifacts
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_what_was_there(folder: Path, monkeypatch: pytest.
     def fail(*args: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("rayspec.calibration.artifacts.save_tensors", fail)
+    monkeypatch.setattr("rayspec.artifacts.save_tensors", fail)
     with pytest.raises(OSError, match="no space"):
         write_artifacts(folder, {"ids": IDS, "counts": COUNTS}, description(), {})
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before

@@ -14,10 +14,11 @@ from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
 from rayspec.report.style import Heads, panels, plt
-from rayspec.report.table import render_table, summary
+from rayspec.report.table import summary
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import DraftShape
+from rayspec.tables import render_table
 
 NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category"}
 

@@ -12,8 +12,8 @@ from disks import fill, small_disk
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
+from rayspec.driver.controller import close_cut_off
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.controller import close_cut_off
 from rayspec.sweep.folder import SweepFolder, find_resumable, sweep_folders
 from rayspec.sweep.prepare import Prepared, prepare
 from rayspec.tracking import Tracker

@@ -10,13 +10,13 @@ from fake_sweep import FakeEngine, FakeEngines, fake_sweep
 from synthetic import synthetic_request
 from tqdm import tqdm
 
+from rayspec.driver.follow import Follower
+from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Load
 from rayspec.records import Measured
 from rayspec.sweep.cohort import CohortRun
-from rayspec.sweep.follow import Follower
 from rayspec.sweep.journal import Journal
 from rayspec.sweep.plan import Drafter
-from rayspec.sweep.publish import Publisher
 
 
 class NeverAccepted(FakeEngine):

@@ -20,8 +20,8 @@ from rayspec.report.categories import category_speedups
 from rayspec.report.decision import decision
 from rayspec.report.html import to_html
 from rayspec.report.page import write_report
-from rayspec.sweep.promote import PromotionRefused, download_champion, promote, winner
-from rayspec.sweep.publish import metric_key, metric_name
+from rayspec.report.promote import PromotionRefused, download_champion, promote, winner
+from rayspec.sweep.metric_names import metric_key, metric_name
 from rayspec.sweep.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker
 from sglang_ext.drafters.checkpoint import load_drafter

@@ -21,7 +21,7 @@ from synthetic import SyntheticSweep
 from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
-from rayspec.sweep.promote import default_model, download_champion, promote, winner
+from rayspec.report.promote import default_model, download_champion, promote, winner
 from rayspec.sweep.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter

@@ -13,7 +13,7 @@ from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
 from rayspec import export
-from rayspec.calibration.artifacts import BIGRAM, write_artifacts
+from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.training.acceptance import measure

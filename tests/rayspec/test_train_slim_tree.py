@@ -11,7 +11,7 @@ import torch
 from answerers import answer_in_process
 from safetensors.torch import load_file
 
-from rayspec.calibration.artifacts import BIGRAM, write_artifacts
+from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import Eagle3Cost, StepShape, drafter_cost

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from fixture_models import CALIBRATIONS
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import init_specformer

@@ -11,15 +11,23 @@ import pytest
 
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import (
+    CPU_FORWARDS,
     CPU_MISSING,
     CPU_REPLACEMENTS,
     CPU_WRAPPED,
+    HEAD_WORKERS,
+    IMPORTED,
+    LAST_HIDDEN_WORKERS,
     RELIED_ON,
+    SCHEDULER_CALLS,
+    SPECFORMER_WORKERS,
+    TOP_K_FILTER,
     WRAPPED,
     Internal,
 )
 
-WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + WRAPPED + RELIED_ON
+WORKERS = HEAD_WORKERS + LAST_HIDDEN_WORKERS + SPECFORMER_WORKERS
+WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + CPU_FORWARDS + HEAD_WORKERS + WRAPPED + RELIED_ON
 
 
 def test_pinned_version_is_installed() -> None:
@@ -45,6 +53,24 @@ def untouched() -> dict[str, list[str]]:
 def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: dict[str, list[str]]) -> None:
     names = [n for n in untouched[internal.target] if n != "self" or "self" in internal.parameters]
     assert tuple(names) == internal.parameters
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_we_import_is_there(name: str) -> None:
+    assert pkgutil.resolve_name(name) is not None
+
+
+@pytest.mark.parametrize("internal", WORKERS, ids=lambda i: i.replacement.rsplit(".", 1)[1])
+def test_our_part_of_a_worker_is_made_like_sglangs(internal: Internal) -> None:
+    taken = inspect.signature(pkgutil.resolve_name(internal.replacement))
+    taken.bind(*internal.parameters[:1], **dict.fromkeys(internal.parameters[1:]))
+
+
+@pytest.mark.parametrize("internal", SCHEDULER_CALLS, ids=lambda i: i.target.rsplit(".", 1)[1])
+def test_our_calls_of_the_scheduler_hide_none_of_sglangs(internal: Internal) -> None:
+    owner, name = internal.target.rsplit(".", 1)
+    assert not hasattr(pkgutil.resolve_name(owner), name)
+    assert callable(pkgutil.resolve_name(internal.replacement))
 
 
 @pytest.mark.parametrize("internal", CPU_REPLACEMENTS, ids=lambda i: i.target.rsplit(".", 1)[1])
@@ -73,7 +99,7 @@ def test_the_filter_that_verification_calls_is_still_there() -> None:
 
     source = inspect.getsource(eagle_utils.eagle_sample)
     assert source.count("top_k_renorm_prob(") == source.count("if sampling_info.need_top_k_sampling:") == 1
-    assert hasattr(eagle_utils, "top_k_renorm_prob")
+    assert hasattr(eagle_utils, TOP_K_FILTER.target.rsplit(".", 1)[1])
 
 
 def test_entry_points_are_installed() -> None:

@@ -12,7 +12,7 @@ from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
 from last_hidden_cases import as_answers, new_drafter, save, train
 from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import carried
 from sglang_ext.adapter.engine import swap_drafter

@@ -12,7 +12,7 @@ from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
 from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
 
-from rayspec.calibration.artifacts import load_artifacts
+from rayspec.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
 
 STEPS = 3

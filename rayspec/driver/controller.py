@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from rayspec.costs import read_costs
 from rayspec.disk import is_full
+from rayspec.driver.follow import Follower
+from rayspec.driver.publish import Publisher
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.lifeline import NodeLost
 from rayspec.farm.runtime import EngineFailed
@@ -22,11 +24,9 @@ from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.folder import SweepFolder
-from rayspec.sweep.follow import Follower
 from rayspec.sweep.measured import read_state
 from rayspec.sweep.placement import place
 from rayspec.sweep.prepare import Prepared
-from rayspec.sweep.publish import Publisher
 from rayspec.sweep.results import TrialResult, score
 from rayspec.sweep.search import run_cohorts
 from rayspec.sweep.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor

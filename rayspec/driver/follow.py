@@ -12,11 +12,11 @@ from functools import partial
 
 from tqdm import tqdm
 
+from rayspec.driver.publish import Publisher
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.journal import GIVEN_UP, Event, lines
 from rayspec.sweep.measured import SweepState
 from rayspec.sweep.plan import PLAIN, Drafter, Plan, Trial
-from rayspec.sweep.publish import Publisher
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
 logger = logging.getLogger(__name__)

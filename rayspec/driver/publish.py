@@ -21,7 +21,7 @@ from mlflow.data.dataset import Dataset
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from rayspec.config import flatten, to_yaml
-from rayspec.metrics import TAU_CATEGORY, trial_metrics
+from rayspec.metrics import trial_metrics
 from rayspec.names import safe_name, short_names
 from rayspec.records import BlockRecord
 from rayspec.report.decision import choices, decision, ratio, verdicts
@@ -29,23 +29,12 @@ from rayspec.report.figures import write_figures
 from rayspec.report.table import busy
 from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.metric_names import metric_key
 from rayspec.sweep.plan import PLAIN, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
 
-# Groups of metrics, all of which sort behind output_tokens_per_s: names, and beginnings of names (ending in "_"). A
-# metric that is not here keeps its bare name.
-GROUPS = {
-    "position": ("accept_pos_", "accept_cond_"),
-    "slo": ("goodput_",),
-    "step": ("step_", "cycle_ms"),
-    "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
-    "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
-    "valid": ("output_mismatches", "other_cpu_share"),
-    "tradeoff": ("rho", "nu", "kappa", "head_latency_us", "shortlist_mean"),
-    "work": ("mbsu", "gflops_per_token", "budget_kappa", "theta", "peak_host_memory_gib"),
-}
 DATASET_NAME_LIMIT = 500  # MLflow's
 BLOCK_METRICS = (
     "output_tokens_per_s",
@@ -182,22 +171,6 @@ def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:
         return {}
     names = ("speedup_vs_plain", "speedup_vs_plain_ci_low", "speedup_vs_plain_ci_high", "tau")
     return {f"best_{name}": best.best.metrics[name] for name in names if name in best.best.metrics}
-
-
-def metric_key(name: str) -> str:
-    """The metric's name in MLflow, with its group."""
-    for group, members in GROUPS.items():
-        if any(name == m or (m.endswith("_") and name.startswith(m)) for m in members):
-            return f"{group}/{name}"
-    return name
-
-
-def metric_name(key: str) -> str | None:
-    """The metric of a name in MLflow; None for what is no metric of the trial (per_block/..., system/...)."""
-    group, slash, name = key.partition("/")
-    if not slash or key.startswith(TAU_CATEGORY):
-        return key
-    return name if group in GROUPS else None
 
 
 def trial_params(trial: Trial) -> dict[str, object]:

@@ -1,0 +1,82 @@
+"""Nothing imports itself by way of others: neither a module nor a package, and not under a function either."""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"rayspec": ROOT, "sglang_ext": ROOT, "rayspec_kernels": ROOT / "kernels"}
+
+Graph = Mapping[str, set[str]]
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Source by the module's dotted name."""
+    found = {}
+    for package, root in PACKAGES.items():
+        for file in sorted((root / package).rglob("*.py")):
+            parts = file.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.read_text()
+    return found
+
+
+def imports(modules: Mapping[str, str]) -> Graph:
+    """Which of the modules each imports, anywhere in its source, for its types too."""
+    return {name: set(_imported(ast.parse(text), modules)) - {name} for name, text in modules.items()}
+
+
+def _imported(tree: ast.Module, modules: Mapping[str, str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else str(node.module) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def package(name: str) -> str:
+    """`rayspec.sweep` of `rayspec.sweep.plan`; a module beside the packages stands for itself."""
+    return ".".join(name.split(".")[:2])
+
+
+def of_packages(graph: Graph) -> Graph:
+    merged: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        merged.setdefault(package(name), set()).update(map(package, others))
+    return {name: others - {name} for name, others in merged.items()}
+
+
+def circle(graph: Graph) -> Iterable[str]:
+    """One of them, from a module to itself; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_modules() -> None:
+    graph = imports(sources())
+    assert len(graph) > 200, "the sources were not found"
+    assert "rayspec.sweep.shape" in graph["rayspec.sweep.plan"]
+    assert circle(graph) == []
+
+
+def test_packages() -> None:
+    graph = of_packages(imports(sources()))
+    assert "rayspec.sweep" in graph["rayspec.report"]
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("line", ["import p.a.x", "from p.a import x", "from p.a.x import f"])
+@pytest.mark.parametrize("where", ["{}", "def g():\n    {}", "if TYPE_CHECKING:\n    {}"])
+def test_a_circle_is_seen(line: str, where: str) -> None:
+    graph = imports({"p.a": "", "p.a.x": "import p.b.y", "p.b.y": where.format(line), "p.c": "import p.b.y"})
+    assert circle(graph) == ["p.a.x", "p.b.y", "p.a.x"] or circle(graph) == ["p.b.y", "p.a.x", "p.b.y"]
+    assert len(list(circle(of_packages(graph)))) == 3
