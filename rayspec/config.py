@@ -117,7 +117,7 @@ def _is_unicode(text: str) -> bool:
 
 def _shipped_or(path: Path) -> Path:
     """What ships with the package is found by its path in a checkout from everywhere."""
-    if path.exists() or path.is_absolute() or path.parts[:1] != (SHIPPED.name,):
+    if os.path.exists(path) or path.is_absolute() or path.parts[:1] != (SHIPPED.name,):
         return path
     shipped = SHIPPED.parent / path
     return shipped if shipped.is_file() else path

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from rayspec.config import load_config
-from rayspec.job import set_up
+from rayspec.job import problem, set_up
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
             from rayspec.training.target_export import export
 
             export(config, train(config))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
