@@ -23,7 +23,9 @@ from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
-from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
+from sglang_ext.artefacts import DRAFTER, WEIGHTS
+from sglang_ext.drafters.checkpoint_config import read_config
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 

@@ -96,7 +96,7 @@ def judge(home: Path, repetitions: int, passes: int) -> dict[str, list[Interval]
     folder = sweep_folders(home)[0]
     prepared = prepare(folder.config())
     state = SweepState(prepared.plan, read(folder.journal))
-    rounds = passes * prepared.plan.rounds_per_pass
+    rounds = passes * len(prepared.plan.spans) * len(prepared.plan.traffic)
     found: dict[str, list[Interval]] = {TWIN: [], SLOW: []}
     for repetition in range(repetitions):
         own = range(repetition * rounds, (repetition + 1) * rounds)
