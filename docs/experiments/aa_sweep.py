@@ -2,7 +2,7 @@
 as `twin`, and as `slow`, with every pass of the engine 10% longer (slow_drafter.py). The sweep is cut into
 repetitions, each of which is judged alone, as if it had been the whole sweep.
 
-python tests/aa/aa_sweep.py --home FOLDER [--repetitions 20] [--passes 2]
+python docs/experiments/aa_sweep.py --home FOLDER [--repetitions 20] [--passes 2]
 
 writes FOLDER/aa.json and FOLDER/aa.png: of the twin, whose true speed-up is 1, how many 95% intervals hold 1; of the
 slowed head, how many lie wholly below it.
