@@ -22,6 +22,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from rayspec.config import load_config, to_yaml
+from rayspec.identity import differences
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.measured import read_state
 from rayspec.sweep.plan import Drafter
@@ -106,7 +107,8 @@ class SweepFolder:
         for what, now in fingerprints(prepared).items():
             if what not in stored:
                 logger.warning("sweep %s began before the %s had a fingerprint, so nobody checks it", self.id, what)
-            changed = [name for name, sha256 in stored.get(what, {}).items() if sha256 != now.get(name)]
+            was = stored.get(what, {})
+            changed = [found.key for found in differences(was, now, keys=was)]
             if changed:
                 raise ValueError(
                     f"sweep {self.id} cannot go on: the {what} {', '.join(changed)} changed since it began, and what "

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
 from sglang_ext.whole import whole_file, write_whole
 
@@ -195,12 +196,8 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
     wanted, made = asdict(config), dict(index["config"])
     if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
         made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
-    for key in wanted.keys() | made.keys():
-        if made.get(key) != wanted.get(key):
-            raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
-                f"{way_out}"
-            )
+    for key, was, now in differences(made, wanted):
+        raise ValueError(f"the answers in {folder} were made with answers.{key}={was}, not {now}; {way_out}")
 
 
 def missing_shards(folder: Path, config: AnswersConfig) -> list[int]:

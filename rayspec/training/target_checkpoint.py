@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
 from sglang_ext.whole import whole_file
 
@@ -62,11 +63,11 @@ def load_checkpoint(
         metadata = file.metadata()
         saved = json.loads(metadata["config"])
         wanted = json.loads(json.dumps(config))
-        changed = [key for key in wanted if key not in FREE_SETTINGS and saved.get(key) != wanted[key]]
+        changed = differences(saved, wanted, keys=[key for key in wanted if key not in FREE_SETTINGS])
         if changed:
             raise ValueError(
                 f"{path} was trained with other settings: "
-                + ", ".join(f"{key} was {saved.get(key)!r}, now {wanted[key]!r}" for key in changed)
+                + ", ".join(f"{key} was {was!r}, now {now!r}" for key, was, now in changed)
                 + "; give the run another name, or delete its folder to start over"
             )
         owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

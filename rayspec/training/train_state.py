@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
 from sglang_ext.whole import draft_folder
 
@@ -58,13 +59,11 @@ def load_state(
     if not found:
         return None
     progress = Progress(**json.loads((found[-1] / "progress.json").read_text()))
-    for key in fingerprint.keys() | progress.fingerprint.keys():
-        was, now = progress.fingerprint.get(key), fingerprint.get(key)
-        if was != now:
-            raise ValueError(
-                f"the unfinished training in {folder} was started with {key}={was}, now it is {now}; set it back to "
-                "continue, or delete that folder to start again"
-            )
+    for key, was, now in differences(progress.fingerprint, fingerprint):
+        raise ValueError(
+            f"the unfinished training in {folder} was started with {key}={was}, now it is {now}; set it back to "
+            "continue, or delete that folder to start again"
+        )
     tensors = load_file(found[-1] / "state.safetensors")
     model.load_state_dict({n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")})
     for k, optimizer in enumerate(optimizers):
