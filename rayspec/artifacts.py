@@ -24,21 +24,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rayspec.shipped import calibration_path
-from sglang_ext.drafters.json_text import parse_json
+from sglang_ext.artefacts import CALIBRATED, CALIBRATION, CALIBRATION_JSON
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.folders import Artefact, save_tensors, written_whole
+from sglang_ext.folders import save_tensors, written_whole
+from sglang_ext.json_text import parse_json
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 FORMAT_VERSION = 1
-TENSORS = "calibration.safetensors"
-DESCRIPTION = "calibration.json"
 BIGRAM = ("bigram_indptr", "bigram_ids", "bigram_counts")
 AGAIN = "make it again with rayspec calibrate"
-CALIBRATION = Artefact(
-    what="calibration",
-    files=(TENSORS, DESCRIPTION, "coverage.png", "cluster_sizes.png", "utility.png"),
-    is_ours=lambda folder: all((folder / name).is_file() for name in (TENSORS, DESCRIPTION)),
-)
 
 
 def load_artifacts(
@@ -52,9 +46,9 @@ def load_artifacts(
     folder = Path(calibration_path(str(path), *([target.name] if target else [])))
     description = read_description(folder)
     try:
-        tensors = load_file(folder / TENSORS)
+        tensors = load_file(folder / CALIBRATED)
     except (FileNotFoundError, SafetensorError) as error:
-        raise ValueError(f"calibration {folder}: {TENSORS} cannot be read ({error}); {AGAIN}") from error
+        raise ValueError(f"calibration {folder}: {CALIBRATED} cannot be read ({error}); {AGAIN}") from error
     own = description["target"]
     check_tensors(tensors, own["vocab_size"], description["stop_ids"], folder)
     if target is not None:
@@ -75,9 +69,9 @@ def load_artifacts(
 
 def read_description(folder: Path) -> dict[str, Any]:
     """calibration.json. Raises ValueError if it is missing or of another format."""
-    file = folder / DESCRIPTION
+    file = folder / CALIBRATION_JSON
     if not file.is_file():
-        raise ValueError(f"no calibration at {folder}: {DESCRIPTION} is missing; {AGAIN}")
+        raise ValueError(f"no calibration at {folder}: {CALIBRATION_JSON} is missing; {AGAIN}")
     try:
         description = parse_json(file.read_bytes())
         version = description["format_version"]
@@ -170,7 +164,7 @@ def write_artifacts(
     check_tensors(tensors, description["target"]["vocab_size"], description["stop_ids"], folder)
     text = json.dumps({"format_version": FORMAT_VERSION, **description}, indent=2) + "\n"
     with written_whole(folder, CALIBRATION) as draft:
-        save_tensors({name: t.contiguous() for name, t in tensors.items()}, draft / TENSORS)
-        (draft / DESCRIPTION).write_text(text)
+        save_tensors({name: t.contiguous() for name, t in tensors.items()}, draft / CALIBRATED)
+        (draft / CALIBRATION_JSON).write_text(text)
         for name, content in extras.items():
             (draft / name).write_bytes(content)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from rayspec.records import RequestRecord
-from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint import drafter_shapes
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
@@ -220,14 +220,14 @@ def target_cost(target: str) -> TargetCost:
 def drafter_cost(path: str, dtype: torch.dtype = torch.bfloat16) -> DrafterCost:
     """Of a drafter folder, served in `dtype` but for matrices stored in fewer bits. Raises ValueError for a broken
     one."""
-    drafter, _ = load_drafter(path, dtype)
+    drafter = drafter_shapes(path, dtype)
     matrices = [m for m in drafter.modules() if isinstance(m, QuantizedMatrix)]
     head_params = {id(p) for p in drafter.lm_head.parameters()}
     common: dict[str, Any] = {
+        "head": drafter.lm_head,
         "params": sum(p.numel() for p in drafter.parameters()) + sum(m.shape.numel() for m in matrices),
         "body_bytes": dtype.itemsize * sum(p.numel() for p in drafter.parameters() if id(p) not in head_params),
     }
-    common["head"] = drafter.lm_head.to("meta")  # its shapes are all that is needed
     if isinstance(drafter, SpecFormerDrafter):
         return _specformer_cost(drafter, common)
     if isinstance(drafter, LastHiddenDrafter):

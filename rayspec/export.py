@@ -9,20 +9,12 @@ from typing import Any
 import torch
 
 from rayspec.shipped import drafter_label, drafter_path
-from sglang_ext.drafters.checkpoint import (
-    DRAFTER,
-    EXPORTED,
-    WEIGHTS,
-    CheckpointInfo,
-    check_files,
-    empty_drafter,
-    load_drafter,
-    read_info,
-    save_drafter,
-    weights_sha256,
-)
+from sglang_ext.artefacts import DRAFTER, EXPORTED, WEIGHTS
+from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, read_info
 from sglang_ext.drafters.stock import stock_matrix
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
 
 

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_ext.drafters.checkpoint import DRAFTER, PACKED, WEIGHTS, weights_sha256
+from sglang_ext.artefacts import DRAFTER, PACKED, WEIGHTS
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import save_tensors, written_whole
 
-MANIFEST = PACKED
 METADATA = {"format": "pt"}
 IDS = "lm_head.ids"  # which rows of the target's head a truncated head has
 
@@ -49,9 +49,9 @@ def pack(drafter: Path, folder: Path, target: Path) -> int:
     with written_whole(folder, DRAFTER) as temporary:
         save_tensors({n: t for n, t in tensors.items() if n not in taken}, temporary / WEIGHTS, METADATA)
         for file in drafter.iterdir():
-            if file.name not in (WEIGHTS, MANIFEST) and file.is_file():
+            if file.name not in (WEIGHTS, PACKED) and file.is_file():
                 shutil.copy2(file, temporary / file.name)
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        (temporary / PACKED).write_text(json.dumps(manifest, indent=2) + "\n")
     return (folder / WEIGHTS).stat().st_size
 
 
@@ -77,7 +77,7 @@ def unpack(packed: Path, folder: Path, target: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:
-    return json.loads((folder / MANIFEST).read_text())
+    return json.loads((folder / PACKED).read_text())
 
 
 def _source(name: str, tensor: Tensor, tensors: Mapping[str, Tensor], head_VH: Tensor) -> str | None:

@@ -106,7 +106,7 @@ def _install(kind: str, name: str, target: str) -> None:
         shutil.copytree(shipped / name, own / name)
         return
     from rayspec.packing import unpack  # torch takes a second
-    from sglang_ext.drafters.checkpoint import read_info
+    from sglang_ext.drafters.checkpoint_config import read_info
 
     unpack(shipped / name, own / name, Path(target_path(target)))
     for shares in read_info(own / name).shares:

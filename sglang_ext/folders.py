@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from sglang_ext.whole import draft_folder
 
 NAME_BYTES = 200  # file systems allow 255, of which a draft's name needs some
 
@@ -97,17 +97,13 @@ def written_whole(folder: Path, artefact: Artefact) -> Iterator[Path]:
     disk refuses.
     """
     check_place(folder, artefact)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with draft_folder(folder) as draft:
         yield draft
         for file in filter(Path.is_file, draft.iterdir()):
-            file.chmod(0o644)  # save_file keeps others out, as mkdtemp does
+            file.chmod(0o644)  # save_file keeps others out
         draft.chmod(0o755)
         check_place(folder, artefact)  # again: what was written may have taken hours
         _move(draft, folder, artefact)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)  # made here; no longer there after a success
 
 
 def _move(draft: Path, folder: Path, artefact: Artefact) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sglang_ext.drafters.checkpoint import Drafter, save_drafter
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenConfig

@@ -15,7 +15,7 @@ from rayspec.training.drafter_config import DrafterTrainConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.target_config import TargetTrainConfig
-from sglang_ext.drafters.checkpoint import read_info
+from sglang_ext.drafters.checkpoint_config import read_info
 
 MOST_BYTES = 10 * 2**20
 RECIPES = ("drafters.yaml", "heads.yaml")

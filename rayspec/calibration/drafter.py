@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.shipped import drafter_path
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters.checkpoint import load_drafter, read_info
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.heads import build_head
 

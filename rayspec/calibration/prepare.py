@@ -12,6 +12,7 @@ from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.sources import Context, TargetAnswers
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.identity import differences
 from sglang_ext.folders import check_place
 
 
@@ -52,13 +53,12 @@ class Prepared:
         if not CALIBRATION.is_ours(folder):
             check_place(folder, CALIBRATION)
             return False
-        found = read_description(folder)
-        for key, wanted in self.identity(calibration, drafter).items():
-            if found.get(key) != wanted:
-                raise ValueError(
-                    f"{folder} holds a calibration with {key} {found.get(key)}, this run has {wanted}; delete that "
-                    "folder to make it again, or choose another name or output_dir"
-                )
+        wanted = self.identity(calibration, drafter)
+        for key, was, now in differences(read_description(folder), wanted, keys=wanted):
+            raise ValueError(
+                f"{folder} holds a calibration with {key} {was}, this run has {now}; delete that folder to make it "
+                "again, or choose another name or output_dir"
+            )
         return True
 
 

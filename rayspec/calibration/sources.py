@@ -160,7 +160,7 @@ class DraftTokens(TargetAnswers):
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 
     def describe(self, context: Context) -> dict[str, Any]:
-        from sglang_ext.drafters.checkpoint import read_info
+        from sglang_ext.drafters.checkpoint_config import read_info
 
         folder = Path(drafter_path(self.drafter, context.target_folder))
         info, answers = read_info(folder), self.read(context)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.training.corpus import held_out_documents, training_documents
 from rayspec.training.sources import CorpusConfig, Document
-from sglang_ext.drafters.json_text import parse_json
+from sglang_ext.json_text import parse_json
 
 CORPUS = ("training", "held_out")
 BATCH = 64  # documents tokenised together

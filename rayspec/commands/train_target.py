@@ -20,12 +20,12 @@ def main(arguments: list[str]) -> int:
 
     try:
         from rayspec.training.target_config import TargetTrainConfig  # imports transformers
-        from rayspec.training.target_export import TARGET
+        from sglang_ext.artefacts import TRAINED_TARGET
         from sglang_ext.folders import check_place
 
         config = load_config(TargetTrainConfig, options.config, options.overrides)
         print(config.describe(), flush=True)
-        check_place(config.export_folder, TARGET)  # before hours of training
+        check_place(config.export_folder, TRAINED_TARGET)  # before hours of training
         if not options.plan:
             from rayspec.training.target import train
             from rayspec.training.target_export import export

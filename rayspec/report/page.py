@@ -20,6 +20,7 @@ from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tables import render_table
 from rayspec.tracking import redacted
+from sglang_ext.whole import write_whole
 
 FIGURES = "figures"
 CAPTIONS = {
@@ -58,9 +59,7 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     text = markdown(sweep, [name for name in figures if name in drawn], speedups)
     page = to_html(text, f"{sweep.name}: sweep report", folder, {f"{FIGURES}/{name}.svg" for name in drawn})
     for name, content in (("report.md", text), ("report.html", page)):
-        temporary = folder / f".{name}"
-        temporary.write_text(content)
-        temporary.replace(folder / name)
+        write_whole(folder / name, content)
     return folder / "report.md", folder / "report.html"
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import mlflow.artifacts
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
@@ -100,20 +99,6 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     except MlflowException as error:
         raise TrackingError(f"model {model!r} could not be registered: {error.message}") from error
     return Promotion(model=model, version=str(version.version), winner=best)
-
-
-def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:
-    """The champion's drafter folder, downloaded into `folder`. Raises TrackingError where there is none."""
-    try:
-        version = client.get_model_version_by_alias(model, ALIAS)
-        source = client.get_model_version_download_uri(model, version.version)
-        folder.mkdir(parents=True, exist_ok=True)
-        return Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder), tracking_uri=client.tracking_uri))
-    except MlflowException as error:
-        raise TrackingError(
-            f"no champion of model {model!r} in {redacted(client.tracking_uri)}: {error.message}; "
-            "rayspec report --promote makes one"
-        ) from error
 
 
 def default_model(target: str) -> str:

@@ -8,7 +8,7 @@ from rayspec.sweep.shape import DraftShape
 from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import fixed_body
 from sglang_ext.adapter.served_target import check_taps
-from sglang_ext.drafters.checkpoint import CheckpointInfo, empty_drafter, naming
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.eagle3 import default_taps
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256

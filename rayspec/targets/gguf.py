@@ -6,7 +6,6 @@ written here. It holds config.json, model.safetensors, the tokenizer's files, ge
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,29 +16,17 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from sglang_ext.folders import Artefact, save_tensors, written_whole
+from sglang_ext.artefacts import CONVERTED, CONVERTED_TARGET, WEIGHTS
+from sglang_ext.fingerprints import file_sha256
+from sglang_ext.folders import save_tensors, written_whole
 
-PROVENANCE, WEIGHTS = "rayspec.json", "model.safetensors"
-TARGET = Artefact(
-    what="target",
-    files=(
-        PROVENANCE,
-        WEIGHTS,
-        "config.json",
-        "generation_config.json",
-        "tokenizer*",
-        "*.jinja",
-        "special_tokens_map.json",
-    ),
-    is_ours=lambda folder: (folder / PROVENANCE).is_file(),
-)
 DTYPE = torch.bfloat16  # what the published weights have; four bits and a float16 scale lose less than 0.4% to it
 
 
 def convert_gguf(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write `folder`, whole or not at all. Raises ValueError for a file that is no GGUF file of a language model that
     transformers knows."""
-    with written_whole(folder, TARGET) as temporary:
+    with written_whole(folder, CONVERTED_TARGET) as temporary:
         _write(file, temporary, provenance)
 
 
@@ -56,7 +43,7 @@ def _write(file: Path, folder: Path, provenance: Mapping[str, Any]) -> None:
     stops = stop_ids(config, tokenizer)
     GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=stops).save_pretrained(folder)
     text = json.dumps({**provenance, "gguf": file.name, "gguf_sha256": file_sha256(file)}, indent=2) + "\n"
-    (folder / PROVENANCE).write_text(text)
+    (folder / CONVERTED).write_text(text)
 
 
 def gguf_tensors(file: Path, config: Any) -> dict[str, Tensor]:
@@ -82,11 +69,6 @@ def stop_ids(config: Any, tokenizer: Any) -> list[int]:
     """The ids that end an answer: the config's and the tokenizer's own."""
     named = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     return sorted({i for i in (*named, tokenizer.eos_token_id) if i is not None})
-
-
-def file_sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _readable(file: Path, read: Any) -> Any:

@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
+from sglang_ext.whole import whole_file, write_whole
 
 if TYPE_CHECKING:
     from rayspec.training.chat import ChatTemplate
@@ -169,13 +171,6 @@ def shard_path(folder: Path, index: int) -> Path:
     return folder / f"answers-{index:05d}.safetensors"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def read_index(folder: Path, way_out: str) -> dict[str, Any]:
     """answers.json of a folder. Raises ValueError where it is none."""
     try:
@@ -201,12 +196,8 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
     wanted, made = asdict(config), dict(index["config"])
     if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
         made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
-    for key in wanted.keys() | made.keys():
-        if made.get(key) != wanted.get(key):
-            raise ValueError(
-                f"the answers in {folder} were made with answers.{key}={made.get(key)}, not {wanted.get(key)}; "
-                f"{way_out}"
-            )
+    for key, was, now in differences(made, wanted):
+        raise ValueError(f"the answers in {folder} were made with answers.{key}={was}, not {now}; {way_out}")
 
 
 def missing_shards(folder: Path, config: AnswersConfig) -> list[int]:
@@ -231,7 +222,7 @@ def make_answers(
         "target_sha256": target.sha256,
         "config": asdict(config),
     }
-    write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
     todo = missing_shards(folder, config)
     with tqdm(desc=f"answers: {folder.name}", unit="shard", total=config.num_shards, disable=not todo) as bar:
         bar.update(config.num_shards - len(todo))
@@ -244,7 +235,7 @@ def make_answers(
             bar.set_postfix_str(f"{sum(sum(row.mask) for row in rows)} answer tokens in the last", refresh=False)
             bar.update()
     answer_set = read_answers(folder)
-    write_text(folder / INDEX, json.dumps({**index, "totals": answer_set.provenance()}, indent=2) + "\n")
+    write_whole(folder / INDEX, json.dumps({**index, "totals": answer_set.provenance()}, indent=2) + "\n")
 
 
 def _converse(
@@ -312,9 +303,8 @@ def _write_shard(path: Path, prompt_lengths: Sequence[int], rows: Sequence[_Row]
         "length": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
         "temperature": temperature_B,
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_tensors(tensors, temporary)
-    os.replace(temporary, path)
+    with whole_file(path) as draft:
+        save_tensors(tensors, draft)
 
 
 def _read_shard(file: Path) -> dict[str, Tensor]:

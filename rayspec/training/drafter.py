@@ -31,7 +31,8 @@ from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
-from sglang_ext.drafters.checkpoint import Drafter, save_drafter
+from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rayspec.identity import differences
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.answer_engines import answer_engines
 from rayspec.training.answers import (
@@ -23,11 +24,14 @@ from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
-from sglang_ext.drafters.checkpoint import DRAFTER, WEIGHTS, read_config, weights_sha256
+from sglang_ext.artefacts import DRAFTER, WEIGHTS
+from sglang_ext.drafters.checkpoint_config import read_config
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 SETS = ("answers", "held_out")
+ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
 
 
 def plan(config: DrafterTrainConfig) -> list[str]:
@@ -104,26 +108,31 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
     if not isinstance(ours, dict) or not isinstance(trained_on, dict) or not all(type(n) is int for n in sizes):
         raise ValueError(f"{folder} is no drafter that training has made; choose another output_dir or name")
     cls, options = head_config(head.draft_head, hidden_size=sizes[0], vocab_size=sizes[1])
-    compared = {
+    stored: dict[str, Any] = {
+        **ours,
+        "draft_head": found.get("draft_head"),
+        "trained_on.target_sha256": trained_on.get("target_sha256"),
+        "base.sha256": (ours.get("base") or {}).get("sha256"),
+        ANSWERS_SHA256: trained_on.get("sha256"),
+    }
+    wanted: dict[str, Any] = {
         # with the options that were left at their defaults: the checkpoint spells them out
-        "draft_head": (found.get("draft_head"), {"kind": cls.kind, **options.options()}),
-        "recipe": (ours.get("recipe"), config.recipe.to_dict()),
-        "tree": (ours.get("tree"), head.asked().get("tree")),  # also where none is asked for
-        **{key: (ours.get(key), wanted) for key, wanted in head.asked().items()},
-        "trained_on.target_sha256": (trained_on.get("target_sha256"), target_sha256),
+        "draft_head": {"kind": cls.kind, **options.options()},
+        "recipe": config.recipe.to_dict(),
+        "tree": None,  # also where none is asked for
+        **head.asked(),
+        "trained_on.target_sha256": target_sha256,
     }
     base = config.base_folder(head)
     if base is not None:
-        compared["base.sha256"] = ((ours.get("base") or {}).get("sha256"), weights_sha256(base / WEIGHTS))
+        wanted["base.sha256"] = weights_sha256(base / WEIGHTS)
     if not missing_shards(config.work_folder / "answers", config.answers):
-        answers = read_answers(config.work_folder / "answers")
-        compared["trained_on.sha256 (the answers)"] = (trained_on.get("sha256"), answers.sha256)
-    for key, (stored, wanted) in compared.items():
-        if stored != wanted:
-            raise ValueError(
-                f"{folder} holds a drafter with {key} {stored}, this run has {wanted}; delete that folder to train it "
-                "again, or choose another output_dir"
-            )
+        wanted[ANSWERS_SHA256] = read_answers(config.work_folder / "answers").sha256
+    for key, was, now in differences(stored, wanted, keys=wanted):
+        raise ValueError(
+            f"{folder} holds a drafter with {key} {was}, this run has {now}; delete that folder to train it again, or "
+            "choose another output_dir"
+        )
     return True
 
 

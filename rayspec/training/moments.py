@@ -11,7 +11,7 @@ from torch import Tensor
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import Batch, roll_out
-from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 
 SEQUENCES = 128  # thousands of rows, some ten times the hidden size
 BATCH = 8

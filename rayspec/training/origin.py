@@ -18,11 +18,14 @@ from rayspec.training.independent import new_independent
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe, init_body, init_specformer
 from rayspec.training.ttt import Batch
+from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import drafter_class
-from sglang_ext.drafters.checkpoint import WEIGHTS, CheckpointInfo, Drafter, load_drafter, weights_sha256
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.heads import DraftHead, HeadConfig, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 

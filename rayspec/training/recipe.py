@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads.losses import DIVERGENCES, Objective

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.training.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request, write_text
+from rayspec.training.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request
 from rayspec.training.chat import ChatTemplate
+from sglang_ext.whole import write_whole
 
 MIN_CHARS = 12
 MAX_BATCHES_PER_WANTED = 4  # a target that writes fewer usable prompts than one in four is no chat model
@@ -55,7 +56,7 @@ def write_prompts(
                         f"{config.count}; name a workload or a folder of texts with answers.prompts"
                     )
                 texts = _new_prompts(config, chat, answer, seen)
-                write_text(file, "".join(json.dumps({"turns": [text]}, ensure_ascii=False) + "\n" for text in texts))
+                write_whole(file, "".join(json.dumps({"turns": [text]}, ensure_ascii=False) + "\n" for text in texts))
             texts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
             seen |= {prompt_hash(text) for text in texts}
             found += texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
+from sglang_ext.whole import whole_file
 
 # settings that may change between two starts of one run without changing what is learnt
 FREE_SETTINGS = {
@@ -36,7 +37,7 @@ def save_checkpoint(
     optimizers: Sequence[torch.optim.Optimizer],
     state: dict[str, Any],
 ) -> None:
-    """Write the checkpoint beside its place, then rename: a killed run leaves the previous one whole."""
+    """A killed run leaves the previous checkpoint whole."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {f"model/{name}": parameter.detach() for parameter, name in names.items()}
     for optimizer in optimizers:
@@ -44,13 +45,12 @@ def save_checkpoint(
             moments = optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{name}/{key}": value for key, value in moments.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    save_tensors(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        temporary,
-        metadata={"state": json.dumps(state), "config": json.dumps(config)},
-    )
-    os.replace(temporary, path)
+    with whole_file(path) as draft:
+        save_tensors(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            draft,
+            metadata={"state": json.dumps(state), "config": json.dumps(config)},
+        )
 
 
 def load_checkpoint(
@@ -63,11 +63,11 @@ def load_checkpoint(
         metadata = file.metadata()
         saved = json.loads(metadata["config"])
         wanted = json.loads(json.dumps(config))
-        changed = [key for key in wanted if key not in FREE_SETTINGS and saved.get(key) != wanted[key]]
+        changed = differences(saved, wanted, keys=[key for key in wanted if key not in FREE_SETTINGS])
         if changed:
             raise ValueError(
                 f"{path} was trained with other settings: "
-                + ", ".join(f"{key} was {saved.get(key)!r}, now {wanted[key]!r}" for key in changed)
+                + ", ".join(f"{key} was {was!r}, now {now!r}" for key, was, now in changed)
                 + "; give the run another name, or delete its folder to start over"
             )
         owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rayspec.training import corpus
 from rayspec.training.sources import STDLIB, CorpusConfig, Document, discover
 from rayspec.training.target_config import WINDOW
 from rayspec.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from sglang_ext.whole import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,7 @@ def held_out_batch(stream: np.ndarray, num_tokens: int, seq_len: int) -> tuple[T
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _sample_texts(documents: Sequence[Document], num_bytes: int, rng: random.Random) -> list[str]:

@@ -14,30 +14,16 @@ import tokenizers
 import torch
 import transformers
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from rayspec.training.target import TrainingState, build_model, held_out_loss
 from rayspec.training.target_checkpoint import load_checkpoint
 from rayspec.training.target_config import TargetTrainConfig
 from rayspec.training.target_data import TargetData, prepare, write_json
 from rayspec.training.tokenizer import save_tokenizer
-from sglang_ext.folders import Artefact, written_whole
+from sglang_ext.artefacts import RECIPE, TRAINED_TARGET
+from sglang_ext.folders import written_whole
 
-RECIPE = "recipe.yaml"
-OURS = (RECIPE, "manifest.json", "training.json")
-TARGET = Artefact(
-    what="target",
-    files=(
-        *OURS,
-        "loss.png",
-        "README.md",
-        "model*.safetensors*",
-        "*config.json",
-        "*token*.json",
-        "chat_template.jinja",
-    ),
-    is_ours=lambda folder: all((folder / name).is_file() for name in OURS),
-)
 FINAL_HELD_OUT_TOKENS = 131_072  # per group
 
 
@@ -57,7 +43,7 @@ def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | N
     )
 
     final = config.export_folder
-    with written_whole(final, TARGET) as folder:
+    with written_whole(final, TRAINED_TARGET) as folder:
         model.save_pretrained(folder)
         save_tokenizer(data.tokenizer, folder)
         shipped: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -108,22 +94,6 @@ def plot_loss(curve: Sequence[dict[str, float]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-@torch.no_grad()
-def continuations(
-    model: Any, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], temperature: float, num_tokens: int
-) -> list[str]:
-    """What the model writes after each prompt; temperature 0 is greedy."""
-    texts = []
-    for prompt in prompts:
-        ids = torch.tensor([tokenizer.encode(prompt)])
-        sampling = (
-            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-        )
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **sampling)
-        texts.append(str(tokenizer.decode(output[0, ids.shape[1] :])))
-    return texts
 
 
 def _versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Checkpoints of an unfinished training run: body, head, optimizers, step, random state. No pickle.
 
-One folder per step, `step-00000100/`, written under another name and renamed; older ones go once a newer one is whole.
+One folder per step, `step-00000100/`, written whole; older ones go once a newer one is there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
+from sglang_ext.whole import draft_folder
 
 
 @dataclass
@@ -33,21 +35,18 @@ class Progress:
 
 
 def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     tensors: dict[str, Tensor] = {f"model/{n}": t.contiguous() for n, t in model.state_dict().items()}
     for k, optimizer in enumerate(optimizers):
         for index, entries in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer{k}/{index}/{name}": t.contiguous() for name, t in entries.items()}
     tensors["rng"] = torch.get_rng_state()
-    save_tensors(tensors, temporary / "state.safetensors")
-    (temporary / "progress.json").write_text(json.dumps(vars(progress)))
     final = folder / f"step-{progress.step:08d}"
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(temporary, final)
-    for old in folder.glob("step-*"):
+    with draft_folder(final) as draft:
+        save_tensors(tensors, draft / "state.safetensors")
+        (draft / "progress.json").write_text(json.dumps(vars(progress)))
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(draft, final)
+    for old in (*folder.glob("step-*"), *folder.glob(".step-*")):  # drafts are those of a run that was killed
         if old != final:
             shutil.rmtree(old)
 
@@ -60,13 +59,11 @@ def load_state(
     if not found:
         return None
     progress = Progress(**json.loads((found[-1] / "progress.json").read_text()))
-    for key in fingerprint.keys() | progress.fingerprint.keys():
-        was, now = progress.fingerprint.get(key), fingerprint.get(key)
-        if was != now:
-            raise ValueError(
-                f"the unfinished training in {folder} was started with {key}={was}, now it is {now}; set it back to "
-                "continue, or delete that folder to start again"
-            )
+    for key, was, now in differences(progress.fingerprint, fingerprint):
+        raise ValueError(
+            f"the unfinished training in {folder} was started with {key}={was}, now it is {now}; set it back to "
+            "continue, or delete that folder to start again"
+        )
     tensors = load_file(found[-1] / "state.safetensors")
     model.load_state_dict({n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")})
     for k, optimizer in enumerate(optimizers):

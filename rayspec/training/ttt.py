@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from rayspec.training.answers import AnswerSet
 from rayspec.training.csra import csra_gradient
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter

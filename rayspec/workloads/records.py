@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.drafters.json_text import parse_json
+from sglang_ext.json_text import parse_json
 
 ID_KEYS = ("question_id", "task_id", "id")
 MOST_ID = 200  # characters

@@ -4,7 +4,7 @@ of SGLang."""
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_ext.drafters.checkpoint import CheckpointInfo, is_language_model, read_config, read_info
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
 
 
 class Serves(NamedTuple):

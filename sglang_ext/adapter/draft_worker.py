@@ -25,7 +25,7 @@ from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.hosted_head import HostsHead, Question
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.tree_verify import tree_verify_input
-from sglang_ext.drafters.checkpoint import CheckpointInfo
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.trees import Expansion, Pruner
 
 

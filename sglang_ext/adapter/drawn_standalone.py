@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.drafters.checkpoint import is_language_model, read_config
+from sglang_ext.drafters.checkpoint_config import is_language_model, read_config
 
 
 def offer_drawn_drafts(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:

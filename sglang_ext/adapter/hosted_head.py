@@ -28,15 +28,12 @@ from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import (
     HEAD_PREFIX,
     TREE_PREFIX,
-    CheckpointInfo,
     check_tensors,
-    empty_head,
     held_in_common,
-    naming,
     own_name,
-    parse_info,
     shared_tensors,
 )
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, naming, parse_info
 from sglang_ext.drafters.numbers import check_finite
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Pruner, PruningTree, build_tree

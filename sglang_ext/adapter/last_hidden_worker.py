@@ -23,14 +23,8 @@ from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK, TimedEagleWorker
 from sglang_ext.adapter.tree_verify import tree_verify_input
-from sglang_ext.drafters.checkpoint import (
-    CheckpointInfo,
-    check_loaded,
-    check_tensors,
-    empty_drafter,
-    naming,
-    read_tensors,
-)
+from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Proposer

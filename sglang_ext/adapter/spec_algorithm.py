@@ -12,7 +12,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
 from sglang_ext.adapter.internals import LAST_HIDDEN_WORKERS, SPECFORMER_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
-from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
 from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.trees import build_tree
 

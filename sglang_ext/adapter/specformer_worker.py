@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sglang_ext.adapter.last_hidden_worker import CarriedDrafting
 from sglang_ext.adapter.models.specformer import RaySpecSpecFormer
-from sglang_ext.drafters.checkpoint import CheckpointInfo, naming
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
 
 
 class SpecFormerDraftWorker(CarriedDrafting, EagleDraftWorker):

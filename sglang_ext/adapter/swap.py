@@ -3,7 +3,8 @@
 import logging
 from typing import Any
 
-from sglang_ext.drafters.checkpoint import read_info, read_tensors
+from sglang_ext.drafters.checkpoint import read_tensors
+from sglang_ext.drafters.checkpoint_config import read_info
 
 logger = logging.getLogger(__name__)
 

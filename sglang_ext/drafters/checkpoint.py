@@ -1,271 +1,45 @@
-"""The drafter checkpoint: an HF-style folder of config.json and model.safetensors, strict in both directions.
+"""The drafter checkpoint, a folder of config.json and model.safetensors: its tensors, strict in both directions.
 
-Two forms are read: our own (`architectures: [RaySpec<Kind>]`, any drafter and head kind) and stock EAGLE-3
-(`LlamaForCausalLMEagle3`, which is the head kind `full` or `truncated`; see stock.py). A drafter of our own may share
-tensors with others, named in `rayspec.shares`: a family of heads on one body stores the body once. Writing replaces
-nothing but a drafter of our own, and that only once the new one is whole.
+What config.json says is `checkpoint_config.py`'s. A drafter of our own may share tensors with others, named in
+`rayspec.shares`: a family of heads on one body stores the body once. Writing replaces nothing but a drafter of our own,
+and that only once the new one is whole.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cache, lru_cache
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, stored_taps
-from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
-from sglang_ext.drafters.json_text import check_mapping, parse_json
-from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
-from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
-from sglang_ext.drafters.stock import (
-    STOCK_ARCHITECTURE,
-    from_stock,
-    stock_config,
-    stock_matrix,
-    stock_names,
-    to_stock,
+from sglang_ext.artefacts import DRAFTER, WEIGHTS
+from sglang_ext.drafters.checkpoint_config import (
+    CheckpointInfo,
+    Drafter,
+    SharedTensors,
+    config_json,
+    empty_drafter,
+    naming,
+    read_info,
 )
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
+from sglang_ext.drafters.stock import from_stock, stock_config, stock_matrix, stock_names, to_stock
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.folders import Artefact, save_tensors, written_whole
-from sglang_ext.heads import DraftHead, build_head
-from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folders import save_tensors, written_whole
 from sglang_ext.trees import build_tree
 
-Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
-
-logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 1
-WEIGHTS = "model.safetensors"
-EXPORTED = "export.json"  # beside a stock checkpoint: its own config.json has no room for where it comes from
-PACKED = "packed.json"  # beside a checkpoint that ships without the rows that its target has
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
-SETTLED_S = 2.0
-
-
-def _is_drafter(folder: Path) -> bool:
-    """Whether rayspec wrote it, in either form."""
-    try:
-        return "rayspec" in read_config(folder) or (folder / EXPORTED).is_file()
-    except ValueError:
-        return False
-
-
-DRAFTER = Artefact(
-    what="drafter",
-    files=("config.json", WEIGHTS, EXPORTED, PACKED, "training.json", "training.png"),
-    is_ours=_is_drafter,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedTensors:
-    """An entry of `rayspec.shares`: tensors that lie in another drafter's folder, the fingerprint of its weights."""
-
-    drafter: str  # path relative to the folder that shares
-    sha256: str
-    tensors: tuple[str, ...]
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
-        if set(check_mapping(entry, f"{path}: rayspec.shares[]")) != set(cls.__dataclass_fields__):
-            raise ValueError(
-                f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
-            )
-        tensors, texts = entry["tensors"], (entry["drafter"], entry["sha256"])
-        if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (*tensors, *texts)):
-            raise ValueError(f"{path}: an entry of rayspec.shares must hold text, and a list of names, got {entry}")
-        return cls(**{**entry, "tensors": tuple(tensors)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointInfo:
-    """config.json, read and checked. `target` is None for a stock checkpoint, which does not name its target; `tree` is
-    None where the drafter has none of its own."""
-
-    path: str
-    body: Eagle3Config | LastHiddenConfig | IndependentConfig
-    head: Mapping[str, Any]
-    target: TargetInfo | None
-    kind: str = "eagle3"
-    tree: Mapping[str, Any] | None = None
-    shares: tuple[SharedTensors, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_stock(self) -> bool:
-        return self.target is None
-
-
-def read_info(path: str | Path) -> CheckpointInfo:
-    """Read config.json of a drafter folder. Raises ValueError (what is wrong, and the way out)."""
-    return parse_info(read_config(path), str(path))
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """config.json of a folder as it is. Raises ValueError where there is none."""
-    file = Path(path) / "config.json"
-    if not file.is_file():
-        raise ValueError(f"no drafter checkpoint at {path}: {file.name} is missing (rayspec train makes one)")
-    try:
-        config = parse_json(file.read_bytes())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{file} is no valid JSON ({error}); make the drafter again, or copy it whole") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(config).__name__}")
-    return config
-
-
-def is_language_model(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is an ordinary causal language model's, which SGLang drafts with by itself."""
-    return str(_architecture(config)).endswith(("ForCausalLM", "LMHeadModel"))
-
-
-def _architecture(config: Mapping[str, Any]) -> Any:
-    """The first of `architectures`; None where there is none."""
-    named = config.get("architectures")
-    return named[0] if isinstance(named, list) and named else None
-
-
-def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    """Check a config.json that was read from `path`. Raises ValueError."""
-    architecture = _architecture(config)
-    for name in ("draft_head", "draft_tree", "rayspec", "drafter", "eagle_config", "rope_parameters", "rope_scaling"):
-        if config.get(name) is not None:
-            check_mapping(config[name], f"{path}: {name}")
-    if architecture == STOCK_ARCHITECTURE:
-        return _stock_info(config, path)
-    kinds = {architecture_of(kind): kind for kind in DRAFTERS}
-    if not isinstance(architecture, str) or architecture not in kinds:
-        raise ValueError(
-            f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
-        )
-    ours = config.get("rayspec") or {}
-    if ours.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: rayspec.format_version is {ours.get('format_version')}, this release reads {FORMAT_VERSION}; "
-            "train the drafter again or use the release that wrote it"
-        )
-    if config.get("draft_head") is None:
-        raise ValueError(f"{path}: config.json has no draft_head")
-    shares = ours.get("shares", [])
-    if not isinstance(shares, list):
-        raise ValueError(f"{path}: rayspec.shares must be a list, got {shares!r}")
-    kind = kinds[architecture]
-    try:
-        target = TargetInfo.from_dict(ours.get("target") or {})
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    body = _body(kind, config, target.hidden_size, target.tap_layers, path)
-    if body.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"{path}: vocab_size is {body.vocab_size}, but rayspec.target.vocab_size is {target.vocab_size}; both must "
-            "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
-            "rayspec train"
-        )
-    if kind == "independent" and "draft_tree" in config:
-        raise ValueError(
-            f"{path}: a drafter of kind {kind} builds its tree as it drafts; take draft_tree out of config.json"
-        )
-    return CheckpointInfo(
-        path=path,
-        body=body,
-        head=dict(config["draft_head"]),
-        target=target,
-        kind=kind,
-        tree=config.get("draft_tree"),
-        shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
-        provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
-    )
-
-
-def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
-    try:
-        taps = stored_taps(config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not taps:
-        _say_default_taps(path)
-    hidden = config.get("target_hidden_size", config.get("hidden_size"))
-    body = _body("eagle3", config, hidden, tuple(taps) or None, path)
-    draft_vocab = config.get("draft_vocab_size") or body.vocab_size
-    if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
-        raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
-    head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
-    return CheckpointInfo(path=path, body=body, head=head, target=None)
-
-
-@cache  # once a process
-def _say_default_taps(path: str) -> None:
-    logger.warning(
-        "%s: config.json has no eagle_config.eagle_aux_hidden_state_layer_ids; the tapped layers are SGLang's default, "
-        "2, n // 2 and n - 3 of a target of n layers",
-        path,
-    )
-
-
-def _body(kind: str, config: Mapping[str, Any], target_hidden: Any, taps: tuple[int, ...] | None, path: str) -> Any:
-    try:
-        return drafter_class(kind).Config.from_json(config, target_hidden, taps)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a drafter; `provenance` holds trained_on, recipe and commit."""
-    config = {
-        "architectures": [architecture_of(drafter.kind)],
-        **drafter.config.to_json(),
-        "draft_head": drafter.lm_head.spec(),
-    }
-    if drafter.draft_tree is not None:
-        config["draft_tree"] = drafter.draft_tree.spec()
-    return config | {"rayspec": {"format_version": FORMAT_VERSION, "target": target.to_dict(), **provenance}}
-
-
-def empty_drafter(info: CheckpointInfo) -> Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head or
-    tree."""
-    if info.tree is None:
-        return drafter_class(info.kind)(info.body, empty_head(info))
-    head = empty_head(info)
-    with naming(info):
-        tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
-        return drafter_class(info.kind)(info.body, head, tree)
-
-
-def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:
-    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
-
-    def make() -> DraftHead:
-        return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-
-    with naming(info):
-        return info.body.heads(make)
-
-
-@contextmanager
-def naming(info: CheckpointInfo) -> Iterator[None]:
-    """ValueErrors say which drafter they are of, which a head does not know."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"drafter {info.path}: {error}") from error
 
 
 def own_name(info: CheckpointInfo, name: str) -> str:
@@ -390,23 +164,6 @@ def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
     return {name for name, sha256 in one.items() if two.get(name) == sha256}
 
 
-def weights_sha256(file: str | Path) -> str:
-    """Fingerprint of a file of weights that stays what it is, read once in a process: a base may hold gigabytes, and
-    many heads name it. Raises ValueError where there is none."""
-    if not Path(file).is_file():
-        raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
-    stat = Path(file).stat()
-    # what was written a moment ago can be written again without a change of its time
-    read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
-    return read(Path(file).resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _sha256(file: Path, *version: int) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def load_drafter(
     path: str | Path, dtype: torch.dtype = torch.float32, stop_ids: Iterable[int] = ()
 ) -> tuple[Drafter, CheckpointInfo]:
@@ -419,6 +176,22 @@ def load_drafter(
         drafter.load_state_dict(tensors)
         check_loaded(drafter, stop_ids)
     return drafter.to(dtype), info
+
+
+def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Drafter:
+    """The drafter of a folder on the `meta` device, but for its tree, which has its tensors: all that counting needs.
+    Weights are not read. Raises ValueError as `check_files`."""
+    info = read_info(path)
+    check_files(info)
+    with torch.device("meta"):
+        drafter = empty_drafter(info).to(dtype)
+    if info.tree is not None:
+        with naming(info), _open(_weights_file(info)) as handle:
+            tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
+            tree.load_state_dict({name: handle.get_tensor(TREE_PREFIX + name) for name in tree.state_dict()})
+            tree.check()
+        drafter.draft_tree = tree
+    return drafter
 
 
 def check_loaded(drafter: Drafter, stop_ids: Iterable[int] = ()) -> None:

@@ -14,7 +14,8 @@ from hostile import FULL, JSON_TEXTS, Case, ask, base, complaints, one
 from safetensors.torch import load_file, save_file
 from small_world import World, tiny_info
 
-from sglang_ext.drafters.checkpoint import check_files, load_drafter, read_info
+from sglang_ext.drafters.checkpoint import check_files, load_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 
 pytestmark = pytest.mark.usefixtures("untouched_home")
 
@@ -228,8 +229,9 @@ def test_broken_targets(world: World, place: Path) -> None:
 
 
 def test_broken_calibrations(world: World, place: Path) -> None:
-    from rayspec.artifacts import DESCRIPTION, load_artifacts, write_artifacts
+    from rayspec.artifacts import load_artifacts, write_artifacts
     from rayspec.training.frozen_target import FrozenTarget
+    from sglang_ext.artefacts import CALIBRATION_JSON
 
     target = FrozenTarget.without_weights(world.target)
     info = target.info()
@@ -251,13 +253,13 @@ def test_broken_calibrations(world: World, place: Path) -> None:
         one(f"heads=[{{{entry.format(folder, 'rdk, base: {kind: truncated, size: 9}')}}}]", "size 9"),
     ]
     found = complaints("train", base("train", world, place), cases)
-    stored = json.loads((folder / DESCRIPTION).read_text())
+    stored = json.loads((folder / CALIBRATION_JSON).read_text())
     for what, changed in mutations(stored):
-        (folder / DESCRIPTION).write_text(json.dumps(changed))
+        (folder / CALIBRATION_JSON).write_text(json.dumps(changed))
         trouble = strangely(lambda: load_artifacts(folder, info, target.eos_ids), str(folder))
         found += [f"{what}: {trouble}"] if trouble else []
     for name, text in JSON_TEXTS.items():
-        (folder / DESCRIPTION).write_bytes(text)
+        (folder / CALIBRATION_JSON).write_bytes(text)
         trouble = strangely(lambda: load_artifacts(folder, info), str(folder))
         found += [f"{name}: {trouble}"] if trouble else []
     assert not found, f"{len(found)}\n" + "\n".join(found[:60])

@@ -1,5 +1,9 @@
 """Puts a synthetic sweep into an MLflow store through the same publisher as a real one."""
 
+from pathlib import Path
+
+import mlflow.artifacts
+from mlflow import MlflowClient
 from synthetic import SyntheticSweep
 
 from rayspec.driver.publish import Publisher
@@ -39,3 +43,11 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
         results = [*sweep.results, TrialResult(trial=broken, error=CAUSE)]
         publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)
     return parent.run_id
+
+
+def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:
+    """The champion's drafter folder, downloaded into `folder` as anybody who serves it would."""
+    version = client.get_model_version_by_alias(model, "champion")
+    source = client.get_model_version_download_uri(model, version.version)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder), tracking_uri=client.tracking_uri))

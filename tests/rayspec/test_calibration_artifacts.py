@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rayspec.artifacts import DESCRIPTION, TENSORS, load_artifacts, write_artifacts
+from rayspec.artifacts import load_artifacts, write_artifacts
+from sglang_ext.artefacts import CALIBRATED, CALIBRATION_JSON
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 
@@ -32,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def change(folder: Path, name: str, tensor: Tensor | None) -> None:
-    tensors = load_file(folder / TENSORS)
+    tensors = load_file(folder / CALIBRATED)
     tensors.pop(name, None)
-    save_file(tensors | ({} if tensor is None else {name: tensor}), folder / TENSORS)
+    save_file(tensors | ({} if tensor is None else {name: tensor}), folder / CALIBRATED)
 
 
 def test_written_is_read_and_suits_the_heads(folder: Path) -> None:
@@ -42,7 +43,7 @@ def test_written_is_read_and_suits_the_heads(folder: Path) -> None:
     assert torch.equal(tensors["ids"], IDS)
     assert found == {"format_version": 1, **description()}
     assert sorted(p.name for p in folder.parent.iterdir()) == ["toy"]
-    assert sorted(p.name for p in folder.iterdir()) == [DESCRIPTION, TENSORS, "coverage.png"]
+    assert sorted(p.name for p in folder.iterdir()) == [CALIBRATION_JSON, CALIBRATED, "coverage.png"]
     weight_VH = torch.randn(8, 4)
     head_from_target({"kind": "truncated", "size": 3}, weight_VH, tensors).check([1, 4])
     head_from_target({"kind": "truncated", "size": 4, "step_sizes": [4, 2]}, weight_VH, tensors).check([1, 4])
@@ -96,21 +97,21 @@ def test_a_new_stop_token_of_the_target_is_refused(folder: Path) -> None:
 def test_broken_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no calibration '.*nowhere': neither one of target"):
         load_artifacts(tmp_path / "nowhere")
-    text = (folder / DESCRIPTION).read_text()
+    text = (folder / CALIBRATION_JSON).read_text()
     for broken, message in (
         ("{", "is no description of a calibration"),
         ("{}", "KeyError"),
         (json.dumps({"format_version": 1, "target": {}}), "KeyError"),
         (text.replace('"format_version": 1', '"format_version": 2'), "format_version 2, this release reads 1"),
     ):
-        (folder / DESCRIPTION).write_text(broken)
+        (folder / CALIBRATION_JSON).write_text(broken)
         with pytest.raises(ValueError, match=message):
             load_artifacts(folder)
-    (folder / DESCRIPTION).write_text(text)
-    (folder / TENSORS).write_bytes(b"broken")
+    (folder / CALIBRATION_JSON).write_text(text)
+    (folder / CALIBRATED).write_bytes(b"broken")
     with pytest.raises(ValueError, match="cannot be read"):
         load_artifacts(folder)
-    (folder / TENSORS).unlink()
+    (folder / CALIBRATED).unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         load_artifacts(folder)
 

@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from rayspec import shipped
-from rayspec.packing import MANIFEST, pack, unpack
+from rayspec.packing import pack, unpack
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, read_info, save_drafter
+from sglang_ext.artefacts import PACKED, WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target
 
@@ -112,4 +114,4 @@ def test_what_was_trained_here_comes_before_what_ships(
     shutil.copytree(drafters / "slimspec", own)
     assert shipped.drafter_path("full", target.folder) == str(own)
     assert read_info(own).head["kind"] == "slimspec"
-    assert not (own / MANIFEST).exists()
+    assert not (own / PACKED).exists()

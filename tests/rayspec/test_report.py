@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlflow import MlflowClient
-from published import CAUSE, COMMAND, publish
+from published import CAUSE, COMMAND, download_champion, publish
 from synthetic import SyntheticSweep
 
 from rayspec.records import RequestRecord
@@ -20,7 +19,7 @@ from rayspec.report.categories import category_speedups
 from rayspec.report.decision import decision
 from rayspec.report.html import to_html
 from rayspec.report.page import write_report
-from rayspec.report.promote import PromotionRefused, download_champion, promote, winner
+from rayspec.report.promote import PromotionRefused, promote, winner
 from rayspec.sweep.metric_names import metric_key, metric_name
 from rayspec.sweep.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker
@@ -314,8 +313,3 @@ def test_a_drafter_of_symbolic_links_is_not_promoted(stored: StoredSweep, report
         promote(linked, report, dataclasses.replace(best, trial=trial))
     assert {f.path for f in stored.client.list_artifacts(run_id)} == artifacts
     assert len(stored.client.search_model_versions()) == before
-
-
-def test_an_unknown_champion_is_named(tracker: Tracker, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no champion of model 'nobody' .* --promote makes one"):
-        download_champion(MlflowClient(tracker.uri), "nobody", tmp_path)

@@ -14,14 +14,14 @@ from urllib.parse import quote
 import pytest
 from fixture_models import TARGET, sweep_settings
 from mlflow import MlflowClient
-from published import publish
+from published import download_champion, publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
 from synthetic import SyntheticSweep
 
 from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
-from rayspec.report.promote import default_model, download_champion, promote, winner
+from rayspec.report.promote import default_model, promote, winner
 from rayspec.sweep.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter

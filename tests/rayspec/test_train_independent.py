@@ -23,7 +23,8 @@ from rayspec.training.independent import new_independent, principal_rows
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import Batch, backward_batch, roll_out
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 
 RECIPE = Recipe(num_steps=40, batch_size=8, warmup_steps=2, bfloat16=False, chunk_rows=16)

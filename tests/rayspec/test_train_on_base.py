@@ -16,7 +16,8 @@ from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 
 SPECVOCAB = {"kind": "specvocab", "rank": 4, "size": 20}
 Family = tuple[DrafterTrainConfig, AnswerSet]

@@ -21,7 +21,8 @@ from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.trees.slim import SlimTree
 
 FULL = NamedHead(name="full", draft_head={"kind": "full"})

@@ -21,7 +21,7 @@ from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
 from rayspec.training.ttt import carried, unroll
-from sglang_ext.drafters.checkpoint import Drafter
+from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 

@@ -12,21 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_models import FIXTURES
 from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.drafters.checkpoint import (
-    WEIGHTS,
-    check_files,
-    held_in_common,
-    load_drafter,
-    read_info,
-    save_drafter,
-    weights_sha256,
-)
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import check_files, drafter_shapes, held_in_common, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter, default_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.heads import head_from_target
 
 V, H = 96, 16
@@ -246,7 +242,7 @@ def test_a_stock_drafter_without_taps_has_the_default_ones(
     drafter = make(tmp_path / "own", {"kind": "full"})
     save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
     edit_config(tmp_path / "stock", lambda c: c.pop("eagle_config"))
-    said = logging.getLogger("sglang_ext.drafters.checkpoint")
+    said = logging.getLogger("sglang_ext.drafters.checkpoint_config")
     monkeypatch.setattr(said, "disabled", False)  # an engine in this process may have set up logging anew
     caplog.set_level(logging.WARNING, logger=said.name)
     loaded, info = load_drafter(tmp_path / "stock")
@@ -398,3 +394,12 @@ def test_a_copy_that_cannot_be_complete_leaves_nothing(tmp_path: Path) -> None:
         write_complete(tmp_path / "half", tmp_path / "out" / "alone")
     assert not (tmp_path / "out" / "alone").exists()
     assert not list(tmp_path.glob("out/.*"))
+
+
+@pytest.mark.parametrize("folder", sorted((FIXTURES / "drafters").iterdir()), ids=lambda folder: folder.name)
+def test_shapes_are_those_of_the_loaded_drafter(folder: Path) -> None:
+    loaded, shapes = load_drafter(folder, torch.bfloat16)[0], drafter_shapes(folder, torch.bfloat16)
+    weights, unread = dict(loaded.named_parameters()), dict(shapes.named_parameters())
+    assert {n: (t.shape, t.dtype) for n, t in unread.items()} == {n: (t.shape, t.dtype) for n, t in weights.items()}
+    assert all(t.is_meta for name, t in unread.items() if not name.startswith("draft_tree."))
+    assert loaded.state_dict().keys() == shapes.state_dict().keys()

@@ -12,7 +12,8 @@ from head_cases import CORAL, DYNASPEC, SPECS, SPECVOCAB, STOPS, TRUNCATED, H, V
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 
 BODY = toy_body(H, V)

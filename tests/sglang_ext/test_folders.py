@@ -9,7 +9,8 @@ import torch
 from disks import fill, small_disk
 from head_cases import toy_body, toy_target
 
-from sglang_ext.drafters.checkpoint import DRAFTER, load_drafter, save_drafter
+from sglang_ext.artefacts import DRAFTER
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.folders import Artefact, check_name, check_place, save_tensors, written_whole
 from sglang_ext.heads import head_from_target

@@ -9,7 +9,8 @@ from head_cases import toy_body, toy_target
 from torch import Tensor
 
 from rayspec_kernels.common.quantized import FORMATS
-from sglang_ext.drafters.checkpoint import check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import build_head, head_from_target
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through

@@ -12,8 +12,10 @@ from head_cases import SPECS, STOPS, TARGET_HEAD_VH, H, V, make_head, seeded
 from torch import Tensor
 
 from rayspec_kernels.tree_build.reference import build_chain_reference
+from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import drafter_class
-from sglang_ext.drafters.checkpoint import WEIGHTS, check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.hydra import HydraDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
 from sglang_ext.drafters.medusa import MedusaDrafter

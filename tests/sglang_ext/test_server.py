@@ -21,7 +21,8 @@ from fixture_models import DRAFTERS, TARGET, prompt_texts
 from safetensors.torch import load_file, save_file
 from volume import volume
 
-from sglang_ext.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
+from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 
 START_TIMEOUT_S = 300
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sglang_ext.adapter.algorithms import algorithm_of, checked_info
-from sglang_ext.drafters.checkpoint import check_files, load_drafter, read_info, save_drafter
+from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target

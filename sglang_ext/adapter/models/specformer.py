@@ -15,14 +15,8 @@ from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.hosted_head import check_replaces
 from sglang_ext.adapter.packing import pack_model
 from sglang_ext.adapter.served_target import served_stop_ids
-from sglang_ext.drafters.checkpoint import (
-    CheckpointInfo,
-    check_loaded,
-    empty_drafter,
-    naming,
-    parse_info,
-    shared_tensors,
-)
+from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 
 ATTENTION = "context_attn."

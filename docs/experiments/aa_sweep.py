@@ -2,7 +2,7 @@
 as `twin`, and as `slow`, with every pass of the engine 10% longer (slow_drafter.py). The sweep is cut into
 repetitions, each of which is judged alone, as if it had been the whole sweep.
 
-python tests/aa/aa_sweep.py --home FOLDER [--repetitions 20] [--passes 2]
+python docs/experiments/aa_sweep.py --home FOLDER [--repetitions 20] [--passes 2]
 
 writes FOLDER/aa.json and FOLDER/aa.png: of the twin, whose true speed-up is 1, how many 95% intervals hold 1; of the
 slowed head, how many lie wholly below it.
@@ -96,7 +96,7 @@ def judge(home: Path, repetitions: int, passes: int) -> dict[str, list[Interval]
     folder = sweep_folders(home)[0]
     prepared = prepare(folder.config())
     state = SweepState(prepared.plan, read(folder.journal))
-    rounds = passes * prepared.plan.rounds_per_pass
+    rounds = passes * len(prepared.plan.spans) * len(prepared.plan.traffic)
     found: dict[str, list[Interval]] = {TWIN: [], SLOW: []}
     for repetition in range(repetitions):
         own = range(repetition * rounds, (repetition + 1) * rounds)

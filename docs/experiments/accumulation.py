@@ -1,7 +1,7 @@
 """What SpecFormer's training needs at its peak: losses of one draft position after the other (`backward_head`), or all
 at once. Each measurement is a process of its own, on the default target with a full head.
 
-python tests/memory/accumulation.py --out FOLDER
+python docs/experiments/accumulation.py --out FOLDER
 
 writes FOLDER/accumulation.json and FOLDER/accumulation.png.
 """
@@ -48,7 +48,7 @@ def main() -> None:
         one, other = (found[mode][positions]["gradient_norm"] for mode in MODES)
         assert abs(one - other) < 1e-4 * one, "the gradients are the same"
     options.out.mkdir(parents=True, exist_ok=True)
-    result = {"command": "python tests/memory/accumulation.py --out FOLDER", **provenance(), "peak": found}
+    result = {"command": "python docs/experiments/accumulation.py --out FOLDER", **provenance(), "peak": found}
     (options.out / "accumulation.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(found, options.out / "accumulation.png")
     print(json.dumps(found))

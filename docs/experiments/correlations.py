@@ -2,7 +2,7 @@
 held-out answers with the trees of one Medusa drafter, without a server. The first 40 of these answers, by which the
 demo's strength and smoothing were chosen, are left out.
 
-python tests/slim/correlations.py --out FOLDER [--drafter medusa] [--work-dir WORK_DIR]
+python docs/experiments/correlations.py --out FOLDER [--drafter medusa] [--work-dir WORK_DIR]
 
 writes FOLDER/correlations.json and FOLDER/correlations.png. WORK_DIR is where rayspec train left the target's answers.
 """
@@ -81,7 +81,7 @@ def main() -> None:
             points[size] = [measured(slim(counts, vocab_size, COUNTED, CORRELATIONS[name])) for counts in counted]
 
     options.out.mkdir(parents=True, exist_ok=True)
-    command = f"python tests/slim/correlations.py --out FOLDER --drafter {Path(options.drafter).name}"
+    command = f"python docs/experiments/correlations.py --out FOLDER --drafter {Path(options.drafter).name}"
     sizes = {"draft_steps": STEPS, "topk": TOPK, "num_nodes": NODES, "held_out_answers": len(held_out)}
     result = {"command": command, **provenance(), **sizes, "correlations": CORRELATIONS, **found}
     (options.out / "correlations.json").write_text(json.dumps(result, indent=1) + "\n")

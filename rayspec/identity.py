@@ -1,0 +1,25 @@
+"""What something stored was made from, against what it would be made from now.
+
+Training states, answers, drafters, calibrations and sweeps on disk each carry such a description; whoever finds one
+goes on with it, or says what differs.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Difference(NamedTuple):
+    """`stored` and `wanted` are None where the one or the other does not have the key."""
+
+    key: str
+    stored: Any
+    wanted: Any
+
+
+def differences(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], keys: Iterable[str] | None = None
+) -> list[Difference]:
+    """Where two descriptions differ; `keys` are those that are compared, None for all that either has."""
+    compared = dict.fromkeys([*wanted, *stored] if keys is None else keys)
+    both = (Difference(key, stored.get(key), wanted.get(key)) for key in compared)
+    return [found for found in both if found.stored != found.wanted]

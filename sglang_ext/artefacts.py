@@ -1,0 +1,61 @@
+"""The folders that rayspec writes, and how each is told from one of somebody else's (`folders.py` writes them)."""
+
+from pathlib import Path
+
+from sglang_ext.folders import Artefact
+from sglang_ext.json_text import parse_json
+
+WEIGHTS = "model.safetensors"
+EXPORTED = "export.json"  # beside a stock drafter: its own config.json has no room for where it comes from
+PACKED = "packed.json"  # beside a drafter that ships without the rows that its target has
+CALIBRATED, CALIBRATION_JSON = "calibration.safetensors", "calibration.json"
+CONVERTED = "rayspec.json"  # beside a target made from a GGUF file: where it comes from
+RECIPE = "recipe.yaml"  # beside a target that was trained here
+TRAINED = (RECIPE, "manifest.json", "training.json")
+
+
+def _is_drafter(folder: Path) -> bool:
+    """Whether rayspec wrote it, in its own form or the stock one."""
+    try:
+        config = parse_json((folder / "config.json").read_bytes())
+    except (ValueError, OSError):
+        return False
+    return isinstance(config, dict) and ("rayspec" in config or (folder / EXPORTED).is_file())
+
+
+DRAFTER = Artefact(
+    what="drafter",
+    files=("config.json", WEIGHTS, EXPORTED, PACKED, "training.json", "training.png"),
+    is_ours=_is_drafter,
+)
+CALIBRATION = Artefact(
+    what="calibration",
+    files=(CALIBRATED, CALIBRATION_JSON, "coverage.png", "cluster_sizes.png", "utility.png"),
+    is_ours=lambda folder: all((folder / name).is_file() for name in (CALIBRATED, CALIBRATION_JSON)),
+)
+CONVERTED_TARGET = Artefact(
+    what="target",
+    files=(
+        CONVERTED,
+        WEIGHTS,
+        "config.json",
+        "generation_config.json",
+        "tokenizer*",
+        "*.jinja",
+        "special_tokens_map.json",
+    ),
+    is_ours=lambda folder: (folder / CONVERTED).is_file(),
+)
+TRAINED_TARGET = Artefact(
+    what="target",
+    files=(
+        *TRAINED,
+        "loss.png",
+        "README.md",
+        "model*.safetensors*",
+        "*config.json",
+        "*token*.json",
+        "chat_template.jinja",
+    ),
+    is_ours=lambda folder: all((folder / name).is_file() for name in TRAINED),
+)

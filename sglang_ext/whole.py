@@ -1,0 +1,38 @@
+"""Files and folders that are written whole or not at all: beside their place, then moved there by renaming.
+
+Whoever is killed while writing leaves what was there before, and at most a draft, whose name begins with a dot.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """The name of a file to write, which takes the place of `path` at the end of the block, or nothing does."""
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    with whole_file(path) as draft:
+        draft.write_text(text)
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write in, beside `path`. Whoever asks renames it; if it is still there then, it goes."""
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
