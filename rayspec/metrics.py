@@ -192,7 +192,7 @@ def head_kappa(head_s: float, cycle_s: float) -> float | None:
 
 
 def predicted_speedup(rho: float, nu: float, kappa: float) -> float:
-    """Speed-up over the full head that keeping `rho` of its tau at `nu` of its latency should give, all else equal."""
+    """Speed-up over another head that keeping `rho` of its tau at `nu` of its latency should give, all else equal."""
     return rho * (1 + kappa) / (1 + nu * kappa)
 
 

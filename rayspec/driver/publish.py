@@ -156,9 +156,9 @@ def standing(result: TrialResult) -> str:
     """A trial in a line: throughput, tau, and its speed-ups with their intervals."""
     parts = [f"{result.metrics['output_tokens_per_s']:.1f} tokens/s"]
     parts += [f"tau {result.metrics['tau']:.2f}"] if "tau" in result.metrics else []
-    for name, words in (("plain", "plain decoding"), ("full", "the full head")):
+    for name, words in (("plain", "plain decoding"), ("baseline", f"the baseline {result.baseline}")):
         interval = result.speedup(name)
-        if interval is not None and not (name == "full" and result.is_baseline):
+        if interval is not None and not (name == "baseline" and result.is_baseline):
             parts.append(f"{ratio(interval)} of {words}")
     return ", ".join(parts) + "."
 

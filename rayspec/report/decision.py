@@ -72,7 +72,7 @@ def verdicts(results: "Sequence[TrialResult]") -> dict[Traffic, str]:
 
 
 def verdict(choice: Choice) -> str:
-    """The fastest trial, and whether it beats plain decoding, the full head and the other trials beyond doubt."""
+    """The fastest trial, and whether it beats plain decoding, the baseline and the other trials beyond doubt."""
     start = f"{choice.traffic}:"
     best, plain = choice.best, choice.speedup
     if best is None or plain is None:
@@ -85,10 +85,10 @@ def verdict(choice: Choice) -> str:
     text = (
         f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {ratio(plain)} of plain"
     )
-    full = best.speedup("full")
-    if not best.is_baseline and full is not None:
-        claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[beats_one(full)]
-        text += f"; {claim} the full head with as many steps ({ratio(full)})"
+    own = best.speedup("baseline")
+    if not best.is_baseline and own is not None:
+        claim = {True: "faster than", False: "slower than", None: "not clearly different from"}[beats_one(own)]
+        text += f"; {claim} the baseline {best.baseline} with as many steps ({ratio(own)})"
     if choice.rivals:
         text += f"; its interval overlaps with {len(choice.rivals)} of the others'"
     return text + "."

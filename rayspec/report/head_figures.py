@@ -115,10 +115,10 @@ def categories(result: "TrialResult") -> dict[str, float]:
 
 
 def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """tau kept (rho) against head latency (nu), both relative to the full head, in a panel per traffic and draft steps,
+    """tau kept (rho) against head latency (nu), both relative to the baseline, in a panel per traffic and draft steps,
     with names at the points and a line through the heads that no other beats in both.
 
-    Above the thick break-even line a head is faster than the full one; the thin ones are of equal predicted speed-up.
+    Above the thick break-even line a head is faster than the baseline; the thin ones are of equal predicted speed-up.
     The lines need the measured kappa; without it there are none.
     """
     results = [r for r in results if {"nu", "rho"} <= set(r.metrics)]
@@ -150,12 +150,12 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
         axis.set_ylim(low, high)
         axis.grid(visible=False)
         if k % columns == 0:
-            axis.set_ylabel("tau relative to full (rho)")
+            axis.set_ylabel(f"tau relative to {results[0].baseline} (rho)")
         if k >= len(cells) - columns:
-            axis.set_xlabel("head latency relative to full (nu)")
+            axis.set_xlabel(f"head latency relative to {results[0].baseline} (nu)")
     lines = [
         (Line2D([], [], **FRONT), "beaten by no head in both"),
-        (Line2D([], [], color="black", linewidth=1.6), "break-even with the full head"),
+        (Line2D([], [], color="black", linewidth=1.6), f"break-even with {results[0].baseline}"),
         (Line2D([], [], color="0.6", linewidth=0.8), "equal predicted speed-up"),
     ]
     legend_below(figure, [*steps_entries(steps), *lines], columns=min(3, 1 + columns))
@@ -178,7 +178,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
         axis.set_title(counted(s))
         axis.set_xscale("log", base=2)
         axis.set_xlabel("tokens scored for a row, mean")
-    axes[0].set_ylabel("tau relative to full (rho)")
+    axes[0].set_ylabel(f"tau relative to {results[0].baseline} (rho)")
     legend_below(figure, heads.entries(), columns=4)
     return figure
 
@@ -221,7 +221,7 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
 
 
 def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """Measured speed-up over the full head, with its 95% interval, against what rho, nu and kappa predict."""
+    """Measured speed-up over the baseline, with its 95% interval, against what rho, nu and kappa predict."""
     heads, (steps, _) = Heads.of(results), axes_of(results)  # of all, so that a head keeps its colour
     results = [r for r in results if not r.is_baseline and prediction_error(r) is not None]
     if not results:
@@ -230,14 +230,14 @@ def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
     figure, axes = panels(len(traffics), width=4.2, height=3.8, share=True, columns=3)
     for axis, traffic in zip(axes, traffics, strict=True):
         for r in (r for r in results if r.trial.traffic == traffic):
-            interval = r.speedup("full")
+            interval = r.speedup("baseline")
             assert interval is not None, "filtered above"
-            x, head = r.metrics["speedup_vs_full_predicted"], r.trial.head
+            x, head = r.metrics["speedup_vs_baseline_predicted"], r.trial.head
             axis.plot([x, x], bounds(interval), color=heads.colour(head), linewidth=1.5)
             heads.point(axis, x, interval.value, head, marker(steps.index(r.trial.draft_steps)))
         axis.axline((1, 1), slope=1, color="black", linestyle="--", linewidth=1)
         axis.set_title(str(traffic))
-        axis.set_xlabel("predicted speed-up over full")
+        axis.set_xlabel(f"predicted speed-up over {results[0].baseline}")
     axes[0].set_ylabel("measured (95% CI)")
     shown = heads.entries([r.trial.head for r in results])
     legend_below(figure, [*shown, *steps_entries(steps)])
@@ -245,6 +245,6 @@ def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def prediction_error(result: "TrialResult") -> float | None:
-    """Predicted over measured speed-up over the full head, minus 1; None where either was not measured."""
-    measured, predicted = result.speedup("full"), result.metrics.get("speedup_vs_full_predicted")
+    """Predicted over measured speed-up over the baseline, minus 1; None where either was not measured."""
+    measured, predicted = result.speedup("baseline"), result.metrics.get("speedup_vs_baseline_predicted")
     return predicted / measured.value - 1 if measured and predicted is not None else None

@@ -31,11 +31,11 @@ CAPTIONS = {
     "both.",
     "speedup_by_category": "The chosen trials by prompt category: tokens per second of a request, end to end.",
     "head_tradeoff": "tau kept (rho) against head latency kept (nu). In the shaded part a head should be faster than "
-    "the full one; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa); on the dotted line no "
+    "the baseline; thin lines are of equal predicted speed-up, rho (1 + kappa) / (1 + nu kappa); on the dotted line no "
     "head is beaten in both.",
     "tau_by_shortlist": "tau kept (rho) against the tokens that the head scored for a row, in the mean over rows and "
     "draft positions. Truncations and routed heads compare at equal mean size.",
-    "prediction": "Measured speed-up over the full head against the one that rho, nu and kappa predict; on the dashed "
+    "prediction": "Measured speed-up over the baseline against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",
     "acceptance": "Acceptance: tau, and the share of verify steps that accept at least i drafts.",
@@ -142,22 +142,22 @@ def hurts(results: Sequence[TrialResult], speedups: Mapping[str, Mapping[str, In
 
 
 def _prediction(results: Sequence[TrialResult]) -> str:
-    """How far the predicted speed-up over the full head is from the measured one."""
+    """How far the predicted speed-up over the baseline is from the measured one."""
     pairs = [(error, r) for r in results if not r.is_baseline and (error := prediction_error(r)) is not None]
     if not pairs:
-        return "No prediction: it needs the full head in the same sweep and `head_latency: true`."
+        return "No prediction: it needs the baseline in the same sweep and `head_latency: true`."
     worst, who = max(pairs, key=lambda pair: abs(pair[0]))
     mean = sum(abs(error) for error, _ in pairs) / len(pairs)
-    covered = sum(low <= r.metrics["speedup_vs_full_predicted"] <= high for r, low, high in _with_bounds(pairs))
+    covered = sum(low <= r.metrics["speedup_vs_baseline_predicted"] <= high for r, low, high in _with_bounds(pairs))
     return (
-        f"Prediction error (predicted over measured speed-up over the full head, minus 1): {mean:.1%} on average of "
-        f"absolute values over {len(pairs)} trials, {worst:+.1%} at worst ({who.trial.name}). The measured 95% "
-        f"interval holds the prediction in {covered} of {len(pairs)}."
+        f"Prediction error (predicted over measured speed-up over {pairs[0][1].baseline}, minus 1): {mean:.1%} on "
+        f"average of absolute values over {len(pairs)} trials, {worst:+.1%} at worst ({who.trial.name}). The "
+        f"measured 95% interval holds the prediction in {covered} of {len(pairs)}."
     )
 
 
 def _with_bounds(pairs: Sequence[tuple[float, TrialResult]]) -> list[tuple[TrialResult, float, float]]:
-    intervals = [(r, interval) for _, r in pairs if (interval := r.speedup("full")) is not None]
+    intervals = [(r, interval) for _, r in pairs if (interval := r.speedup("baseline")) is not None]
     return [(r, *bounds(interval)) for r, interval in intervals]
 
 

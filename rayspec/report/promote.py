@@ -22,7 +22,7 @@ from sglang_ext.drafters.complete import write_complete
 ALIAS = "champion"
 ARTIFACT = "drafter"  # folder of the trial's artifacts
 REPORT = "report"  # folder of the sweep's artifacts
-EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_full", "output_tokens_per_s", "output_mismatches")
+EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per_s", "output_mismatches")
 
 
 class PromotionRefused(ValueError):

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
 HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
-HEADERS += ["vs plain [95% CI]", "vs full [95% CI]", "predicted"]
+HEADERS += ["vs plain [95% CI]", "vs {baseline} [95% CI]", "predicted"]
 
 
 MOST_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
 
 
 NOTES = (
-    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to the full head's. scored: tokens "
+    "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to {baseline}'s. scored: tokens "
     "that the head scored for a row, in the mean; truncations and routed heads compare at equal ones. head us: the "
-    "head alone, one call; nu: relative to the full head's. kappa: the full head's part of a cycle against the rest of "
-    "it. predicted: the speed-up over the full head that rho, nu and kappa give, all else equal.\n"
+    "head alone, one call; nu: relative to {baseline}'s. kappa: the part of {baseline}'s head in a cycle against the "
+    "rest of it. predicted: the speed-up over {baseline} that rho, nu and kappa give, all else equal.\n"
     "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, not "
     "corrected for choosing the best of several."
 )
@@ -28,7 +28,10 @@ NOTES = (
 
 def notes(results: "Sequence[TrialResult]") -> str:
     """What the columns mean."""
-    lines = [NOTES, "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s."]
+    lines = [
+        NOTES.format(baseline=baseline_of(results)),
+        "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s.",
+    ]
     if any(r.trial.traffic.is_open for r in results):
         lines.append(
             "Under so many requests a second the arrivals fix the throughput: there a speed-up compares the time from "
@@ -40,7 +43,13 @@ def notes(results: "Sequence[TrialResult]") -> str:
 def results_table(results: "Sequence[TrialResult]") -> str:
     """A row for each trial, failed ones included."""
     ordered = sorted(results, key=lambda r: (r.trial.traffic, r.trial.draft_steps))
-    return render_table(HEADERS, [_row(r) for r in ordered])
+    headers = [header.format(baseline=baseline_of(results)) for header in HEADERS]
+    return render_table(headers, [_row(r) for r in ordered])
+
+
+def baseline_of(results: "Sequence[TrialResult]") -> str:
+    """What the trials of a sweep are compared with, by its label."""
+    return results[0].baseline if results else "the baseline"
 
 
 def latency_table(results: "Sequence[TrialResult]") -> str:
@@ -113,8 +122,8 @@ def _row(result: "TrialResult") -> list[str]:
         cell("kappa"),
         cell("output_tokens_per_s", ".1f"),
         ratio(result.speedup("plain")),
-        "baseline" if result.is_baseline else ratio(result.speedup("full")),
-        "-" if result.is_baseline else cell("speedup_vs_full_predicted"),
+        "baseline" if result.is_baseline else ratio(result.speedup("baseline")),
+        "-" if result.is_baseline else cell("speedup_vs_baseline_predicted"),
     ]
 
 

@@ -26,6 +26,7 @@ def metric_key(name: str) -> str:
 
 def metric_name(key: str) -> str | None:
     """The metric of a name in MLflow; None for what is no metric of the trial (per_block/..., system/...)."""
+    key = key.replace("speedup_vs_full", "speedup_vs_baseline")  # as runs had it, whatever the baseline was
     group, slash, name = key.partition("/")
     if not slash or key.startswith(TAU_CATEGORY):
         return key

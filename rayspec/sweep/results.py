@@ -26,12 +26,16 @@ class TrialResult:
 
     trial: Trial
     metrics: Mapping[str, float] = field(default_factory=dict)
-    is_baseline: bool = False  # the full head that the others of its draft steps and traffic are compared with
+    baseline: str = "full"  # label of the drafter that the others of its draft steps and traffic are compared with
     error: str | None = None
 
-    def speedup(self, baseline: str) -> Interval | None:
-        """The speed-up against `plain` or `full`, None where the baseline was not measured beside it."""
-        key = f"speedup_vs_{baseline}"
+    @property
+    def is_baseline(self) -> bool:
+        return self.trial.head == self.baseline
+
+    def speedup(self, over: str) -> Interval | None:
+        """The speed-up over `plain` decoding or over the `baseline`, None where that was not measured beside it."""
+        key = f"speedup_vs_{over}"
         if key not in self.metrics:
             return None
         return Interval(
@@ -54,7 +58,9 @@ def score(
     results = []
     for trial in trials:
         if trial not in metrics:
-            results.append(TrialResult(trial=trial, error=errors.get(trial, "never measured")))
+            results.append(
+                TrialResult(trial=trial, baseline=config.baseline, error=errors.get(trial, "never measured"))
+            )
             continue
         own = dict(metrics[trial])
         if costs is not None:
@@ -62,7 +68,7 @@ def score(
         if trial.drafter is not None:
             requests = [r for b in blocks[trial] for r in b.requests]
             own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
-            plain, full = _plain(trial), _baseline(config, trial, trials)
+            plain, baseline = _plain(trial), _baseline(config, trial, trials)
             for name, interval in speedups(config, trial, blocks, errors).items():
                 own[f"speedup_vs_{name}"] = interval.value
                 if interval.low is not None and interval.high is not None:
@@ -72,9 +78,8 @@ def score(
                 own["theta"] = own["budget_kappa"] / own["speedup_vs_plain"]
             if config.temperature == 0 and plain in metrics:
                 own["output_mismatches"] = float(output_mismatches(blocks[trial], blocks[plain]))
-            own |= _head_tradeoff(trial, full, metrics, head_latency_s.get(trial.traffic, {}))
-        is_baseline = trial.head == config.baseline
-        results.append(TrialResult(trial=trial, metrics=own, is_baseline=is_baseline))
+            own |= _head_tradeoff(trial, baseline, metrics, head_latency_s.get(trial.traffic, {}))
+        results.append(TrialResult(trial=trial, metrics=own, baseline=config.baseline))
     return results
 
 
@@ -93,13 +98,13 @@ def _plain(trial: Trial) -> Trial:
 def speedups(
     config: SweepConfig, trial: Trial, blocks: Mapping[Trial, Sequence[BlockRecord]], errors: Mapping[Trial, str]
 ) -> dict[str, Interval]:
-    """The speed-ups of a drafted trial over `plain` and `full`, those that were measured beside it.
+    """The speed-ups of a drafted trial over `plain` decoding and the `baseline`, those that were measured beside it.
 
     In a closed loop the ratio of throughputs. In an open loop arrivals fix the throughput, and it is the ratio of the
     seconds from arrival to the last token, per output token.
     """
     found = {}
-    for name, baseline in (("plain", _plain(trial)), ("full", _baseline(config, trial, list(blocks)))):
+    for name, baseline in (("plain", _plain(trial)), ("baseline", _baseline(config, trial, list(blocks)))):
         if baseline is not None and baseline not in errors and blocks.get(baseline) and blocks.get(trial):
             passes = _paired_passes(blocks[trial], blocks[baseline], is_open=trial.traffic.is_open)
             if passes:
@@ -145,7 +150,7 @@ def _costs(
 
 def _head_tradeoff(
     trial: Trial,
-    full: Trial | None,
+    baseline: Trial | None,
     metrics: Mapping[Trial, Mapping[str, float]],
     latency_s: Mapping[str, float],
 ) -> dict[str, float]:
@@ -154,20 +159,20 @@ def _head_tradeoff(
     out: dict[str, float] = {}
     if trial.head in latency_s:
         out["head_latency_us"] = 1e6 * latency_s[trial.head]
-        if full is not None and full.head in latency_s:
-            out["nu"] = latency_s[trial.head] / latency_s[full.head]
-    if full is None or full not in metrics:
+        if baseline is not None and baseline.head in latency_s:
+            out["nu"] = latency_s[trial.head] / latency_s[baseline.head]
+    if baseline is None or baseline not in metrics:
         return out
-    base = metrics[full]
+    base = metrics[baseline]
     if "tau" in metrics[trial] and "tau" in base:
         out["rho"] = metrics[trial]["tau"] / base["tau"]
     # the engine's own clock where it has one; else the head timed alone, which is called once a draft step
-    alone_ms = 1e3 * latency_s[full.head] * trial.draft_steps if full.head in latency_s else None
+    alone_ms = 1e3 * latency_s[baseline.head] * trial.draft_steps if baseline.head in latency_s else None
     head_ms = base.get("step_head_ms", alone_ms)
     if head_ms is not None and "cycle_ms" in base:
         kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:
             out["kappa"] = kappa
             if {"rho", "nu"} <= set(out):
-                out["speedup_vs_full_predicted"] = predicted_speedup(out["rho"], out["nu"], kappa)
+                out["speedup_vs_baseline_predicted"] = predicted_speedup(out["rho"], out["nu"], kappa)
     return out

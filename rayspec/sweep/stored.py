@@ -127,10 +127,11 @@ def _names(drafters: str) -> list[str]:
 def _result(child: Run) -> TrialResult:
     trial = _trial(child)
     if child.info.status != "FINISHED":
-        return TrialResult(trial=trial, error=child.data.tags.get("error") or f"the run is {child.info.status}")
+        error = child.data.tags.get("error") or f"the run is {child.info.status}"
+        return TrialResult(trial=trial, baseline=child.data.params["sweep.baseline"], error=error)
     names = {key: metric_name(key) for key in child.data.metrics}
     metrics = {name: child.data.metrics[key] for key, name in names.items() if name is not None}
-    return TrialResult(trial=trial, metrics=metrics, is_baseline=trial.head == child.data.params["sweep.baseline"])
+    return TrialResult(trial=trial, metrics=metrics, baseline=child.data.params["sweep.baseline"])
 
 
 def _trial(child: Run) -> Trial:

@@ -149,7 +149,7 @@ def test_children_hold_the_metrics(finished: Sweep, name: str) -> None:
         wanted |= {"tau", "accepted_drafts", "verify_steps", "tau_request_mean", "accept_pos_1", "accept_pos_2"}
         wanted |= {f"speedup_vs_plain{ci}" for ci in ("", "_ci_low", "_ci_high")}
         wanted |= {"head_latency_us", "step_head_ms", "output_mismatches"}
-    of_one_body = {"rho", "kappa", "speedup_vs_full", "speedup_vs_full_ci_low", "speedup_vs_full_predicted"}
+    of_one_body = {"rho", "kappa", "speedup_vs_baseline", "speedup_vs_baseline_ci_low", "speedup_vs_baseline_predicted"}
     is_kin = name.startswith(("full", "slimspec"))
     assert wanted <= set(metrics)
     assert of_one_body & set(metrics) == (of_one_body if is_kin else set())

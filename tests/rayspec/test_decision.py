@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from rayspec.driver.publish import standing
 from rayspec.farm.load import Traffic
 from rayspec.report.decision import beats_one, choices, decision, enumeration, verdicts
+from rayspec.report.table import summary
 from rayspec.statistics import Interval
+from rayspec.sweep.metric_names import metric_name
 from rayspec.sweep.results import TrialResult
 
 ONE = Traffic(concurrency=1)
@@ -110,3 +113,18 @@ def test_loads_are_enumerated() -> None:
     assert enumeration(loads[:1]) == "1 stream"
     assert enumeration(loads[1:3]) == "4 and 8 streams"
     assert enumeration(loads) == "1, 4 and 8 streams and 2.5 and 5 requests/s"
+
+
+def test_the_baseline_is_named_whatever_it_is(results: Results) -> None:
+    made = [dataclasses.replace(r, baseline="slimspec-r64") for r in results]
+    text = summary(made) + "".join(standing(r) for r in made if r.metrics)
+    assert "baseline slimspec-r64" in text
+    assert "vs slimspec-r64 [95% CI]" in text
+    assert "relative to slimspec-r64's" in text
+    assert "the full head" not in text
+    assert "baseline full" not in text
+    assert {r.trial.head for r in made if r.is_baseline} == {"slimspec-r64"}
+
+
+def test_what_runs_called_the_full_head_is_read_as_their_baseline() -> None:
+    assert metric_name("speedup_vs_full_ci_low") == "speedup_vs_baseline_ci_low"

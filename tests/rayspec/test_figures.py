@@ -52,7 +52,7 @@ def test_figures_name_heads_steps_and_units(results: list[TrialResult], tmp_path
         assert text in speedup
     assert "tau (tokens per verify step)" in svg_text(tmp_path / "acceptance.svg")
     tradeoff = svg_text(tmp_path / "head_tradeoff.svg")
-    for text in ("break-even with the full head", "4 streams, 2 draft steps, κ = ", "1.1x", "0.9x"):
+    for text in ("break-even with full", "4 streams, 2 draft steps, κ = ", "1.1x", "0.9x"):
         assert text in tradeoff
     assert "output tokens/s of all streams" in svg_text(tmp_path / "pareto.svg")
     assert "predicted speed-up over full" in svg_text(tmp_path / "prediction.svg")

@@ -119,7 +119,7 @@ def test_parent_and_trials_say_what_came_of_them(stored: StoredSweep) -> None:
     assert "- 4 streams: speculation pays." in note
     run = stored.client.get_run(stored.run_ids[best.trial])
     assert re.fullmatch(
-        r"\d+\.\d tokens/s, tau \d\.\d\d, \S+x \[.*\] of plain decoding, \S+x \[.*\] of the full head\.",
+        r"\d+\.\d tokens/s, tau \d\.\d\d, \S+x \[.*\] of plain decoding, \S+x \[.*\] of the baseline full\.",
         run.data.tags["mlflow.note.content"],
     )
 

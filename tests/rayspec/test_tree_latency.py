@@ -96,7 +96,7 @@ def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult
     found = {r.trial.name: r for r in score(SweepConfig(), blocks, {}, {Traffic(concurrency=1): latency})}
     tree = found["slimspec-r64@8x32-s4-c1"].metrics
     assert tree["nu"] == pytest.approx(0.25)
-    assert "speedup_vs_full" in tree
+    assert "speedup_vs_baseline" in tree
     full = found["full@8x32-s4-c1"].metrics
     head_ms = 4 * 2.0
     assert full["kappa"] == pytest.approx(head_ms / (full["cycle_ms"] - head_ms))
