@@ -19,6 +19,7 @@ CHATML = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+TICK_S = 0.005  # an event loop's timers count from when it last looked at the clock, so that they end a little early
 REFUSES = "{{ raise_exception('no system message, please') }}"
 
 
@@ -105,8 +106,8 @@ def test_a_later_turn_holds_the_answer_to_the_one_before(traffic: Traffic) -> No
 def test_times_of_a_later_turn_start_when_the_answer_before_it_is_complete() -> None:
     engine = ScriptedEngine(seconds=0.05)
     _, (first, second) = asyncio.run(run_load(engine, load(conversation("a", "A1", "A2"))))
-    assert first.e2e_s >= 0.05
-    assert second.ttft_s < 0.05
+    assert first.e2e_s >= 0.05 - TICK_S
+    assert second.ttft_s < first.e2e_s
 
 
 def test_open_loop_does_not_wait_for_answers_and_follows_the_arrivals() -> None:
@@ -116,7 +117,7 @@ def test_open_loop_does_not_wait_for_answers_and_follows_the_arrivals() -> None:
     _, records = asyncio.run(run_load(engine, block))
     assert engine.most == 20  # all arrive before the first answer is complete
     waited = np.asarray(engine.asked_at) - start - np.asarray(block.arrivals_s())
-    assert waited.min() >= 0  # never early
+    assert waited.min() >= -TICK_S  # never early
     assert all(r.ttft_s >= w - 0.1 for r, w in zip(records, waited, strict=True))
 
 

@@ -210,7 +210,7 @@ def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[
             blocks[trial].append(BlockRecord(index=b, prompt_block=b, measured=measured))
     found = speedups(config(concurrency=[], request_rate=[1.0]), drafted, blocks, {})
     assert found["plain"].value == pytest.approx(2.0)
-    assert found["full"].value == pytest.approx(1.0)
+    assert found["baseline"].value == pytest.approx(1.0)
     closed = {replace(t, traffic=Traffic(concurrency=1)): b for t, b in blocks.items()}
     same = speedups(config(), replace(drafted, traffic=Traffic(concurrency=1)), closed, {})
     assert same["plain"].value == pytest.approx(1.0)  # equal tokens in equal walls
