@@ -249,7 +249,7 @@ def export(
         target.info(config.target_name, drafter.config.tap_layers),
         provenance,
         extras=report_files(report),
-        share_with=origin.base,
+        share_with=None if head.train_body else origin.base,
     )
     return folder
 

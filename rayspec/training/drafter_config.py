@@ -29,6 +29,7 @@ class NamedHead:
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
     shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
     shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
+    `train_body`: go on training the base's body and head instead of freezing them; the new drafter stores its own.
     `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
     `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
@@ -43,6 +44,7 @@ class NamedHead:
     drafter: dict[str, Any] = field(default_factory=lambda: {"kind": "eagle3"})
     tree: dict[str, Any] | None = None
     freeze_head: bool = False
+    train_body: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "heads[].name")
@@ -60,6 +62,11 @@ class NamedHead:
             raise ValueError(f"heads[{self.name}]: an independent drafter builds its tree as it drafts; leave tree out")
         if found == "specformer" and self.tree is not None:
             raise ValueError(f"heads[{self.name}]: a specformer drafter is served as a chain; leave tree out")
+        if self.train_body and self.base is None:
+            raise ValueError(
+                f"heads[{self.name}].train_body goes on training the body of a base, but there is none; name one in base, "
+                "or leave train_body out: without a base, body and head are trained anyway"
+            )
         try:
             self.asked()
         except ValueError as error:
@@ -83,7 +90,7 @@ class NamedHead:
         """What provenance names besides the head, every default written out; nothing for EAGLE-3 but its tree, if it
         has one. Raises ValueError for options that do not exist or do not fit."""
         tree = None if self.tree is None else parse_tree(self.tree, "tree")
-        frozen = {"freeze_head": True} if self.freeze_head else {}
+        frozen = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
         if self.drafter_kind == "eagle3":
             return frozen if tree is None else {"tree": entry_of(tree.kind, tree), **frozen}
         kind = drafter_class(self.drafter_kind).Config
@@ -140,11 +147,11 @@ class DrafterTrainConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"heads[].name must be unique, got {twice[0]!r} more than once")
-        frozen = [head.name for head in self.heads if head.base is not None]
+        frozen = [head.name for head in self.heads if head.base is not None and not head.train_body]
         if self.recipe.csra_weight and frozen:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but heads[{frozen[0]}].base "
-                "takes over a body and freezes it; leave base out to train body and head, or set recipe.csra_weight=0"
+                "takes over a body and freezes it; set train_body or leave base out to train it, or set recipe.csra_weight=0"
             )
         others = [head.name for head in self.heads if head.drafter_kind != "eagle3"]
         if self.recipe.csra_weight and others:

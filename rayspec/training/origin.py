@@ -63,10 +63,13 @@ def new_drafter(
     target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
 ) -> Drafter:
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
-    parameters are then frozen. Raises ValueError."""
-    if origin.base is not None:
-        return _drafter_on_base(target, head, recipe, answers, origin)
-    drafter = _drafter_from_target(target, head, recipe, answers, origin)
+    parameters are then frozen unless `train_body` is set. Raises ValueError."""
+    if origin.base is None:
+        drafter = _drafter_from_target(target, head, recipe, answers, origin)
+    else:
+        drafter = _drafter_on_base(target, head, recipe, answers, origin)
+        if head.train_body:
+            drafter.requires_grad_(True)
     if head.freeze_head:
         for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
             _freeze_rows(lm_head, head, target.head_VG.dtype)

@@ -103,6 +103,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         one(heads(f"name: a, base: {world.drafters}/medusa, {FULL}"), "heads[a].base", "medusa"),
         one(heads(f"name: a, artifacts: nowhere, {FULL}"), "nowhere"),
         one(heads(f"name: a, artifacts: {world.drafters}/full, {FULL}"), "calibration"),
+        one(heads("name: a, train_body: true, draft_head: {kind: full}"), "train_body", "base"),
         one(heads("name: a, freeze_head: true, draft_head: {kind: slimspec, rank: 8}"), "freeze_head"),
         *(one(heads(f"name: a, drafter: {{kind: {k}}}, {FULL}"), "drafter.kind") for k in ("meduza", "[medusa]", "3", "null")),
         *(one(medusa(options=f"positions: {n}"), "positions") for n in (0, -1, 1.5, "x", 10**9, "true")),

@@ -15,6 +15,7 @@ from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -109,6 +110,26 @@ def test_a_base_with_other_tensors_is_refused(family: Family, tiny_target: Froze
         make(family, tiny_target, "other", "routed", {"kind": "slimspec", "rank": 4})
     with pytest.raises(ValueError, match=r"heads\[other\].base is .nobody.: not under"):
         make(family, tiny_target, "other", "nobody", SPECVOCAB)
+
+
+def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> None:
+    """From the base's weights, not from the seed's; the new drafter stands alone."""
+    config, answers = family
+    out = Path(config.output_dir)
+    more = NamedHead(name="more", base="full", draft_head={"kind": "full"}, train_body=True, freeze_head=True)
+    start = new_drafter(tiny_target, more, config.recipe, answers, Origin(base=out / "full"))
+    full, _ = load_drafter(out / "full")
+    assert all(torch.equal(t, start.state_dict()[name]) for name, t in full.state_dict().items())
+    train_drafter(config, more, tiny_target, answers, answers)
+    trained, info = load_drafter(out / "more")
+    assert info.shares == ()
+    changed = {name for name, t in full.state_dict().items() if not torch.equal(t, trained.state_dict()[name])}
+    assert changed == {name for name, _ in full.named_parameters()} - {"lm_head.weight"}
+    losses = [json.loads((out / name / "training.json").read_text())["history"] for name in ("full", "more")]
+    assert losses[1][0]["loss"] < losses[0][0]["loss"]
+    assert is_exported(config, more, tiny_target.sha256)
+    with pytest.raises(ValueError, match="holds a drafter with train_body"):
+        is_exported(config, replace(more, train_body=False), tiny_target.sha256)
 
 
 def test_a_family_is_recognised(family: Family, tiny_target: FrozenTarget) -> None:

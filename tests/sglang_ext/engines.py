@@ -1,5 +1,6 @@
 """Real engines on the tests' models. An engine start costs half a minute, so a module shares one."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +23,26 @@ def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: An
     import sglang
 
     assert_plugin_active()
-    engine = sglang.Engine(
-        **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
-    )
+    with logging_as_it_was():
+        engine = sglang.Engine(
+            **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
+        )
     try:
         yield engine
     finally:
         engine.shutdown()
+
+
+@contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """An engine sets the root logger's level and handlers of the process that starts it, here that of later tests."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 def generate(engine: Any, prompts: list[Ids], new_tokens: int = NEW_TOKENS, **sampling: Any) -> list[dict[str, Any]]:
