@@ -3,16 +3,18 @@
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
+
+from sglang_ext.settings import build
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).parent / "configs"
@@ -36,38 +38,56 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
     level), a missing or wrongly typed value, a number that is not finite, and for whatever the dataclass itself refuses
     in `__post_init__`.
     """
-    layers: list[tuple[str, DictConfig]] = []
+    layers: dict[str, DictConfig] = {}
     if path is not None:
         file = _shipped_or(Path(path))
-        layers.append((str(file), _read_yaml(file)))
+        layers[str(file)] = _read_yaml(file)
     if overrides:
-        layers.append(("the command line", _parse_overrides(overrides)))
-    merged, source = OmegaConf.structured(schema), schema.__name__
+        layers["the command line"] = _parse_overrides(overrides)
     try:
-        for name, layer in layers:
-            source = name
-            _check_layer(schema, layer)
-            merged = OmegaConf.merge(merged, layer)
-        source = " + ".join(name for name, _ in layers) or schema.__name__
-        result = OmegaConf.to_object(merged)
-        _check_values(result)
-    except MissingMandatoryValue as error:
-        raise ValueError(f"{source}: {error.full_key} has no value; give it in the file or as a key=value") from error
+        return _build(schema, layers.values())
+    except ValueError as error:
+        # of the one that is refused by itself in the same words, else of what they say together
+        to_blame = [name for name, layer in layers.items() if _refusal(schema, layer) == str(error)]
+        source = to_blame[0] if to_blame else " + ".join(layers) or schema.__name__
+        raise ValueError(f"{source}: {error}") from error
+
+
+def _build(schema: type[T], layers: Iterable[DictConfig]) -> T:
+    try:
+        merged = OmegaConf.create(reduce(_overlaid, (OmegaConf.to_container(layer) for layer in layers), {}))
+        missing = sorted(OmegaConf.missing_keys(merged))
+        values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
-        raise ValueError(f"{source}: {where}{str(error.msg or error).splitlines()[0]}") from error
-    except TypeError as error:  # of a list for a mapping inside a setting of any type; it names none
-        clash = _clash(OmegaConf.to_container(merged), OmegaConf.to_container(layer), "")
-        raise ValueError(f"{source}: {clash or error}") from error
+        raise ValueError(f"{where}{str(error.msg or error).splitlines()[0]}") from error
+    if missing:  # OmegaConf's own sign, which is no value
+        raise ValueError(f"{missing[0]} has no value ('???'); give one, or leave it out")
+    assert isinstance(values, dict), "every layer is a mapping"
+    _check_values(values)
+    return build(schema, {str(key): value for key, value in values.items()})
+
+
+def _overlaid(under: Any, over: Any) -> Any:
+    """Mappings are merged, key by key; of everything else the later one holds."""
+    if not isinstance(under, dict) or not isinstance(over, dict):
+        return over
+    return under | {key: _overlaid(under.get(key), value) for key, value in over.items()}
+
+
+def _refusal(schema: type, layer: DictConfig) -> str | None:
+    try:
+        _build(schema, [layer])
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
-    assert isinstance(result, schema), "a structured config turns into its own dataclass"
-    return result
+        return str(error)
+    return None
 
 
 def to_yaml(config: object) -> str:
     """The resolved config as YAML, with every default written out; `load_config` reads it back."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    assert is_dataclass(config)
+    assert not isinstance(config, type)
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def flatten(config: object) -> dict[str, str]:
@@ -159,61 +179,3 @@ def _readable(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {where}{str(error.msg or error).splitlines()[0]}") from error
     except (YAMLError, ValueError, OSError, TypeError, AttributeError) as error:  # OSError: a number alone
         raise ValueError(f"{what}: {error}") from error
-
-
-def _check_layer(schema: type, layer: DictConfig) -> None:
-    """Raise ValueError for `???`, OmegaConf's own sign, which would quietly leave a value as it was, and as
-    `_check_forms`."""
-    missing = sorted(OmegaConf.missing_keys(layer))
-    if missing:
-        raise ValueError(f"{missing[0]} has no value ('???'); give one, or leave it out")
-    given = OmegaConf.to_container(layer)
-    assert isinstance(given, dict), "the callers refuse anything else"
-    _check_forms(schema, given, "")
-
-
-def _check_forms(schema: type, given: dict[Any, Any], path: str) -> None:
-    """Raise ValueError, naming the setting, for an unknown key, and for what OmegaConf refuses without its name or
-    takes in silence: a list for a mapping and the reverse, a list in a list of texts, a number for a yes or no."""
-    hints = get_type_hints(schema)
-    for key, value in given.items():
-        name = f"{path}{key}"
-        if key not in hints:
-            level = f" under {path[:-1]}" if path else ""
-            raise ValueError(f"unknown key {name!r}; known{level}: {', '.join(hints)}")
-        if value is not None:
-            _check_form(_without_none(hints[key]), value, name)
-
-
-def _check_form(kind: Any, value: Any, name: str) -> None:
-    if get_origin(kind) is list:
-        _require(isinstance(value, list), name, "a list, [a, b]", value)
-        for i, entry in enumerate(value):
-            _check_form(get_args(kind)[0], entry, f"{name}[{i}]")
-    elif get_origin(kind) is dict or is_dataclass(kind):
-        _require(isinstance(value, dict), name, "a mapping, {key: value}", value)
-        if get_origin(kind) is not dict:
-            _check_forms(kind, value, f"{name}.")
-    elif kind is bool:
-        _require(not isinstance(value, int | float) or value in (0, 1), name, "true or false", value)
-    else:
-        _require(not isinstance(value, list | dict), name, "a single value", value)
-
-
-def _clash(before: Any, given: Any, path: str) -> str | None:
-    """Which setting is a mapping and is given a list, or the other way round."""
-    if isinstance(before, dict) and isinstance(given, dict):
-        found = (_clash(before[key], given[key], f"{path}.{key}") for key in given if key in before)
-        return next((clash for clash in found if clash), None)
-    if isinstance(before, dict | list) and isinstance(given, dict | list) and type(before) is not type(given):
-        return f"{path[1:]} must be {'a mapping' if isinstance(before, dict) else 'a list'}, got {given!r}"
-    return None
-
-
-def _without_none(kind: Any) -> Any:
-    return next(k for k in get_args(kind) if k is not NoneType) if get_origin(kind) in (Union, UnionType) else kind
-
-
-def _require(is_valid: bool, name: str, allowed: str, value: object) -> None:
-    if not is_valid:
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")

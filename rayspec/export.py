@@ -16,10 +16,11 @@ from sglang_ext.drafters.stock import stock_matrix
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
+from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """`drafters`: shipped names or folders; each is written to output_dir/<its name>/."""
 
     drafters: list[str] = field(default_factory=list)

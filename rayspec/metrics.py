@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rayspec.names import safe_name
 from rayspec.records import BlockRecord, RequestRecord
+from sglang_ext.settings import Settings
 
 PERCENTILES = (50, 90, 99)
 TAU_CATEGORY = "tau_category/"  # before the name of a prompt category
@@ -27,7 +28,7 @@ T = TypeVar("T", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slo:
+class Slo(Settings):
     """A service-level objective: the limits that a request must keep; None is no limit. Milliseconds."""
 
     ttft_ms: float | None = None

@@ -16,10 +16,11 @@ from rayspec.shipped import drafter_label, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.sources import CorpusConfig
 from sglang_ext.folders import check_name
+from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedRule:
+class NamedRule(Settings):
     """One calibration to make: the rule {kind: ..., options} on the counts of a source, named as in `sources`."""
 
     name: str
@@ -42,7 +43,7 @@ class NamedRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayConfig:
+class RayConfig(Settings):
     """How the counting reaches Ray, and how finely a source is cut for it."""
 
     address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
@@ -54,7 +55,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
+class CalibrationConfig(Settings):
     """Every source is counted once; then every rule is applied to the counts of its source."""
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.vocabulary import Vocabulary
+from sglang_ext.settings import Settings
 
 MOST_SEED = 2**32 - 1  # NumPy's
 
@@ -28,7 +29,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
+class Rule(Settings, ABC):
     """`source_kinds`: what may be counted for it; `of_pairs`: whether it is made of pairs of neighbouring tokens."""
 
     kind: ClassVar[str]
@@ -44,7 +45,7 @@ class Rule(ABC):
         """What decides the result beside the counts and the rule's own options, as JSON values."""
         return {}
 
-    def check(self, vocabulary: Vocabulary) -> None:  # noqa: B027  # most rules fit every vocabulary
+    def check(self, vocabulary: Vocabulary) -> None:  # most rules fit every vocabulary
         """Raise ValueError, before anything is counted, for an option that does not fit the vocabulary."""
 
     @abstractmethod

@@ -22,6 +22,7 @@ from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.answers import AnswerSet, read_answers, read_index
 from rayspec.training.frozen_target import target_sha256
 from rayspec.training.sources import CorpusConfig
+from sglang_ext.settings import Settings
 
 if TYPE_CHECKING:
     import ray.data
@@ -48,7 +49,7 @@ class Context:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
+class Source(Settings, ABC):
     kind: ClassVar[str]
 
     @abstractmethod

@@ -10,6 +10,7 @@ from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.targets.catalogue import DEFAULT_TARGET
+from sglang_ext.settings import Settings
 
 MOST_SECONDS = 1e7  # four months; Ray cannot count many times that
 MOST_TOKENS = 10**9
@@ -23,7 +24,7 @@ def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """Options of every SGLang engine of the sweep; None leaves the choice to SGLang or to the platform."""
 
     dtype: str | None = None  # "float32", "bfloat16", ...
@@ -83,7 +84,7 @@ ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayConfig:
+class RayConfig(Settings):
     """How the sweep reaches Ray and what one engine's actor reserves there."""
 
     address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
@@ -102,7 +103,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopConfig:
+class StopConfig(Settings):
     """When to end the passes over the workload after the first `repeats`. Without `ci_width` there are no others."""
 
     ci_width: float | None = None  # end once every speed-up's interval is narrower: high - low as a share of the value
@@ -118,7 +119,7 @@ class StopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopConfig:
+class EarlyStopConfig(Settings):
     """Give up hopeless candidates by their speed-up over plain decoding, after `grace_passes` passes, then after each
     `reduction_factor` times as many."""
 
@@ -132,7 +133,7 @@ class EarlyStopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """Which candidates (drafter and draft steps) are measured, and how many side by side."""
 
     algorithm: str = "grid"  # every one; `random`: some, by seed; `optuna`: some, chosen by what was measured
@@ -158,7 +159,7 @@ ALGORITHMS = ("grid", "random", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig:
+class SweepConfig(Settings):
     """Trials: drafters x draft_steps x traffic (each concurrency and each request rate), and a trial without
     speculation under each traffic."""
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rayspec.training.answers import Answerer, Request
+from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerEnginesConfig:
+class AnswerEnginesConfig(Settings):
     """The plain engines that answer. None leaves the choice to SGLang or to the platform."""
 
     count: int = 1  # engines

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
+from sglang_ext.settings import Settings
 from sglang_ext.whole import whole_file, write_whole
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ TEMPLATE_TOKENS = 64  # more than the chat templates of the field put around a m
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersConfig:
+class AnswersConfig(Settings):
     """How many prompts of what length are answered, and how.
 
     `prompts`: `self`, which the target writes itself; a workload (`name`, `file.jsonl`, as in sweeps; not one that is

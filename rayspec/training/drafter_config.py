@@ -17,10 +17,11 @@ from rayspec.training.sources import CorpusConfig
 from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters import DRAFTERS, drafter_class
 from sglang_ext.folders import check_name
+from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHead:
+class NamedHead(Settings):
     """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
     drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...},
     {kind: independent, hidden_size: 64, num_layers: 2, ...}.
@@ -64,13 +65,13 @@ class NamedHead:
             raise ValueError(f"heads[{self.name}]: a specformer drafter is served as a chain; leave tree out")
         if self.train_body and self.base is None:
             raise ValueError(
-                f"heads[{self.name}].train_body goes on training the body of a base, but there is none; name one in base, "
-                "or leave train_body out: without a base, body and head are trained anyway"
+                f"heads[{self.name}].train_body goes on training the body of a base, but there is none; name one "
+                "in base, or leave train_body out: without a base, body and head are trained anyway"
             )
         try:
             self.asked()
         except ValueError as error:
-            raise ValueError(f"heads[{self.name}].{error}") from error
+            raise ValueError(f"heads[{self.name}]: {error}") from error
 
     @property
     def drafter_kind(self) -> str:
@@ -93,8 +94,7 @@ class NamedHead:
         frozen = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
         if self.drafter_kind == "eagle3":
             return frozen if tree is None else {"tree": entry_of(tree.kind, tree), **frozen}
-        kind = drafter_class(self.drafter_kind).Config
-        options = kind.from_options(self.drafter_options, dict.fromkeys(kind.of_target, 1)).options()
+        options = drafter_class(self.drafter_kind).Config.complete(self.drafter_options)
         if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
             raise ValueError(
                 "tree.kind slim needs all candidates before there is a path, but a hydra drafter reads the path; use "
@@ -108,7 +108,7 @@ class NamedHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings):
     """Held-out acceptance is measured every `every` steps on `sequences` answers, at the end on all of them."""
 
     draft_steps: int = 5
@@ -122,7 +122,7 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterTrainConfig:
+class DrafterTrainConfig(Settings):
     """Answers are made once; then every head of `heads` is trained on them with the same recipe."""
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
@@ -151,7 +151,8 @@ class DrafterTrainConfig:
         if self.recipe.csra_weight and frozen:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but heads[{frozen[0]}].base "
-                "takes over a body and freezes it; set train_body or leave base out to train it, or set recipe.csra_weight=0"
+                "takes over a body and freezes it; set train_body or leave base out to train it, or set "
+                "recipe.csra_weight=0"
             )
         others = [head.name for head in self.heads if head.drafter_kind != "eagle3"]
         if self.recipe.csra_weight and others:

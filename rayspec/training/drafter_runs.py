@@ -119,7 +119,7 @@ def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str)
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": {"kind": cls.kind, **options.options()},
         "recipe": config.recipe.to_dict(),
-        "tree": None,  # also where none is asked for
+        **dict.fromkeys(("tree", "freeze_head", "train_body")),  # also where they are not asked for
         **head.asked(),
         "trained_on.target_sha256": target_sha256,
     }

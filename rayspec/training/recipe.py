@@ -13,6 +13,7 @@ from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.heads.losses import DIVERGENCES, Objective
+from sglang_ext.settings import Settings
 
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
@@ -23,7 +24,7 @@ NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
     `divergence`: what the head's law is trained for, kl, tv (total variation) or lk (a mixture of both).

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from sglang_ext.settings import Settings
+
 STDLIB = "stdlib"
 STDLIB_TESTS = "stdlib-tests"  # half of the standard library's bytes; capped like a package
 SKIPPED_FOLDERS = {
@@ -35,7 +37,7 @@ MAX_LITERAL_LINES = 0.4  # share of lines that begin with a literal: data, not c
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+class CorpusConfig(Settings):
     """Which files are read, how much of each package is kept, and how large the held-out share is."""
 
     min_bytes: int = 1_000

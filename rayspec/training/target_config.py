@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from rayspec.home import home
 from rayspec.targets.catalogue import models_folder
 from rayspec.training.sources import CorpusConfig
+from sglang_ext.settings import Settings
 
 WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
 
@@ -24,7 +25,7 @@ def _check(is_valid: bool, setting: str, allowed: str, value: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetModelConfig:
+class TargetModelConfig(Settings):
     """Shape of the Llama. EAGLE-3 taps layers 2, L//2 and L-3, which are three different ones from 8 layers on."""
 
     vocab_size: int = 16384
@@ -72,7 +73,7 @@ class TargetModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetTrainConfig:
+class TargetTrainConfig(Settings):
     """One run: data, model, optimiser, schedule. The schedule counts tokens, so an interrupted run keeps it."""
 
     name: str

@@ -13,9 +13,9 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from rayspec.config import to_yaml
 from rayspec.training.target import TrainingState, build_model, held_out_loss
 from rayspec.training.target_checkpoint import load_checkpoint
 from rayspec.training.target_config import TargetTrainConfig
@@ -65,7 +65,7 @@ def export(config: TargetTrainConfig, state: TrainingState, data: TargetData | N
         }
         write_json(folder / "training.json", report)
         write_json(folder / "manifest.json", data.manifest)
-        (folder / RECIPE).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+        (folder / RECIPE).write_text(to_yaml(config))
         plot_loss(state.curve, folder / "loss.png")
         if (final / "README.md").exists():  # the model card is written by a person
             shutil.copy(final / "README.md", folder)

@@ -11,12 +11,13 @@ from torch import Tensor
 from rayspec.artifacts import BIGRAM, load_artifacts
 from rayspec.entries import parse
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.settings import Settings
 from sglang_ext.trees.slim import SlimOptions
 from sglang_ext.trees.static import read_paths
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticTreeConfig:
+class StaticTreeConfig(Settings):
     """A tree of one shape: from a JSON `file` of rank paths, or the `nodes` (with the root) that are expected to be
     accepted longest, by the accuracies of the `topk` best candidates of every position along `sequences` of the
     target's greedy answers."""
@@ -40,7 +41,7 @@ class StaticTreeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimTreeConfig:
+class SlimTreeConfig(Settings):
     """SLiM's tree (sglang_ext.trees.slim says what the options are). `bigram`: the calibration with the counted pairs,
     a shipped name or a folder; None only without correlation."""
 

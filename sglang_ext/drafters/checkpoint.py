@@ -36,6 +36,7 @@ from sglang_ext.drafters.stock import from_stock, stock_config, stock_matrix, st
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import save_tensors, written_whole
+from sglang_ext.heads.clustered import ClusteredHead
 from sglang_ext.trees import build_tree
 
 HEAD_PREFIX = "lm_head."
@@ -179,12 +180,18 @@ def load_drafter(
 
 
 def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Drafter:
-    """The drafter of a folder on the `meta` device, but for its tree, which has its tensors: all that counting needs.
-    Weights are not read. Raises ValueError as `check_files`."""
+    """The drafter of a folder on the `meta` device, but for its tree and the cluster maps of its heads: all that
+    counting needs. Weights are not read. Raises ValueError as `check_files`."""
     info = read_info(path)
     check_files(info)
     with torch.device("meta"):
         drafter = empty_drafter(info).to(dtype)
+    clustered = {name: head for name, head in drafter.named_modules() if isinstance(head, ClusteredHead)}
+    maps = _read_named(info, [f"{name}.cluster_of" for name in clustered])
+    with naming(info):
+        for name, head in clustered.items():
+            head.cluster_of = maps[f"{name}.cluster_of"]
+            head.index_clusters()
     if info.tree is not None:
         with naming(info), _open(_weights_file(info)) as handle:
             tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
@@ -192,6 +199,16 @@ def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Draf
             tree.check()
         drafter.draft_tree = tree
     return drafter
+
+
+def _read_named(info: CheckpointInfo, names: Iterable[str]) -> dict[str, Tensor]:
+    """Some of a checked drafter's tensors, wherever they lie."""
+    shared_in = {name: _shared_file(info, shares) for shares in info.shares for name in shares.tensors}
+    found = {}
+    for name in names:
+        with _open(shared_in.get(name) or _weights_file(info)) as handle:
+            found[name] = handle.get_tensor(name)
+    return found
 
 
 def check_loaded(drafter: Drafter, stop_ids: Iterable[int] = ()) -> None:

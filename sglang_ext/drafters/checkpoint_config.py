@@ -23,6 +23,7 @@ from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.json_text import check_mapping, parse_json
+from sglang_ext.settings import Settings, build
 from sglang_ext.trees import build_tree
 
 Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
@@ -33,7 +34,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTensors:
+class SharedTensors(Settings):
     """An entry of `rayspec.shares`: tensors that lie in another drafter's folder, the fingerprint of its weights."""
 
     drafter: str  # path relative to the folder that shares
@@ -42,14 +43,7 @@ class SharedTensors:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any], path: str) -> Self:
-        if set(check_mapping(entry, f"{path}: rayspec.shares[]")) != set(cls.__dataclass_fields__):
-            raise ValueError(
-                f"{path}: an entry of rayspec.shares needs {sorted(cls.__dataclass_fields__)}, got {sorted(entry)}"
-            )
-        tensors, texts = entry["tensors"], (entry["drafter"], entry["sha256"])
-        if not isinstance(tensors, list) or not all(isinstance(text, str) for text in (*tensors, *texts)):
-            raise ValueError(f"{path}: an entry of rayspec.shares must hold text, and a list of names, got {entry}")
-        return cls(**{**entry, "tensors": tuple(tensors)})
+        return build(cls, check_mapping(entry, f"{path}: rayspec.shares[]"), f"{path}: rayspec.shares[]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from sglang_ext.drafters.options import check_sizes
 from sglang_ext.heads import DraftHead
+from sglang_ext.settings import check_type
 from sglang_ext.trees import CandidateTree, PruningTree
-from sglang_ext.values import check_type
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from sglang_ext.drafters.attention import Attention
 from sglang_ext.drafters.eagle3 import RMSNorm, SwiGLU
 from sglang_ext.drafters.options import DrafterOptions, check_sizes
 from sglang_ext.heads import DraftHead
+from sglang_ext.settings import check_type
 from sglang_ext.trees import CandidateTree
-from sglang_ext.values import check_type
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from sglang_ext.values import check_type
+from sglang_ext.settings import Settings, build, check_type
 
 MOST = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
 MOST_OTHERS = 2**24
@@ -22,7 +22,7 @@ def check_sizes(config: Any, prefix: str = "") -> None:
                 raise ValueError(f"{prefix}{f.name} must be {allowed}, got {value}")
 
 
-class DrafterOptions:
+class DrafterOptions(Settings):
     """Base of the configs (frozen dataclasses) of kinds with options of their own: all fields but those `of_target`."""
 
     of_target: ClassVar[tuple[str, ...]]
@@ -30,12 +30,14 @@ class DrafterOptions:
     @classmethod
     def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
         """From a `drafter` entry without its kind, and the target's sizes. Raises ValueError for unknown options."""
-        own = {f.name: f.type for f in fields(cls) if f.name not in cls.of_target}  # type: ignore[arg-type]
-        for name, value in options.items():
-            if name not in own:
-                raise ValueError(f"drafter has no option {name!r}; its options: {', '.join(own)}")
-            check_type(f"drafter.{name}", value, own[name])
-        return cls(**options, **sizes)
+        return build(cls, options, "drafter", given=sizes)
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A `drafter` entry without its kind, every default written out, whatever the target. Raises ValueError."""
+        types = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
+        sizes = {name: 1 if types[name] in (int, float) else (1,) for name in cls.of_target}
+        return cls.from_options(options, sizes).options()
 
     def options(self) -> dict[str, Any]:
         """The `drafter` entry without its kind; inverse of `from_options`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from sglang_ext.values import check_type
+from sglang_ext.settings import Settings, build
 
 
 def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
@@ -19,7 +19,7 @@ def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetInfo:
+class TargetInfo(Settings):
     """The target as a drafter sees it; `tap_layers` are the layers whose input is tapped."""
 
     name: str
@@ -31,20 +31,9 @@ class TargetInfo:
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         """From the checkpoint's `rayspec.target`. Raises ValueError for a missing or unknown field."""
-        known = set(cls.__dataclass_fields__)
         if not isinstance(entry, Mapping):
             raise ValueError(f"rayspec.target must be a JSON object, got {entry!r}")
-        if set(entry) != known:
-            missing, unknown = sorted(known - set(entry)), sorted(set(entry) - known)
-            raise ValueError(f"rayspec.target: missing {missing}, unknown {unknown}; expected {sorted(known)}")
-        taps = entry["tap_layers"]
-        for name in ("name", "tokenizer_sha256"):
-            check_type(f"rayspec.target.{name}", entry[name], str)
-        for name in ("hidden_size", "vocab_size"):
-            check_type(f"rayspec.target.{name}", entry[name], int)
-        if not isinstance(taps, list) or not all(type(tap) is int for tap in taps):
-            raise ValueError(f"rayspec.target.tap_layers must be a list of layers, got {taps!r}")
-        return cls(**{**entry, "tap_layers": tuple(taps)})
+        return build(cls, entry, "rayspec.target")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "tap_layers": list(self.tap_layers)}

@@ -46,7 +46,7 @@ def head_config(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -
         raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(spec)}")
     kind = options.pop("kind")
     cls = head_class(kind)
-    return cls, cls.Config.from_dict(kind, options, hidden_size=hidden_size, vocab_size=vocab_size)
+    return cls, cls.Config.from_dict(options, hidden_size=hidden_size, vocab_size=vocab_size)
 
 
 def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> DraftHead:

@@ -5,12 +5,10 @@ T = rows (tokens), H = drafter hidden size, V = target vocabulary, S = the head'
 A head is a plain torch module without any SGLang import: the trainer and the SGLang adapter run the same code.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from types import UnionType
-from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +28,11 @@ from rayspec_kernels.quantized_linear import quantized_linear
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
 from sglang_ext.heads.losses import KL, Objective
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
+from sglang_ext.settings import Settings, build
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConfig:
+class HeadConfig(Settings):
     """Shapes that every head knows; they come from the drafter's config, not from `draft_head`.
 
     `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
@@ -66,26 +65,13 @@ class HeadConfig:
         return False
 
     @classmethod
-    def from_dict(cls, kind: str, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
+    def from_dict(cls, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
         """Build from the `draft_head` entry of a checkpoint or a training config (without its `kind`).
 
         Raises ValueError for an option that this kind does not have, that it needs and was not given, or that has the
         wrong type or size.
         """
-        own = {f.name: f for f in fields(cls) if f.name not in ("hidden_size", "vocab_size")}
-        unknown = sorted(set(options) - set(own))
-        if unknown:
-            known = ", ".join(own) or "none"
-            raise ValueError(f"draft_head of kind '{kind}' has no option {unknown[0]!r}; its options: {known}")
-        required = [name for name, f in own.items() if f.default is MISSING and f.default_factory is MISSING]
-        missing = [name for name in required if name not in options]
-        if missing:
-            raise ValueError(f"draft_head of kind '{kind}' needs the options {', '.join(missing)}, got {dict(options)}")
-        for name, value in options.items():
-            if not _is_a(value, own[name].type):
-                wanted = getattr(own[name].type, "__name__", own[name].type)
-                raise ValueError(f"draft_head.{name} must be of type {wanted}, got {value!r}")
-        return cls(hidden_size=hidden_size, vocab_size=vocab_size, **options)
+        return build(cls, options, "draft_head", given={"hidden_size": hidden_size, "vocab_size": vocab_size})
 
     def options(self) -> dict[str, Any]:
         """The entries that `draft_head` stores beside `kind`, as JSON has them; inverse of `from_dict`."""
@@ -95,19 +81,6 @@ class HeadConfig:
         left_out |= {f.name for f in fields(self) if f.name in self.added and getattr(self, f.name) == f.default}
         own = {k: v for k, v in asdict(self).items() if k not in left_out}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether a value out of JSON or YAML has the type of a config's field."""
-    if isinstance(kind, UnionType):
-        return any(_is_a(value, one) for one in get_args(kind))
-    if get_origin(kind) is tuple:
-        return isinstance(value, list | tuple) and all(_is_a(entry, get_args(kind)[0]) for entry in value)
-    if isinstance(value, bool):  # which is an int in Python
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, get_origin(kind) or kind)
 
 
 class Candidates(NamedTuple):

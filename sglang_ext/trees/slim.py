@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -24,15 +24,15 @@ from torch import Tensor
 
 from rayspec_kernels.slim_posterior import slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
+from sglang_ext.settings import Settings, build
 from sglang_ext.trees.base import Draft, Embed, HiddenDrafter, Pick, Proposer, PruningTree, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
-from sglang_ext.values import check_type
 
 UNSEEN = ("zero", "one", "smoothed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimOptions:
+class SlimOptions(Settings):
     """`hypotheses`: K. `correlation`: false takes r = 1. `unseen`: r of a pair that was not counted: zero (the formula;
     such a path is never verified), one, or smoothed, which adds `smoothing` to the count of every pair. `strength`:
     exponent of r, 1 in the paper.
@@ -86,13 +86,7 @@ class SlimTree(PruningTree):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
-        known = {f.name: f.type for f in fields(SlimOptions)}
-        for name, value in options.items():
-            if name not in known:
-                raise ValueError(f"draft_tree of kind 'slim' has no option {name!r}; its options: {', '.join(known)}")
-            wanted = {"int": int, "bool": bool, "str": str, "float": float}[str(known[name])]
-            check_type(f"draft_tree.{name}", value, wanted)
-        return cls(SlimOptions(**options), vocab_size)
+        return cls(build(SlimOptions, options, "draft_tree"), vocab_size)
 
     @classmethod
     def with_counts(cls, settings: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:

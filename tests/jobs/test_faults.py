@@ -16,6 +16,7 @@ from sweeps import SETTINGS, Sweep, assert_complete_and_once, title_of
 
 from rayspec.farm.processes import has_ended
 
+pytestmark = pytest.mark.slow
 PROMPTS, PASSES = 6, 4
 OWN = [*SETTINGS, f"workload={HELD_OUT}:{PROMPTS}", f"repeats={PASSES}", "name=faults"]
 

@@ -222,7 +222,7 @@ RULE = "calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 4}}]"
         ([RULE, "outputdir=x"], "unknown key 'outputdir'"),
         (
             [RULE, "sources.raw.kind=raw", "sources.raw.dokuments=x"],
-            r"sources.raw of kind 'raw' has no option 'dokuments'",
+            r"unknown key 'sources.raw.dokuments'",
         ),
         ([RULE, "sources.raw.kind=rawr"], r"sources.raw.kind must be one of raw, target, draft, got 'rawr'"),
         ([RULE, "ray.blocks=0"], "ray.blocks must be at least 1"),

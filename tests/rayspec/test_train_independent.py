@@ -251,8 +251,8 @@ def test_another_head_on_a_trained_base(trained: Path, tiny_target: FrozenTarget
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"heads\[x\]\.drafter has no option 'layers'"),
-    "type": ({"drafter": {"kind": "independent", "num_layers": 2.5}}, "num_layers must be of type int, got 2.5"),
+    "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"heads\[x\]: unknown key 'drafter.layers'"),
+    "type": ({"drafter": {"kind": "independent", "num_layers": 2.5}}, "num_layers must be a whole number, got 2.5"),
     "size": ({"drafter": {"kind": "independent", "num_layers": 0}}, r"drafter.num_layers must be in 1\.\.\d+, got 0"),
     "tree": ({"drafter": {"kind": "independent"}, "tree": {"kind": "static"}}, "leave tree out"),
 }

@@ -280,10 +280,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
     "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
-    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]\.drafter has no option 'heads'"),
+    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]: unknown key 'drafter.heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, r"drafter.positions must be in 1\.\.\d+, got 0"),
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),
-    "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "has no option 'node'"),
+    "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "unknown key 'tree.node'"),
     "tree_nodes": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "nodes": 1}}, "nodes must be at least 2"),
     "eagle_tree": ({"tree": {"kind": "static"}}, "an EAGLE-3 drafter has no options and builds its tree"),
     "specformer_tree": (

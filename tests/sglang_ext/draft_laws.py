@@ -12,15 +12,18 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from laws import pooled, sum_of_draws
+from laws import LEAST, pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
 from rayspec.training.ttt import carried, unroll
+from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
@@ -55,6 +58,18 @@ def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, reques
             np.array([answer["meta_info"]["spec_num_correct_drafts"] for answer in mine]),
         )
     return runs
+
+
+def check_drafts(engine: Any, toy: Toy, folder: Path, filters: Mapping[str, Any], *, requests: int) -> None:
+    """That the engine draws this drafter's drafts from its head's law, warm, cold and filtered, and that drafts of
+    another temperature would be seen."""
+    settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": filters}
+    swap_drafter(engine, str(folder))
+    drafter, _ = load_drafter(folder)
+    runs = run_rounds(engine, settings, requests=requests)
+    for name, run in runs.items():
+        assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
+    assert draft_p_value(toy, drafter, runs["warm"], settings["warm"], drafted_at=0.5) < 1e-6
 
 
 def draft_p_value(

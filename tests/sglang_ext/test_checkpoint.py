@@ -120,11 +120,14 @@ def test_other_floating_point_numbers_are_converted(tmp_path: Path, dtype: torch
 
 CONFIG_FAULTS = {
     "kind": (lambda c: c["draft_head"].update(kind="slimspek"), "unknown draft_head.kind 'slimspek'; known: full"),
-    "option": (lambda c: c["draft_head"].update(ranks=3), "has no option 'ranks'"),
+    "option": (lambda c: c["draft_head"].update(ranks=3), "unknown key 'draft_head.ranks'"),
     "rank": (lambda c: c["draft_head"].update(rank=4), "lm_head.down has shape"),
     "architecture": (lambda c: c.update(architectures=["Other"]), r"architectures must be one of .*RaySpecEagle3"),
     "version": (lambda c: c["rayspec"].update(format_version=99), "format_version is 99, this release reads 1"),
-    "target": (lambda c: c["rayspec"]["target"].pop("tokenizer_sha256"), r"missing \['tokenizer_sha256'\]"),
+    "target": (
+        lambda c: c["rayspec"]["target"].pop("tokenizer_sha256"),
+        "target.tokenizer_sha256 has no value",
+    ),
     "layers": (lambda c: c.update(num_hidden_layers=2), "num_hidden_layers must be 1"),
     "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
     "size": (lambda c: c.pop("intermediate_size"), "config.json has no 'intermediate_size'"),

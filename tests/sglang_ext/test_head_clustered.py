@@ -399,16 +399,16 @@ BAD_OPTIONS = {
     ),
     "top_zero": ({**CORAL, "top": 0}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 0"),
     "top_above": ({**CORAL, "top": 6}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 6"),
-    "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be of type bool, got 'yes'"),
-    "union_number": ({**CORAL, "union": 1}, r"draft_head\.union must be of type bool, got 1"),
+    "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be true or false, got 'yes'"),
+    "union_number": ({**CORAL, "union": 1}, r"draft_head\.union must be true or false, got 1"),
     "first_zero": ({**DYNASPEC, "first": 0}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 0"),
     "first_above": ({**DYNASPEC, "first": 12}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 12"),
     "later_zero": ({**DYNASPEC, "later": 0}, r"draft_head\.later must be in 1\.\.11 \(clusters\), got 0"),
     "rule": ({**DYNASPEC, "rule": "ceil"}, r"draft_head\.rule must be one of fixed, rounded, floor, got 'ceil'"),
-    "rule_list": ({**DYNASPEC, "rule": ["fixed"]}, r"draft_head\.rule must be of type str, got \['fixed'\]"),
+    "rule_list": ({**DYNASPEC, "rule": ["fixed"]}, r"draft_head\.rule must be text, got \['fixed'\]"),
     "labels": ({**DYNASPEC, "label_tokens": 0}, r"draft_head\.label_tokens must be in 1\.\.53 \(the voc.*\), got 0"),
     "width": ({**DYNASPEC, "router_width": 0}, r"draft_head\.router_width must be at least 1, got 0"),
-    "none": ({**DYNASPEC, "first": None}, r"draft_head\.first must be of type int, got None"),
+    "none": ({**DYNASPEC, "first": None}, r"draft_head\.first must be a whole number, got None"),
 }
 
 

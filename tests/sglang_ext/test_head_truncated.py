@@ -152,8 +152,8 @@ BAD_OPTIONS = {
     "step_above_size": ({"size": 9, "step_sizes": [9, 10]}, r"step_sizes must be a list of sizes in 1\.\.9 \(size\)"),
     "step_zero": ({"size": 9, "step_sizes": [9, 0]}, r"got \[9, 0\]"),
     "no_steps": ({"size": 9, "step_sizes": []}, r"got \[\]"),
-    "number": ({"size": 9, "step_sizes": 9}, r"step_sizes must be of type tuple\[int, \.\.\.\] \| None, got 9"),
-    "fractions": ({"size": 9, "step_sizes": [4.5]}, r"step_sizes must be of type .*, got \[4\.5\]"),
+    "number": ({"size": 9, "step_sizes": 9}, r"step_sizes must be a list, \[a, b\], got 9"),
+    "fractions": ({"size": 9, "step_sizes": [4.5]}, r"step_sizes\[0\] must be a whole number, got 4\.5"),
 }
 
 

@@ -353,14 +353,17 @@ BAD_SPECS = {
     "unknown_kind": ({"kind": "slimspek"}, r"unknown draft_head\.kind 'slimspek'; known: full, slimspec, truncated"),
     "list_kind": ({"kind": ["full"]}, r"unknown draft_head\.kind \['full'\]"),
     "no_kind": ({"rank": 4}, r"draft_head needs a 'kind' \(one of full, .*, got \{'rank': 4\}"),
-    "superfluous": ({"kind": "full", "rank": 4}, "of kind 'full' has no option 'rank'; its options: "),
-    "missing": ({"kind": "dynaspec", "clusters": 3}, "needs the options first, later, router_width, got {'clusters'"),
-    "string": ({"kind": "slimspec", "rank": "4"}, r"draft_head\.rank must be of type int, got '4'"),
-    "fraction": ({"kind": "slimspec", "rank": 4.0}, r"draft_head\.rank must be of type int, got 4\.0"),
-    "truth": ({"kind": "slimspec", "rank": True}, r"draft_head\.rank must be of type int, got True"),
-    "none": ({"kind": "slimspec", "rank": None}, r"draft_head\.rank must be of type int, got None"),
-    "list": ({"kind": "slimspec", "rank": [4]}, r"draft_head\.rank must be of type int, got \[4\]"),
-    "hidden_size": ({"kind": "full", "hidden_size": 3}, "has no option 'hidden_size'"),
+    "superfluous": (
+        {"kind": "full", "rank": 4},
+        r"unknown key 'draft_head\.rank'; known under draft_head: ",
+    ),
+    "missing": ({"kind": "dynaspec", "clusters": 3}, r"draft_head\.first has no value"),
+    "string": ({"kind": "slimspec", "rank": "4"}, r"draft_head\.rank must be a whole number, got '4'"),
+    "fraction": ({"kind": "slimspec", "rank": 4.0}, r"draft_head\.rank must be a whole number, got 4\.0"),
+    "truth": ({"kind": "slimspec", "rank": True}, r"draft_head\.rank must be a whole number, got True"),
+    "none": ({"kind": "slimspec", "rank": None}, r"draft_head\.rank must be a whole number, got None"),
+    "list": ({"kind": "slimspec", "rank": [4]}, r"draft_head\.rank must be a whole number, got \[4\]"),
+    "hidden_size": ({"kind": "full", "hidden_size": 3}, "unknown key 'draft_head.hidden_size'"),
 }
 
 

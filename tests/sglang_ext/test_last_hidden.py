@@ -257,9 +257,9 @@ def test_round_trip(tmp_path: Path, kind: str, spec: str, shared_head: bool) -> 
 CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "positions": (lambda c: c["drafter"].update(positions=4), r"missing lm_head\.3\.weight"),
     "none": (lambda c: c["drafter"].update(positions=0), r"drafter.positions must be in 1\.\.\d+, got 0"),
-    "type": (lambda c: c["drafter"].update(positions="3"), "drafter.positions must be of type int"),
-    "bool": (lambda c: c["drafter"].update(shared_head=1), "drafter.shared_head must be of type bool"),
-    "option": (lambda c: c["drafter"].update(layers=2), "drafter has no option 'layers'; its options: positions"),
+    "type": (lambda c: c["drafter"].update(positions="3"), "drafter.positions must be a whole number"),
+    "bool": (lambda c: c["drafter"].update(shared_head=1), "drafter.shared_head must be true or false"),
+    "option": (lambda c: c["drafter"].update(layers=2), "unknown key 'drafter.layers'; known under drafter: positions"),
     "absent": (lambda c: c.pop("drafter"), "config.json has no 'drafter'"),
     "shared": (lambda c: c["drafter"].update(shared_head=True), r"missing lm_head\.weight"),
     "other": (lambda c: c.update(architectures=["RaySpecHydra"]), r"missing residuals\.0\.weight"),

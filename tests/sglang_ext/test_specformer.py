@@ -158,8 +158,8 @@ def test_round_trip(changes: dict[str, Any], tmp_path: Path) -> None:
 CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "slots": (lambda c: c["drafter"].update(positions=4), r"position_code has shape \[5, 24\], expected \[4, 24\]"),
     "ablation": (lambda c: c["drafter"].update(position_projection=False), r"unknown position_proj\.weight"),
-    "option": (lambda c: c["drafter"].update(bidirectional=True), "drafter has no option 'bidirectional'"),
-    "type": (lambda c: c["drafter"].update(causal=1), "drafter.causal must be of type bool, got 1"),
+    "option": (lambda c: c["drafter"].update(bidirectional=True), "unknown key 'drafter.bidirectional'"),
+    "type": (lambda c: c["drafter"].update(causal=1), "drafter.causal must be true or false, got 1"),
     "taps": (lambda c: c["rayspec"]["target"].update(tap_layers=[0, 2, 5, 6]), "must be all but the last minus one"),
     "one_tap": (lambda c: c["rayspec"]["target"].update(tap_layers=[6]), "must be at least two layers"),
     "number": (lambda c: c.update(num_aux_hidden_states=3), "num_aux_hidden_states 3"),

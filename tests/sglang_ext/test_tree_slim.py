@@ -165,9 +165,9 @@ def test_round_trip(counted: bool, tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "pairs": (lambda t: t.update(pairs=3), r"draft_tree\.bigram_ids has shape"),
     "hypotheses": (lambda t: t.update(hypotheses=0), "draft_tree.hypotheses must be at least 1"),
-    "type": (lambda t: t.update(hypotheses=2.5), "draft_tree.hypotheses must be of type int"),
+    "type": (lambda t: t.update(hypotheses=2.5), "draft_tree.hypotheses must be a whole number"),
     "unseen": (lambda t: t.update(unseen="two"), "draft_tree.unseen must be one of zero, one, smoothed"),
-    "option": (lambda t: t.update(k=3), "draft_tree of kind 'slim' has no option 'k'"),
+    "option": (lambda t: t.update(k=3), "unknown key 'draft_tree.k'"),
     "uncounted": (lambda t: t.update(pairs=0), "draft_tree.correlation needs counted pairs"),
 }
 

@@ -1,0 +1,116 @@
+"""Dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+# by the beginning of pydantic's name of an error
+ALLOWED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list, [a, b]",
+    "tuple": "a list, [a, b]",
+    "dict": "a mapping, {key: value}",
+    "dataclass": "a mapping, {key: value}",
+}
+
+
+class Settings:
+    """Base of the dataclasses that `build` makes; built in Python, they are dataclasses like any other."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str = "", *, given: Mapping[str, Any] | None = None) -> T:
+    """The dataclass `cls` of `values`, nested dataclasses included. Nothing is converted but a whole number where a
+    number is asked for, and a number where text is.
+
+    Args:
+        path: where the values stand, for messages.
+        given: fields that are known from elsewhere, which `values` cannot set.
+
+    Raises ValueError, naming the setting, for an unknown key, a missing value, a value of another type, a number
+    that is not finite, and for whatever the dataclasses themselves refuse.
+    """
+    given = given or {}
+    taken = sorted(set(values) & set(given))
+    if taken:
+        raise ValueError(_unknown_key(cls, (taken[0],), path, given))
+    try:
+        text = json.dumps({**values, **given})
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{path or cls.__name__} holds what is no setting ({error})") from error
+    try:
+        return _adapter(cls).validate_json(text, strict=True)  # type: ignore[arg-type]
+    except ValidationError as error:
+        found = error.errors()
+        # a mistyped key is also a missing value; its name says more
+        first = next((e for e in found if e["type"] == "unexpected_keyword_argument"), found[0])
+        if first["type"] == "string_type" and type(first["input"]) in (int, float):
+            return build(cls, _with(values, first["loc"], str(first["input"])), path, given=given)
+        raise ValueError(_message(cls, first, path, given)) from error
+
+
+def check_type(name: str, value: Any, wanted: Any) -> None:
+    """Raise ValueError for a single value that is not of a type (int, float, bool, str), as `build` does."""
+    try:
+        TypeAdapter(wanted, config=Settings.__pydantic_config__).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{name} must be {_allowed(error.errors()[0])}, got {value!r}") from error
+
+
+def _allowed(error: ErrorDetails) -> str:
+    return ALLOWED.get(error["type"].split("_")[0], error["msg"])
+
+
+@cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _with(values: Any, place: Sequence[int | str], value: str) -> Any:
+    """A copy with another value at a place. The last steps of a place may name a type and not an entry."""
+    if not place or not isinstance(values, dict | list):
+        return value
+    changed: Any = values.copy()
+    changed[place[0]] = _with(changed[place[0]], place[1:], value)
+    return changed
+
+
+def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]) -> str:
+    if error["type"] == "unexpected_keyword_argument":
+        return _unknown_key(cls, error["loc"], path, given)
+    if error["type"] == "value_error":  # of a dataclass, which may not know where it stands
+        said = str(error["ctx"]["error"])
+        return said if said.startswith(path) else f"{path}.{said}"
+    where, _ = _found(cls, error["loc"], path)
+    if error["type"] == "missing":
+        return f"{where} has no value; it needs one"
+    return f"{where} must be {_allowed(error)}, got {error['input']!r}"
+
+
+def _unknown_key(cls: type, place: Sequence[int | str], path: str, given: Mapping[str, Any]) -> str:
+    level, owner = _found(cls, place[:-1], path)
+    known = ", ".join(f.name for f in fields(owner) if f.name not in given) or "none"
+    where = f"{level}.{place[-1]}" if level else str(place[-1])
+    return f"unknown key {where!r}; known{f' under {level}' if level else ''}: {known}"
+
+
+def _found(kind: Any, place: Sequence[int | str], path: str) -> tuple[str, Any]:
+    """The path of a place as people write it, and the type there; steps that name a type are left out."""
+    for step in place:
+        kind = next((k for k in get_args(kind) if is_dataclass(k)), kind)  # of `A | None`
+        if isinstance(step, int):
+            path, kind = f"{path}[{step}]", get_args(kind)[0] if get_args(kind) else kind
+        elif is_dataclass(kind) and isinstance(kind, type):
+            path, kind = f"{path}.{step}" if path else step, get_type_hints(kind).get(step, Any)
+    return path, next((k for k in get_args(kind) if is_dataclass(k)), kind)
