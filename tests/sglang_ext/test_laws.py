@@ -121,9 +121,8 @@ def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> 
     settings = {"alone": {"temperature": temperature}}
     report = check_laws(engine, toy, settings, requests=requests, new_tokens=LONG)["alone"]
     assert report.num_pairs >= pairs
-    assert (
-        fit(report.samples, lambda logits: filtered(logits, temperature=OTHER_TEMPERATURE * temperature)).p_value < 1e-6
-    )
+    other = OTHER_TEMPERATURE * temperature
+    assert fit(report.samples, lambda logits: filtered(logits, temperature=other)).p_value < 1e-6
 
 
 @sampled_chain

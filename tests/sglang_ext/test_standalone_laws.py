@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_laws import PROMPT
+from draft_laws import PROMPT, check_drafts
 from engines import running_engine
 from independent_cases import save_with_heads, trained_drafter
 from last_hidden_cases import as_answers
