@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from rayspec.artifacts import BIGRAM, load_artifacts
 from rayspec.entries import parse
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.settings import Settings
-from sglang_ext.trees.slim import SlimOptions
+from sglang_ext.trees.slim import SlimOptions, SlimScore
 from sglang_ext.trees.static import read_paths
 
 
@@ -41,27 +41,21 @@ class StaticTreeConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimTreeConfig(Settings):
-    """SLiM's tree (sglang_ext.trees.slim says what the options are). `bigram`: the calibration with the counted pairs,
-    a shipped name or a folder; None only without correlation."""
+class SlimTreeConfig(SlimScore):
+    """SLiM's tree. `bigram`: the calibration with the counted pairs, a shipped name or a folder; None only without
+    correlation."""
 
     kind: ClassVar[str] = "slim"
 
     bigram: str | None = None
-    hypotheses: int = 20
-    correlation: bool = True
-    unseen: str = "one"
-    smoothing: float = 0.01
-    strength: float = 1.0
-    length_bonus: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.correlation != (self.bigram is not None):
             raise ValueError(
                 f"correlation is {self.correlation} and bigram {self.bigram}; name the calibration of the pairs, or "
                 "set correlation: false and leave bigram out"
             )
-        self.options(pairs=int(self.correlation))
 
     def check_files(self) -> None:
         """Raise ValueError for a calibration that is not there or holds no pairs."""
@@ -69,16 +63,8 @@ class SlimTreeConfig(Settings):
             read_bigram(self.bigram)
 
     def options(self, pairs: int) -> SlimOptions:
-        """Raises ValueError for a value that does not fit."""
-        return SlimOptions(
-            hypotheses=self.hypotheses,
-            correlation=self.correlation,
-            unseen=self.unseen,
-            smoothing=self.smoothing,
-            strength=self.strength,
-            length_bonus=self.length_bonus,
-            pairs=pairs,
-        )
+        """What the tree of so many counted pairs stores."""
+        return SlimOptions(**{f.name: getattr(self, f.name) for f in fields(SlimScore)}, pairs=pairs)
 
 
 def read_bigram(calibration: str, target: TargetInfo | None = None) -> tuple[Tensor, Tensor, Tensor]:

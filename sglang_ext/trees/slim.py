@@ -32,11 +32,10 @@ UNSEEN = ("zero", "one", "smoothed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimOptions(Settings):
+class SlimScore(Settings):
     """`hypotheses`: K. `correlation`: false takes r = 1. `unseen`: r of a pair that was not counted: zero (the formula;
     such a path is never verified), one, or smoothed, which adds `smoothing` to the count of every pair. `strength`:
-    exponent of r, 1 in the paper.
-    `length_bonus`: lambda of a factor exp(lambda j) on a hypothesis of j tokens. `pairs`: counted pairs."""
+    exponent of r, 1 in the paper. `length_bonus`: lambda of a factor exp(lambda j) on a hypothesis of j tokens."""
 
     hypotheses: int = 20
     correlation: bool = True
@@ -44,25 +43,32 @@ class SlimOptions(Settings):
     smoothing: float = 0.01
     strength: float = 1.0
     length_bonus: float = 0.0
-    pairs: int = 0
 
     def __post_init__(self) -> None:
         if self.hypotheses < 1:
-            raise ValueError(f"draft_tree.hypotheses must be at least 1, got {self.hypotheses}")
+            raise ValueError(f"hypotheses must be at least 1, got {self.hypotheses}")
         if self.unseen not in UNSEEN:
-            raise ValueError(f"draft_tree.unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}")
+            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}")
         if self.smoothing <= 0.0:
-            raise ValueError(f"draft_tree.smoothing must be above 0, got {self.smoothing}")
+            raise ValueError(f"smoothing must be above 0, got {self.smoothing}")
         if self.strength <= 0.0:
-            raise ValueError(
-                f"draft_tree.strength must be above 0, got {self.strength}; correlation: false takes r = 1"
-            )
+            raise ValueError(f"strength must be above 0, got {self.strength}; correlation: false takes r = 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimOptions(SlimScore):
+    """`pairs`: how many were counted."""
+
+    pairs: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pairs < 0:
-            raise ValueError(f"draft_tree.pairs must be at least 0, got {self.pairs}")
+            raise ValueError(f"pairs must be at least 0, got {self.pairs}")
         if self.correlation and not self.pairs:
             raise ValueError(
-                "draft_tree.correlation needs counted pairs; make them with rayspec calibrate (rule bigram), or "
-                "set correlation: false"
+                "correlation needs counted pairs; make them with rayspec calibrate (rule bigram), or set "
+                "correlation: false"
             )
 
 

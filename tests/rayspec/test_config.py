@@ -1,13 +1,19 @@
 """Loading of typed configs, and every sweep config that ships."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import flatten, load_config, to_yaml
+from rayspec.export import ExportConfig
 from rayspec.sweep.config import SweepConfig
-from sglang_ext.settings import Settings
+from rayspec.training.drafter_config import DrafterTrainConfig
+from rayspec.training.target_config import TargetTrainConfig
+from sglang_ext.settings import Settings, build
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "sweep").glob("*.yaml"))
 
@@ -103,6 +109,35 @@ def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
 
 def test_flatten_gives_yaml_paths() -> None:
     assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1", "inner.label": ""}
+
+
+SCHEMAS = (SweepConfig, DrafterTrainConfig, CalibrationConfig, TargetTrainConfig, ExportConfig)
+
+
+def nested(kind: Any) -> Iterator[type]:
+    """All dataclasses that a config is made of."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from nested(hint)
+    for part in get_args(kind):
+        yield from nested(part)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_level_of_a_config_refuses_what_it_does_not_know(schema: type) -> None:
+    assert [part for part in nested(schema) if not issubclass(part, Settings)] == []
+
+
+def test_nothing_is_converted_but_numbers() -> None:
+    assert build(Outer, {"name": 2026, "sizes": []}) == Outer(name="2026", sizes=[])
+    for sizes in (["1"], [True], [1.0], [None]):
+        with pytest.raises(ValueError, match=r"sizes\[0\] must be a whole number, got "):
+            build(Outer, {"sizes": sizes})
+    with pytest.raises(ValueError, match="name must be text, got True"):
+        build(Outer, {"name": True})
+    with pytest.raises(ValueError, match=r"unknown key 'x\.name'; known under x: sizes, inner"):
+        build(Outer, {"name": "mine"}, "x", given={"name": "given"})
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda f: f.stem)

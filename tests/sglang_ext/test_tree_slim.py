@@ -63,7 +63,7 @@ def test_strength_is_an_exponent_of_r(unseen: str) -> None:
     whole, half = (log_r(make_tree(unseen=unseen, strength=strength)) for strength in (1.0, 0.5))
     torch.testing.assert_close(half, 0.5 * whole)
     assert not torch.equal(half, whole)
-    with pytest.raises(ValueError, match=r"draft_tree\.strength must be above 0, got 0\.0; correlation: false"):
+    with pytest.raises(ValueError, match=r"strength must be above 0, got 0\.0; correlation: false"):
         make_tree(strength=0.0)
 
 
