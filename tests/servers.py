@@ -54,7 +54,7 @@ def two_ray_nodes() -> Iterator[tuple[dict[str, str], list[Any]]]:
 
     A process that has imported Ray no longer learns a token; everything here is on the loopback address.
     """
-    variables = {"RAY_AUTH_MODE": "disabled"}
+    variables = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # which starve else beside other tests
     with environment(variables):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:

@@ -39,7 +39,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # short, because Ray's socket paths are limited to 107 characters
     folder = f"/tmp/rs{os.getpid()}"
     command += [f"--temp-dir={folder}"]
-    environment = {**os.environ, **TOKEN, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    # Ray's workers are nice by default, and starve beside the other tests
+    environment = {**os.environ, **TOKEN, "RAY_worker_niceness": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
     log = tmp_path_factory.mktemp("ray") / "head.log"
     with log.open("w") as output:
         head = subprocess.Popen(

