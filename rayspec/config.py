@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,7 +65,14 @@ def _build(schema: type[T], layers: Iterable[DictConfig]) -> T:
         raise ValueError(f"{missing[0]} has no value ('???'); give one, or leave it out")
     assert isinstance(values, dict), "every layer is a mapping"
     _check_values(values)
-    return build(schema, {str(key): value for key, value in values.items()})
+    return build(schema, _overlaid(_nested_defaults(schema), {str(key): value for key, value in values.items()}))
+
+
+def _nested_defaults(schema: type) -> dict[str, Any]:
+    """A nested config of which only some settings are given keeps the defaults that it has there."""
+    factories = {f.name: f.default_factory for f in fields(schema) if f.default_factory is not MISSING}  # type: ignore[arg-type]
+    made = {name: factory() for name, factory in factories.items()}
+    return {name: asdict(value) for name, value in made.items() if is_dataclass(value)}  # type: ignore[arg-type]
 
 
 def _overlaid(under: Any, over: Any) -> Any:

@@ -1,7 +1,9 @@
 """Which file it is: SHA-256 of its content, read once in a process."""
 
 import hashlib
+import json
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +22,11 @@ def file_sha256(file: str | Path) -> str:
 def _sha256(file: Path, *version: int) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def combined_sha256(files: Mapping[str, str]) -> str:
+    """One fingerprint of many, by their names."""
+    return hashlib.sha256(json.dumps(dict(sorted(files.items()))).encode()).hexdigest()
 
 
 def weights_sha256(file: str | Path) -> str:

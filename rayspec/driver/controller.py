@@ -23,7 +23,7 @@ from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
-from rayspec.sweep.folder import SweepFolder
+from rayspec.sweep.folder import TARGET_SHA256, SweepFolder, target_sha256
 from rayspec.sweep.measured import read_state
 from rayspec.sweep.placement import place
 from rayspec.sweep.prepare import Prepared
@@ -31,6 +31,7 @@ from rayspec.sweep.results import TrialResult, score
 from rayspec.sweep.search import run_cohorts
 from rayspec.sweep.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor
 from rayspec.tracking import UNREACHABLE, Run, Tracker, few_retries, is_outage, persistently, redacted
+from sglang_ext.fingerprints import combined_sha256
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 300.0  # for an MLflow server that is gone at the end
@@ -121,6 +122,8 @@ def _run(
     text = summary(results)
 
     def close() -> None:
+        files = target_sha256(prepared.target)  # of a Hugging Face name known now that engines have fetched it
+        parent.set_tags({TARGET_SHA256: combined_sha256(files)} if files else {})
         publisher.logs(folder.logs)
         publisher.close(results, blocks, text, state.machine, follower.last_time_s)
         parent.fail(f"no trial succeeded:\n{text}") if all(r.error for r in results) else parent.finish()

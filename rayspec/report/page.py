@@ -13,10 +13,10 @@ from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.style import attempt, save_figures
 from rayspec.report.table import busy, latency_table, mismatches, notes, results_table
+from rayspec.serving.flags import serve_command
 from rayspec.statistics import Interval
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
-from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tables import render_table
 from rayspec.tracking import redacted

@@ -12,15 +12,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.report.decision import choices, decision, ratio
-from rayspec.sweep.folder import drafter_sha256
+from rayspec.serving.champion import ARTIFACT, PINNED
+from rayspec.serving.flags import engine_config, serve_command, serving_flags
+from rayspec.serving.record import ServingRecord, files_sha256
+from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256
 from rayspec.sweep.results import TrialResult
-from rayspec.sweep.serve import serve_command
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.drafters.complete import write_complete
 
 ALIAS = "champion"
-ARTIFACT = "drafter"  # folder of the trial's artifacts
 REPORT = "report"  # folder of the sweep's artifacts
 EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per_s", "output_mismatches")
 
@@ -82,6 +83,7 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     model = model or default_model(sweep.params["target"])
     with TemporaryDirectory() as folder:
         write_complete(trial.drafter.path, Path(folder) / ARTIFACT)
+        pinned = _record(sweep, best, Path(folder) / ARTIFACT).write(Path(folder) / ARTIFACT)
         for name in ("report.md", "report.html"):
             client.log_artifact(sweep.run_id, str(report / name), REPORT)
         client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
@@ -92,8 +94,8 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
             model,
             f"{run.info.artifact_uri}/{ARTIFACT}",
             run_id,
-            tags=evidence(sweep, best),
-            description=_description(sweep, best),
+            tags=evidence(sweep, best) | {PINNED: pinned},
+            description=_description(sweep, best, model),
         )
         client.set_registered_model_alias(model, ALIAS, version.version)
     except MlflowException as error:
@@ -127,17 +129,40 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
     }
 
 
-def _description(sweep: StoredSweep, best: TrialResult) -> str:
+def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecord:
+    """Raises ValueError for a sweep that did not say which target it measured."""
+    target_sha256 = sweep.tags.get(TARGET_SHA256)
+    if target_sha256 is None:
+        raise ValueError(
+            f"sweep {sweep.name} ({sweep.run_id}) was made by an earlier release, which did not note the fingerprint "
+            "of its target, so nobody could check what its winner is served with; sweep again"
+        )
+    engine = engine_config(sweep)
+    return ServingRecord(
+        head=best.trial.head,
+        target=sweep.params["target"],
+        target_sha256=target_sha256,
+        files=files_sha256(folder),
+        flags=serving_flags(engine, best.trial),
+        num_threads=engine.get("num_threads"),
+        nodes=engine.get("nodes", 1),
+        evidence=evidence(sweep, best),
+    )
+
+
+def _description(sweep: StoredSweep, best: TrialResult, model: str) -> str:
     trial, p = best.trial, sweep.params
     gain = f"{ratio(best.speedup('plain'))} over plain decoding at {trial.traffic} on {p['workload']}"
     source = f"runs:/{sweep.run_ids[trial]}/{ARTIFACT}"
     store = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(sweep.client.tracking_uri))}"
     fetch = f"{store} mlflow artifacts download --artifact-uri {source} --dst-path {ALIAS}"
     serve = serve_command(sweep, trial, f"{ALIAS}/{ARTIFACT}")
+    checked = f"{store} rayspec serve models:/{model}@{ALIAS}"
     parts = [
         f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",
         f"The whole decision: {decision(sweep.results)}",
-        f"Serve it:\n```\n{fetch}\n{serve}\n```",
+        f"Serve it, once its evidence and its files have been checked:\n```\n{checked}\n```",
+        f"Or by hand, where rayspec is SGLang's plugin:\n```\n{fetch}\n{serve}\n```",
         f"Report: run {sweep.run_id}, artifact {REPORT}/report.html",
     ]
     return "\n\n".join(parts)

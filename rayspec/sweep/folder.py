@@ -189,6 +189,9 @@ def _begun(folder: Path) -> float:
     return (config if config.is_file() else folder).stat().st_mtime
 
 
+TARGET_SHA256 = "target.sha256"  # tag of a sweep's runs
+
+
 def fingerprints(prepared: Prepared) -> dict[str, dict[str, str]]:
     """SHA-256 of the target's files, of the drafters' weights and of the prompts."""
     prompts = json.dumps([asdict(p) for p in prepared.prompts]).encode()

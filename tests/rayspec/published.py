@@ -10,11 +10,12 @@ from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
-from rayspec.sweep.folder import drafter_sha256
+from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256, target_sha256
 from rayspec.sweep.plan import Drafter, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
+from sglang_ext.fingerprints import combined_sha256
 
 MEASURED_AT_S = 1.79e9
 COMMAND = "rayspec sweep --config configs/sweep/demo.yaml"
@@ -41,6 +42,7 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
             for n in range(1, len(blocks) + 1):
                 publisher.block(trial, blocks[:n], MEASURED_AT_S + n)
         results = [*sweep.results, TrialResult(trial=broken, error=CAUSE)]
+        parent.set_tags({TARGET_SHA256: combined_sha256(target_sha256(sweep.config.target))})
         publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)
     return parent.run_id
 

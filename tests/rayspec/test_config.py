@@ -33,6 +33,7 @@ class Outer(Settings):
     name: str = "x"
     sizes: list[int] = field(default_factory=lambda: [1, 2])
     inner: Inner = field(default_factory=Inner)
+    other: Inner = field(default_factory=lambda: Inner(depth=7, label="its own"))
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ def test_later_layers_win(yaml_file: Path) -> None:
     assert config == Outer(name="from_file", sizes=[7], inner=Inner(depth=5))
 
 
+def test_what_is_not_given_of_a_nested_config_keeps_its_defaults_there() -> None:
+    assert load_config(Outer, None, ["other.label=x"]).other == Inner(depth=7, label="x")
+
+
 def test_without_file_the_defaults_hold() -> None:
     assert load_config(Outer, None) == Outer()
 
@@ -55,7 +60,7 @@ def test_unknown_key_names_source_key_and_what_is_known(yaml_file: Path) -> None
     yaml_file.write_text("inner:\n  dept: 3\n")
     with pytest.raises(ValueError, match=rf"{yaml_file}: unknown key 'inner.dept'; known under inner: depth"):
         load_config(Outer, yaml_file)
-    with pytest.raises(ValueError, match="the command line: unknown key 'nam'; known: name, sizes, inner"):
+    with pytest.raises(ValueError, match="the command line: unknown key 'nam'; known: name, sizes, inner, other"):
         load_config(Outer, None, ["nam=1"])
 
 
@@ -108,9 +113,10 @@ def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
 
 
 def test_flatten_gives_yaml_paths() -> None:
-    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1", "inner.label": ""}
+    assert flatten(Outer()) == {"name": "x", "sizes": "1, 2", "inner.depth": "1", "inner.label": "", **OTHER}
 
 
+OTHER = {"other.depth": "7", "other.label": "its own"}
 SCHEMAS = (SweepConfig, DrafterTrainConfig, CalibrationConfig, TargetTrainConfig, ExportConfig)
 
 
@@ -136,7 +142,7 @@ def test_nothing_is_converted_but_numbers() -> None:
             build(Outer, {"sizes": sizes})
     with pytest.raises(ValueError, match="name must be text, got True"):
         build(Outer, {"name": True})
-    with pytest.raises(ValueError, match=r"unknown key 'x\.name'; known under x: sizes, inner"):
+    with pytest.raises(ValueError, match=r"unknown key 'x\.name'; known under x: sizes, inner, other"):
         build(Outer, {"name": "mine"}, "x", given={"name": "given"})
 
 

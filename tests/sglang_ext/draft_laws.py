@@ -69,7 +69,7 @@ def check_drafts(engine: Any, toy: Toy, folder: Path, filters: Mapping[str, Any]
     runs = run_rounds(engine, settings, requests=requests)
     for name, run in runs.items():
         assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
-    assert draft_p_value(toy, drafter, runs["warm"], settings["warm"], drafted_at=0.5) < 1e-6
+    assert draft_p_value(toy, drafter, runs["warm"], settings["warm"], drafted_at=0.25) < 1e-6
 
 
 def draft_p_value(

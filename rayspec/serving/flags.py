@@ -1,4 +1,4 @@
-"""The command that serves what a sweep measured, with the engine's settings that it was measured with."""
+"""What a measured trial is served with: SGLang's settings, and the command line that says them."""
 
 import json
 import shlex
@@ -14,26 +14,39 @@ from rayspec.sweep.stored import StoredSweep
 ENGINE_FLAGS = ("dtype", "context_length", "max_total_tokens")  # mem_fraction_static leaves room for a second engine
 
 
-def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:
-    """A line for a shell; `drafter` is the folder to take instead of the measured one."""
-    engine = yaml.safe_load(sweep.config_yaml())["engine"]
-    flags: dict[str, Any] = {"model_path": _target(sweep.params["target"])}
+def engine_config(sweep: StoredSweep) -> dict[str, Any]:
+    """`engine` of the sweep's resolved config."""
+    return yaml.safe_load(sweep.config_yaml())["engine"]
+
+
+def serving_flags(engine: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+    """ServerArgs fields that a trial was measured with, but for the paths of target and drafter. `engine` is that of
+    the sweep's config."""
+    flags: dict[str, Any] = {}
     if trial.drafter is not None:
         shape = trial.drafter.shape
         flags |= {
             "speculative_algorithm": trial.algorithm,
-            "speculative_draft_model_path": drafter or trial.drafter.path,
             "speculative_num_steps": trial.draft_steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.verified(trial.draft_steps),
         }
     flags |= {name: engine[name] for name in ENGINE_FLAGS if engine.get(name) is not None}
-    flags |= engine.get("extra") or {}
+    return flags | (engine.get("extra") or {})
+
+
+def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:
+    """A line for a shell; `drafter` is the folder to take instead of the measured one."""
+    engine = engine_config(sweep)
+    flags = serving_flags(engine, trial)
+    if trial.drafter is not None:
+        flags |= {"speculative_draft_model_path": drafter or trial.drafter.path}
     if engine.get("nodes", 1) > 1:
         flags |= {"nnodes": engine["nodes"], "node_rank": "RANK", "dist_init_addr": "HOST:PORT"}
     threads = engine.get("num_threads")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
-    return shlex.join([*words, "python", "-m", "sglang.launch_server", *arguments(flags)])
+    target = _target(sweep.params["target"])
+    return shlex.join([*words, "python", "-m", "sglang.launch_server", *arguments({"model_path": target, **flags})])
 
 
 def arguments(flags: Mapping[str, Any]) -> list[str]:

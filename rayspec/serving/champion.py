@@ -1,0 +1,121 @@
+"""Where a champion comes from, and whether it may take traffic."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlflow.artifacts
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from rayspec.home import home
+from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
+from rayspec.shipped import target_path
+from rayspec.sweep.folder import target_sha256
+from rayspec.tracking import TrackingError, redacted
+from sglang_ext.artefacts import DRAFTER
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.fingerprints import combined_sha256, file_sha256
+from sglang_ext.folders import written_whole
+
+ARTIFACT = "drafter"  # folder of a promoted trial's artifacts
+PINNED = "serving.sha256"  # tag of a version: the fingerprint of its record, which holds those of all files
+MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+RUN = re.compile(r"(?:runs:/)?(?P<run>[0-9a-f]{32})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Champion:
+    """A drafter that was checked, and the target that it was measured on."""
+
+    name: str
+    folder: Path
+    target: str  # folder, or a Hugging Face name
+    record: ServingRecord
+
+
+def find_champion(source: str, client: MlflowClient, *, target: str | None = None, force: bool = False) -> Champion:
+    """The champion that `source` names: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, the id of the run that was
+    promoted, or a folder that was downloaded from one of them. Files come into the home folder, once, and are checked
+    before anything is loaded.
+
+    Args:
+        target: where the target lies here; None for where the sweep found it.
+        force: take one that was not clearly faster than plain decoding.
+
+    Raises ValueError where it may not take traffic, each cause with words of its own; TrackingError where MLflow does
+    not have it.
+    """
+    if Path(source).is_dir():
+        name, folder = source, Path(source)
+    else:
+        name, folder = _downloaded(source, client)
+    record = read_record(folder)
+    found = files_sha256(folder)
+    changed = sorted({name for name in {*record.files, *found} if record.files.get(name) != found.get(name)})
+    if changed:
+        raise ValueError(
+            f"{name}: {', '.join(changed)} differ from what was promoted (changed, cut short, added or gone since); "
+            "download it again, or promote a champion again"
+        )
+    served = target_path(target or record.target)
+    if combined_sha256(target_sha256(served)) != record.target_sha256:
+        raise ValueError(
+            f"{name} was measured on target {record.target}, and the files of {served} are others; name the right one "
+            "with --target, or sweep on this one"
+        )
+    if record.evidence.get("clearly_faster_than_plain") != "yes" and not force:
+        raise ValueError(
+            f"{name} was not clearly faster than plain decoding when it was measured (speed-up "
+            f"{record.evidence.get('speedup_vs_plain', 'unknown')}); serve the target without it, or take it all the "
+            "same with --force"
+        )
+    load_drafter(folder)  # raises ValueError for numbers that are not finite and for tensors that do not fit
+    return Champion(name=name, folder=folder.resolve(), target=served, record=record)
+
+
+def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
+    """(its name with the version, where it lies in the home folder)."""
+    model, run = MODEL.fullmatch(source), RUN.fullmatch(source)
+    if model is None and run is None:
+        raise ValueError(
+            f"{source!r} is neither a folder nor models:/NAME@ALIAS, models:/NAME/VERSION or the id of a run"
+        )
+    try:
+        if run is not None:
+            return f"run {run['run']}", _fetch(client, f"runs:/{run['run']}/{ARTIFACT}", run["run"], None)
+        assert model is not None, "one of both"
+        version = (
+            client.get_model_version_by_alias(model["name"], model["alias"])
+            if model["alias"]
+            else client.get_model_version(model["name"], model["version"])
+        )
+        pinned = version.tags.get(PINNED)
+        if pinned is None:
+            raise ValueError(
+                f"{source} (version {version.version}) carries no evidence of what it was measured to be (its tag "
+                f"{PINNED} is missing); rayspec report --promote registers a champion with it"
+            )
+        address = client.get_model_version_download_uri(version.name, version.version)
+        folder = _fetch(client, address, f"{version.name}-{version.version}-{pinned[:12]}", pinned)
+        return f"{version.name} version {version.version}", folder
+    except MlflowException as error:
+        raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
+
+
+def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
+    """Into the home folder, whole or not at all; a version that is there is not fetched again."""
+    folder = home() / "champions" / name
+    if pinned is None or not folder.exists():  # a run may have been promoted again since
+        with TemporaryDirectory() as place, written_whole(folder, DRAFTER) as draft:
+            got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
+            shutil.copytree(got, draft, dirs_exist_ok=True)
+    read_record(folder)
+    if pinned is not None and file_sha256(folder / RECORD) != pinned:
+        raise ValueError(
+            f"the record of {name} is not the one that was promoted ({folder / RECORD} has another fingerprint than "
+            f"MLflow's tag {PINNED}); promote a champion again"
+        )
+    return folder

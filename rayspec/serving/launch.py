@@ -1,0 +1,87 @@
+"""SGLang's stock server process for a checked champion."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+import yaml
+
+from rayspec.serving.champion import Champion
+from rayspec.serving.flags import arguments
+
+KEY_VARIABLE = "RAYSPEC_API_KEY"
+
+
+def server_command(champion: Champion, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
+    """What serves it with the settings that it was measured with; `more` are further words for SGLang's server."""
+    record = champion.record
+    flags = {
+        "model_path": champion.target,
+        "speculative_draft_model_path": str(champion.folder),
+        **record.flags,
+        "host": host,
+        "port": port,
+    }
+    return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
+
+
+def described(champion: Champion, command: Sequence[str]) -> str:
+    evidence = champion.record.evidence
+    low, high = (evidence.get(f"speedup_vs_plain_ci_{end}", "?") for end in ("low", "high"))
+    return (
+        f"{champion.name}: {champion.record.head} on {champion.record.target}\n"
+        f"measured at {evidence.get('traffic', '?')} on {evidence.get('workload', '?')}: "
+        f"{evidence.get('speedup_vs_plain', '?')}x of plain decoding ({low} to {high}), "
+        f"tau {evidence.get('tau', '?')}\n"
+        f"{shlex.join(command)}"
+    )
+
+
+def api_key(file: str | None) -> str | None:
+    """The key that requests must carry: of a file, or of the environment. Raises ValueError for an empty one."""
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE)
+    else:
+        try:
+            key = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--api-key-file {file} cannot be read ({error})") from error
+    if key is None:
+        return None
+    key = key.strip()
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(
+            f"the key of {file or KEY_VARIABLE} must be one word of printable characters that is not empty"
+        )
+    return key
+
+
+def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -> int:
+    """Run the server until it ends or is told to; its exit status. A key stays out of the list of processes."""
+    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    if num_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(num_threads)
+    with TemporaryDirectory() as folder:
+        words = list(command)
+        if key is not None:
+            secret = Path(folder) / "secret.yaml"
+            secret.touch(mode=0o600)
+            secret.write_text(yaml.safe_dump({"api-key": key}))
+            words += ["--config", str(secret)]
+        process = subprocess.Popen(words, env=environment)
+
+        def hand_on(number: int, frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

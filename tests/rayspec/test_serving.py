@@ -1,0 +1,190 @@
+"""Which champions may take traffic, and what they are served with."""
+
+import dataclasses
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from fixture_models import TARGET
+from mlflow import MlflowClient
+from published import publish
+from safetensors.torch import load_file, save_file
+from synthetic import make_synthetic_sweep
+
+from rayspec.commands import serve as command
+from rayspec.report.page import write_report
+from rayspec.report.promote import promote, winner
+from rayspec.serving.champion import find_champion
+from rayspec.serving.launch import api_key, serve, server_command
+from rayspec.serving.record import RECORD
+from rayspec.sweep.stored import find_sweep
+from rayspec.tracking import Tracker, TrackingError
+
+MODEL = "models:/drafter-target@champion"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store with a champion of a synthetic sweep on the fixture target, and the file of its run's id."""
+    folder = tmp_path_factory.mktemp("store")
+    tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
+    sweep = make_synthetic_sweep()
+    sweep = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, target=str(TARGET)))
+    stored = find_sweep(tracker.client, publish(tracker, sweep))
+    write_report(stored, folder / "report")
+    done = promote(stored, folder / "report", winner(stored.results), "drafter-target")
+    (folder / "run").write_text(stored.run_ids[done.winner.trial])
+    return folder
+
+
+@pytest.fixture
+def client(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    """With a home of its own."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlflow.db")
+    return MlflowClient(f"sqlite:///{place}/mlflow.db")
+
+
+def test_a_champion_is_found_by_each_of_its_names(client: MlflowClient, place: Path) -> None:
+    by_alias = find_champion(MODEL, client)
+    assert by_alias.target == str(TARGET)
+    assert by_alias.record.evidence["clearly_faster_than_plain"] == "yes"
+    assert (by_alias.folder / "model.safetensors").is_file()
+    for source in ("models:/drafter-target/1", (place / "run").read_text(), str(by_alias.folder)):
+        assert find_champion(source, client).record == by_alias.record
+
+
+def test_the_command_has_the_measured_settings(client: MlflowClient) -> None:
+    champion = find_champion(MODEL, client)
+    words = server_command(champion, "127.0.0.1", 31000, ["--log-level", "warning"])
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert words[1:3] == ["-m", "sglang.launch_server"]
+    assert flags["--model-path"] == str(TARGET)
+    assert flags["--speculative-draft-model-path"] == str(champion.folder)
+    assert flags["--speculative-algorithm"] == "EAGLE3"
+    assert int(flags["--speculative-num-draft-tokens"]) == int(flags["--speculative-num-steps"]) + 1
+    assert (flags["--host"], flags["--port"], flags["--log-level"]) == ("127.0.0.1", "31000", "warning")
+
+
+def tampered_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors")
+
+
+def cut_short(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+
+
+def edit_record(folder: Path, **values: object) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps(record | values))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tampered": (tampered_weights, r"model\.safetensors differ from what was promoted"),
+    "cut short": (cut_short, r"model\.safetensors differ from what was promoted"),
+    "added": (lambda f: (f / "more.py").write_text(""), r"more\.py differ from what was promoted"),
+    "gone": (lambda f: (f / "config.json").unlink(), r"config\.json differ from what was promoted"),
+    "no record": (lambda f: (f / RECORD).unlink(), r"carries no evidence .*serving\.json is missing"),
+    "half a record": (lambda f: (f / RECORD).write_text('{"head":'), r"serving\.json is damaged"),
+    "another target": (lambda f: edit_record(f, target_sha256="0" * 64), "was measured on target .* are others"),
+    "not faster": (
+        lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "no", "speedup_vs_plain": "0.93"}),
+        r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_folder_takes_no_traffic(fault: str, client: MlflowClient) -> None:
+    damage, message = BAD[fault]
+    folder = find_champion(MODEL, client).folder
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        find_champion(str(folder), client)
+
+
+def test_a_record_other_than_the_promoted_one_is_refused(client: MlflowClient) -> None:
+    """Who can write the files can write their fingerprints, but not the tag of the version."""
+    folder = find_champion(MODEL, client).folder
+    edit_record(folder, head="another")
+    with pytest.raises(ValueError, match=r"is not the one that was promoted .*serving\.sha256"):
+        find_champion(MODEL, client)
+
+
+def test_numbers_that_are_none_are_refused(client: MlflowClient, tmp_path: Path) -> None:
+    from rayspec.serving.record import files_sha256
+
+    folder = find_champion(MODEL, client).folder
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    edit_record(folder, files=files_sha256(folder))
+    with pytest.raises(ValueError, match=r"fc\.weight holds NaN or Inf"):
+        find_champion(str(folder), client)
+
+
+def test_what_is_not_there_is_named(client: MlflowClient, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
+        find_champion("models:/nobody@champion", client)
+    with pytest.raises(ValueError, match="neither a folder nor models:/NAME@ALIAS"):
+        find_champion("nowhere", client)
+    client.create_registered_model("stranger")
+    client.create_model_version("stranger", tmp_path.as_uri())
+    with pytest.raises(ValueError, match=r"carries no evidence .*tag serving\.sha256 is missing"):
+        find_champion("models:/stranger/1", client)
+
+
+def test_the_plan_of_the_command(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSPEC_API_KEY", "correct-horse")
+    assert command.main([MODEL, "--plan", "--port", "31000", "--", "--log-level", "warning"]) == 0
+    said = capsys.readouterr().out
+    assert "of plain decoding" in said
+    assert "--port 31000 --log-level warning" in said
+    assert "correct-horse" not in said
+    assert command.main(["models:/nobody@champion", "--plan"]) == 2
+    assert "has no models:/nobody@champion" in capsys.readouterr().err
+
+
+def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYSPEC_API_KEY", raising=False)
+    assert api_key(None) is None
+    monkeypatch.setenv("RAYSPEC_API_KEY", "from-there")
+    assert api_key(None) == "from-there"
+    (tmp_path / "key").write_text("from-a-file\n")
+    assert api_key(str(tmp_path / "key")) == "from-a-file"
+    for text in ("", "two words", "\x07"):
+        (tmp_path / "key").write_text(text)
+        with pytest.raises(ValueError, match="must be one word of printable characters"):
+            api_key(str(tmp_path / "key"))
+    with pytest.raises(ValueError, match="cannot be read"):
+        api_key(str(tmp_path / "nothing"))
+
+
+def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSPEC_API_KEY", "correct-horse")
+    out = tmp_path / "out"
+    script = tmp_path / "server.sh"
+    lines = [
+        f'env > "{out}.env"',
+        f'cat "$2" > "{out}"',
+        f'stat -c %a "$2" > "{out}.mode"',
+        f'echo "$2" > "{out}.path"',
+    ]
+    script.write_text("\n".join(["#!/bin/sh", *lines, "exit 7\n"]))
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    assert serve([str(script)], num_threads=3, key="correct-horse") == 7
+    assert yaml.safe_load(out.read_text()) == {"api-key": "correct-horse"}
+    assert Path(f"{out}.mode").read_text().strip() == "600"
+    variables = Path(f"{out}.env").read_text()
+    assert "OMP_NUM_THREADS=3" in variables
+    assert "correct-horse" not in variables
+    assert not os.path.exists(Path(f"{out}.path").read_text().strip())
