@@ -28,6 +28,7 @@ from rayspec.provenance import machine
 from rayspec.records import Measured
 
 STOP_TIMEOUT_S = 90.0
+TOKEN = secrets.token_hex(32)  # one for all clusters of a process: Ray keeps the first that it has read
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a third of the memory
 
 
@@ -86,7 +87,7 @@ def _private_token() -> dict[str, str]:
     it.
     """
     chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    return {} if any(name in os.environ for name in chosen) else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {} if any(name in os.environ for name in chosen) else {"RAY_AUTH_TOKEN": TOKEN}
 
 
 def _bundle(number: int) -> PlacementGroupSchedulingStrategy:

@@ -48,7 +48,7 @@ def test_our_own_are_counted_as_ours(core: int) -> None:
             time.sleep(0.5)
             used = psutil.Process(child.pid).cpu_times().user - before
         assert used >= 0.5
-        assert load._read()[2] - load._start[2] >= used
+        assert load._read()[2] - load._start[2] >= used - 1e-6  # sums of hundredths
     finally:
         child.kill()
         child.wait()

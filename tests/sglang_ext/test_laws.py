@@ -38,7 +38,7 @@ FILTERS: dict[str, dict[str, Any]] = {
 LONG = 53  # tokens of an answer: fewer requests for as many pairs
 PAIRS = volume(100_000, 20_000)
 FEWER = volume(20_000, 10_000)  # pairs, where other tests see more of the same rule
-REQUESTS = volume(400, 200)  # where settings are mixed
+REQUESTS = volume(400, 100)  # where settings are mixed
 ROUNDS = volume(2_000, 800)
 OTHER_TEMPERATURE = 1.1 if IS_FULL else 1.2  # that must be told from the right one
 
