@@ -47,7 +47,7 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
         if address or os.environ.get("RAY_ADDRESS"):
             ray.init(address=address, **options)
         else:
-            stack.enter_context(environment(_private_token()))
+            stack.enter_context(_private_token())
             stack.enter_context(_loopback_only())
             ray.init(
                 address="local",
@@ -80,14 +80,21 @@ def _loopback_only() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _private_token() -> dict[str, str]:
-    """A token for our local cluster alone, unless the user has chosen one.
+@contextlib.contextmanager
+def _private_token() -> Iterator[None]:
+    """A token for our local clusters alone, unless the user has chosen one.
 
     Otherwise Ray leaves one in ~/.ray/auth_token, and then every `ray start` and `ray job submit` of the user asks for
-    it.
+    it. Ray sets the mode for good, which the next cluster of this process would take as the user's choice.
     """
-    chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    return {} if any(name in os.environ for name in chosen) else {"RAY_AUTH_TOKEN": TOKEN}
+    if any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        yield
+        return
+    try:
+        with environment({"RAY_AUTH_TOKEN": TOKEN}):
+            yield
+    finally:
+        os.environ.pop("RAY_AUTH_MODE", None)
 
 
 def _bundle(number: int) -> PlacementGroupSchedulingStrategy:

@@ -1,6 +1,7 @@
 """The cluster that a sweep starts on this machine."""
 
 import os
+from pathlib import Path
 
 import pytest
 import ray
@@ -9,8 +10,9 @@ from servers import listening
 from rayspec.farm.actor import cluster
 
 
-def test_a_local_cluster_listens_on_the_loopback_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_cluster_listens_on_the_loopback_address_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     @ray.remote
     def work() -> str:
@@ -23,3 +25,4 @@ def test_a_local_cluster_listens_on_the_loopback_address_alone(monkeypatch: pyte
         found = listening(os.getpid())
     assert {"gcs_server", "raylet"} <= {program for program, _ in found}
     assert [program for program, is_local in found if not is_local] == []
+    assert list(tmp_path.iterdir()) == [], "no token that every cluster of the user would then ask for"
