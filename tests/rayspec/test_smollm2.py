@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rayspec.farm.runtime import EngineSpec, Runtime
 from rayspec.workloads import load_workload
 
+pytestmark = pytest.mark.slow
 NEW_TOKENS = 24
 
 

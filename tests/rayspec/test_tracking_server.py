@@ -36,7 +36,7 @@ class Server:
     sweep: StoredSweep
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, synthetic_sweep: SyntheticSweep
 ) -> Iterator[Server]:
@@ -74,6 +74,7 @@ def test_report_and_champion_over_the_network(server: Server, tmp_path: Path) ->
     assert load_drafter(folder)[1].head["kind"] == "slimspec"
 
 
+@pytest.mark.slow
 def test_the_comparison_page_needs_no_click(server: Server, tmp_path: Path) -> None:
     """Trials as parallel coordinates: load, draft steps and head against throughput."""
     page = _screenshots(tmp_path) / f"comparison-{server.database}.png"
@@ -102,6 +103,7 @@ def test_the_comparison_page_needs_no_click(server: Server, tmp_path: Path) -> N
     assert page.stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_the_report_opens_in_a_browser(server: Server, tmp_path: Path) -> None:
     _, html = write_report(server.sweep, tmp_path / "report")
     with chromium(tmp_path / "profile", width=1200, height=900) as browser:

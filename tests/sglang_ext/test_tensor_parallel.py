@@ -10,7 +10,10 @@ from lossless import check_counts
 from sglang_ext.adapter.engine import swap_drafter
 
 
-@pytest.mark.parametrize("tree", [{}, {"topk": 4, "num_draft_tokens": 12}], ids=["chain", "tree"])
+TREE = {"topk": 4, "num_draft_tokens": 12}
+
+
+@pytest.mark.parametrize("tree", [pytest.param({}, id="chain"), pytest.param(TREE, id="tree", marks=pytest.mark.slow)])
 def test_greedy_identity(tree: dict[str, int], prompts: list[Ids], oracle: Oracle) -> None:
     options = {"draft_steps": 4, "tp_size": 2, "enable_custom_logit_processor": True, **tree}
     accepted = {}
