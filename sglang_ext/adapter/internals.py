@@ -143,6 +143,11 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
 # Wrapped on the CPU platform; those of _CONTROL in the process that takes requests.
 CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(
+        "sglang.srt.entrypoints.engine._server_args_for_logging",
+        ("server_args",),
+        "sglang_ext.adapter.log_redaction.without_keys",
+    ),
+    Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
         ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
         "sglang_ext.adapter.packing.compute_lm_head",
@@ -240,6 +245,11 @@ TOP_K_FILTER = Internal(
 # Wrapped through the hook registry on every platform; the first two so that no request ends the scheduler, the last two
 # so that sampling follows one law.
 WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.entrypoints.engine._server_args_for_logging",
+        ("server_args",),
+        "sglang_ext.adapter.log_redaction.without_keys",
+    ),
     Internal(
         "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
         ("self",),

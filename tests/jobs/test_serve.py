@@ -9,22 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rayspec"))  # the synthetic sweep
 
+from fixture_models import TARGET
 from published import publish
 from servers import START_TIMEOUT_S, free_port, listening
 from synthetic import make_synthetic_sweep
 
 from rayspec.report.page import write_report
-from rayspec.report.promote import promote, winner
+from rayspec.report.promote import default_model, promote, winner
 from rayspec.serving.flags import arguments
 from rayspec.sweep.stored import find_sweep
 from rayspec.targets.catalogue import DEFAULT_TARGET, fetched
@@ -95,6 +98,41 @@ def test_the_champion_is_served_by_its_own_lines(tmp_path: Path) -> None:
         assert {program for program, is_local in listening(process.pid) if not is_local} == {"sglang::scheduler"}
 
 
+@pytest.mark.slow
+def test_a_champion_is_served_to_who_has_the_key(tmp_path: Path) -> None:
+    """The whole command, with SGLang's own server: on the loopback address, with the key nowhere to be read."""
+    folder = tmp_path / "store"
+    commands(folder, str(TARGET))
+    key = "correct-horse-battery"
+    environment = {**os.environ, "RAYSPEC_HOME": str(tmp_path / "home"), "RAYSPEC_API_KEY": key}
+    environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    line = f"{sys.executable} -m rayspec.cli serve models:/{default_model(str(TARGET))}@champion"
+    body = {"model": "demo", "prompt": "import os", "temperature": 0, "max_tokens": 12}
+
+    def ask(port: int, **headers: str) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", **headers},
+        )
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return json.load(response)
+
+    with server(line, tmp_path, environment) as (port, process):
+        assert ask(port, Authorization=f"Bearer {key}")["usage"]["completion_tokens"] == 12
+        for headers in ({}, {"Authorization": "Bearer another"}):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                ask(port, **headers)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert not [p for p in family if key in " ".join(p.cmdline())]
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        _, left = psutil.wait_procs(family, timeout=60)
+        assert left == []
+    assert key not in (tmp_path / "server.log").read_text()
+    assert [f for f in (tmp_path / "home").rglob("*") if f.is_file() and key.encode() in f.read_bytes()] == []
+
+
 @contextmanager
 def server(command: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, Any]]:
     port, log = free_port(), folder / "server.log"
@@ -119,5 +157,6 @@ def server(command: str, folder: Path, environment: dict[str, str]) -> Iterator[
                 time.sleep(1)
         yield port, process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()

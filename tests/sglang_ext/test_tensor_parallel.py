@@ -9,7 +9,6 @@ from lossless import check_counts
 
 from sglang_ext.adapter.engine import swap_drafter
 
-
 TREE = {"topk": 4, "num_draft_tokens": 12}
 
 
