@@ -18,7 +18,7 @@ from sglang_ext.settings import build
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).parent / "configs"
-MOST_INTEGER = 10**18 - 1  # what databases, tensors and generators of random numbers can count
+MAX_INTEGER = 10**18 - 1  # what databases, tensors and generators of random numbers can count
 
 
 def _refuse_environment(name: str, *default: object) -> str:
@@ -127,7 +127,7 @@ def _check_values(config: object) -> None:
                 _check_values({f"{path}[{i}]": entry})
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{path} must be a finite number, got {value}")
-        elif isinstance(value, int) and abs(value) > MOST_INTEGER:
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise ValueError(f"{path} must be a number of at most 18 digits, got one of {len(str(abs(value)))}")
         elif isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
             raise ValueError(f"{path} must be text in UTF-8 without a zero byte, got {value!r}")

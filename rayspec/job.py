@@ -20,7 +20,8 @@ def set_up() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an MLflow server that is gone is said once
+    # it warns at every retry; that a server is gone is reported by us
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, _terminate)
 
 

@@ -333,7 +333,9 @@ def _system_metrics(uri: str, run_id: str, *, resume: bool) -> Iterator[None]:
     if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.is_set() and not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
         yield
         return
-    logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.WARNING)  # says when it starts and stops
+    # both log pages of traceback when a disk is full for a while, which whoever records results says in a line
+    logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     monitor = SystemMetricsMonitor(
         run_id,
         sampling_interval=SYSTEM_METRICS_INTERVAL_S,

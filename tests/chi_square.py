@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import chi2
 
-LEAST_EXPECTED = 5.0  # below it the statistic does not follow the chi-square law
+MIN_EXPECTED = 5.0  # below it the statistic does not follow the chi-square law
 
 
 def pearson(counts: ArrayLike, law: ArrayLike) -> tuple[float, int]:
@@ -17,9 +17,9 @@ def pearson(counts: ArrayLike, law: ArrayLike) -> tuple[float, int]:
     counts, law = counts[law > 0], law[law > 0]
     order = np.argsort(law)
     counts, expected = counts[order], (law / law.sum() * counts.sum())[order]
-    rare = int((expected < LEAST_EXPECTED).sum())
+    rare = int((expected < MIN_EXPECTED).sum())
     if rare:  # and the next cell with them, where they are still expected too seldom together
-        rare += expected[:rare].sum() < LEAST_EXPECTED
+        rare += expected[:rare].sum() < MIN_EXPECTED
         counts = np.concatenate([[counts[:rare].sum()], counts[rare:]])
         expected = np.concatenate([[expected[:rare].sum()], expected[rare:]])
     return float(((counts - expected) ** 2 / expected).sum()), len(expected) - 1

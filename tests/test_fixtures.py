@@ -17,7 +17,7 @@ from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.target_config import TargetTrainConfig
 from sglang_ext.drafters.checkpoint_config import read_info
 
-MOST_BYTES = 10 * 2**20
+MAX_BYTES = 10 * 2**20
 RECIPES = ("drafters.yaml", "heads.yaml")
 
 
@@ -72,4 +72,4 @@ def test_the_prompts_were_cut_with_the_target_s_tokenizer() -> None:
 
 def test_all_of_it_is_small() -> None:
     sizes = [file.stat().st_size for file in FIXTURES.rglob("*") if file.is_file() and file.suffix != ".png"]
-    assert sum(sizes) < MOST_BYTES
+    assert sum(sizes) < MAX_BYTES

@@ -102,8 +102,8 @@ def judge(home: Path, repetitions: int, passes: int) -> dict[str, list[Interval]
         own = range(repetition * rounds, (repetition + 1) * rounds)
         blocks = {t: [b for b in measured if b.index in own] for t, measured in state.blocks.items()}
         for trial in blocks:
-            if trial.head in found:
-                found[trial.head].append(speedups(prepared.config, trial, blocks, {})["full"])
+            if trial.label in found:
+                found[trial.label].append(speedups(prepared.config, trial, blocks, {})["full"])
     return found
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
 from rayspec.calibration.ranking import coverage, rank
-from rayspec.calibration.rule import MOST_SEED, Made, Rule, check_range
+from rayspec.calibration.rule import MAX_SEED, Made, Rule, check_range
 from rayspec.calibration.truncation import kept
 from rayspec.calibration.vocabulary import Vocabulary
 
@@ -45,7 +45,7 @@ class Bcl(Rule):
         if self.search not in SEARCHES:
             raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}")
         check_range(self.calls, "calls", 1, 100_000)
-        check_range(self.seed, "seed", 0, MOST_SEED)
+        check_range(self.seed, "seed", 0, MAX_SEED)
 
     @property
     def drafter_name(self) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.kmeans import spherical_kmeans
 from rayspec.calibration.ranking import rank
-from rayspec.calibration.rule import MOST_SEED, Made, Rule, check_range
+from rayspec.calibration.rule import MAX_SEED, Made, Rule, check_range
 from rayspec.calibration.vocabulary import Vocabulary
 
 
@@ -93,7 +93,7 @@ class KMeans(Clusters):
         if self.max_size is not None and self.max_size < 1.0:
             raise ValueError(f"max_size must be at least 1 (the mean size), got {self.max_size}")
         check_range(self.iterations, "iterations", 1, 100_000)
-        check_range(self.seed, "seed", 0, MOST_SEED)
+        check_range(self.seed, "seed", 0, MAX_SEED)
 
     @property
     def drafter_name(self) -> str | None:

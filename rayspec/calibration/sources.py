@@ -17,7 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from rayspec.calibration.counting import pair_ids, partial_counts
-from rayspec.calibration.rule import MOST_SEED, check_range
+from rayspec.calibration.rule import MAX_SEED, check_range
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.answers import AnswerSet, read_answers, read_index
 from rayspec.training.frozen_target import target_sha256
@@ -156,7 +156,7 @@ class DraftTokens(TargetAnswers):
         super().__post_init__()
         for name, most in (("draft_steps", 128), ("batch_size", 2**16)):
             check_range(getattr(self, name), name, 1, most)
-        check_range(self.seed, "seed", 0, MOST_SEED)
+        check_range(self.seed, "seed", 0, MAX_SEED)
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 

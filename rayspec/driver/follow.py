@@ -114,7 +114,7 @@ class Follower(threading.Thread):
                 return [partial(p.given_up, self.state.trials[event["trial"]], reason)]
             case "ended" if event["reason"] == GIVEN_UP:
                 own = [t for c in self._plan.cohorts if c.name == event["cohort"] for t in c.trials]
-                candidates = [t for t in own if t.head not in (PLAIN, self._publisher.config.baseline)]
+                candidates = [t for t in own if t.label not in (PLAIN, self._publisher.config.baseline)]
                 return [partial(p.given_up, t, "by the scheduler, in comparison with others") for t in candidates]
         return []
 

@@ -139,11 +139,11 @@ class Publisher:
     def _run(self, trial: Trial) -> Run:
         """The trial's run, made with its parameters when it is first asked for."""
         if trial not in self._runs:
-            tags = {**self.tags, "kind": "trial", "head": trial.head}
+            tags = {**self.tags, "kind": "trial", "head": trial.label}
             if trial.drafter is not None:
-                tags["drafter.sha256"] = self._weights.get(trial.head, "unknown")
+                tags["drafter.sha256"] = self._weights.get(trial.label, "unknown")
             run = self.tracker.child(self.parent, trial.name, tags)
-            short = self._short.get(trial.head, trial.head)
+            short = self._short.get(trial.label, trial.label)
             run.log_params({**trial_params(trial), "head": short, **self._sweep_params})
             if self._dataset is not None:
                 run.log_dataset(self._dataset, "eval")

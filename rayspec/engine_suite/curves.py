@@ -87,7 +87,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
     some heads the tokens of a step that trained drafters reach, from which their speed-up is predicted."""
     lines = [
         f"Shape {found['shape']}, random weights, chains of {found['draft_steps']} drafts, "
-        f"{found['accepted']} tokens of each step accepted by decree. Milliseconds of a step.",
+        f"{found['accepted']} tokens of each step accepted whatever the drafts are. Milliseconds of a step.",
         "",
         "| engine | B | step | drafting | of it head | verification | between steps | break-even tau | tau elsewhere "
         "| predicted speed-up |",

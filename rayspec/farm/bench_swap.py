@@ -26,7 +26,7 @@ TIMEOUT_S = 1200.0
 
 
 @dataclass
-class Way:
+class WallTimes:
     """Wall seconds by what they went to, and the answers' tokens of each head."""
 
     start_s: float = 0.0
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     prompts = tuple(load_workload(options.workload))
     load = Load(prompts=prompts, traffic=Traffic(concurrency=4), max_new_tokens=options.max_new_tokens,
                 temperature=0.0, ignore_eos=False)  # fmt: skip
-    swapped, fresh = Way(), Way()
+    swapped, fresh = WallTimes(), WallTimes()
     with cluster(None), TemporaryDirectory() as logs:
         kept: RuntimeHandle | None = None
         for name in options.heads:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if agree else 1
 
 
-def _start(name: str, log: Path, way: Way) -> RuntimeHandle:
+def _start(name: str, log: Path, way: WallTimes) -> RuntimeHandle:
     began = time.perf_counter()
     overrides = {"random_seed": 0, "context_length": 1024, "max_total_tokens": 16384}
     spec = EngineSpec(
@@ -88,7 +88,7 @@ def _start(name: str, log: Path, way: Way) -> RuntimeHandle:
     return handle
 
 
-def _measure(handle: RuntimeHandle, name: str, load: Load, way: Way) -> None:
+def _measure(handle: RuntimeHandle, name: str, load: Load, way: WallTimes) -> None:
     began = time.perf_counter()
     measured = handle.measure(load)
     way.measure_s += time.perf_counter() - began

@@ -13,7 +13,7 @@ from rayspec.report.style import Heads, colour, legend_below, marker, panels, st
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-LEAST_BUDGETS = 3  # of one drafter; fewer are better read from the table
+MIN_BUDGETS = 3  # of one drafter; fewer are better read from the table
 
 
 def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
@@ -30,7 +30,7 @@ def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
         if r.trial.drafter is None:
             axis.plot(x, 1.0, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
         else:
-            heads.point(axis, x, r.metrics["tau"], r.trial.head, marker(steps.index(r.trial.draft_steps)))
+            heads.point(axis, x, r.metrics["tau"], r.trial.label, marker(steps.index(r.trial.draft_steps)))
     axis.set_xlabel("GFLOPs per emitted token: left is better")
     axis.set_ylabel("tau (tokens per verify step): up is better")
     axis.set_title(str(lightest))
@@ -46,9 +46,9 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
     lines: dict[tuple[str, int], list[TrialResult]] = {}
     for r in results:
         if r.trial.drafter is not None and r.speedup("plain"):
-            name = r.trial.head.rpartition("@")[0] or r.trial.head
+            name = r.trial.label.rpartition("@")[0] or r.trial.label
             lines.setdefault((name, r.trial.draft_steps), []).append(r)
-    lines = {key: own for key, own in lines.items() if len({_verified(r) for r in own}) >= LEAST_BUDGETS}
+    lines = {key: own for key, own in lines.items() if len({_verified(r) for r in own}) >= MIN_BUDGETS}
     if not lines:
         return None
     traffics = sorted({r.trial.traffic for own in lines.values() for r in own})

@@ -83,7 +83,7 @@ def verdict(choice: Choice) -> str:
         None: "not clearly different from plain decoding",
     }[choice.pays]
     text = (
-        f"{start} {claim}. Best: {best.trial.head} with {best.trial.draft_steps} draft steps, {ratio(plain)} of plain"
+        f"{start} {claim}. Best: {best.trial.label} with {best.trial.draft_steps} draft steps, {ratio(plain)} of plain"
     )
     own = best.speedup("baseline")
     if not best.is_baseline and own is not None:
@@ -139,7 +139,7 @@ def _has_interval(choice: Choice) -> bool:
 def _setting(choice: Choice) -> str:
     assert choice.best is not None, "filtered by the caller"
     trial = choice.best.trial
-    return f"{trial.head} at {trial.draft_steps} step{'s' if trial.draft_steps > 1 else ''}"
+    return f"{trial.label} at {trial.draft_steps} step{'s' if trial.draft_steps > 1 else ''}"
 
 
 def _same_best(made: Sequence[Choice]) -> list[list[Choice]]:
@@ -156,7 +156,7 @@ def _same_best(made: Sequence[Choice]) -> list[list[Choice]]:
 def _gains(group: Sequence[Choice]) -> str:
     how = ", ".join(f"{ratio(c.speedup)} at {_loads([c])}" for c in group)
     text = f"{_setting(group[0])}: {how.replace(' at ', ' over plain decoding at ', 1)}"
-    rivals = {(r.trial.head, r.trial.draft_steps) for c in group for r in c.rivals}
+    rivals = {(r.trial.label, r.trial.draft_steps) for c in group for r in c.rivals}
     if rivals:
         text += f" (its interval overlaps with {'that' if len(rivals) == 1 else 'those'} of {len(rivals)} other setting"
         text += f"{'s' if len(rivals) > 1 else ''})"

@@ -22,7 +22,7 @@ from rayspec.report.style import Heads, attempt, save_figures
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-MOST_HEADS = 40  # more are not told apart by numbers in points, nor fit into a legend
+MAX_HEADS = 40  # more are not told apart by numbers in points, nor fit into a legend
 FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {
     "speedup": speedup_figure,
     "speedup_by_load": load_figure,
@@ -48,14 +48,14 @@ def sweep_figures(results: "Sequence[TrialResult]", requests: RequestsOf | None 
     """
     measured = [r for r in results if r.error is None]
     all_heads = Heads.of(measured).names
-    if len(all_heads) > MOST_HEADS:
+    if len(all_heads) > MAX_HEADS:
         measured = _of_the_fastest(measured)
     figures = {name: attempt(name, partial(draw, measured)) for name, draw in FIGURES.items()}
     figures["tau_by_category"] = attempt("tau_by_category", partial(category_figure, measured, requests))
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    if len(all_heads) > MOST_HEADS:
+    if len(all_heads) > MAX_HEADS:
         for figure in drawn.values():
-            figure.suptitle(f"the {MOST_HEADS} fastest of {len(all_heads)} heads; the table has all", fontsize=9)
+            figure.suptitle(f"the {MAX_HEADS} fastest of {len(all_heads)} heads; the table has all", fontsize=9)
     return drawn
 
 
@@ -64,6 +64,6 @@ def _of_the_fastest(results: "Sequence[TrialResult]") -> "list[TrialResult]":
     best: dict[str, float] = {}
     for r in results:
         if r.trial.drafter is not None:
-            best[r.trial.head] = max(best.get(r.trial.head, 0.0), r.metrics.get("output_tokens_per_s", 0.0))
-    kept = set(sorted(best, key=lambda head: -best[head])[:MOST_HEADS])
-    return [r for r in results if r.trial.drafter is None or r.trial.head in kept]
+            best[r.trial.label] = max(best.get(r.trial.label, 0.0), r.metrics.get("output_tokens_per_s", 0.0))
+    kept = set(sorted(best, key=lambda head: -best[head])[:MAX_HEADS])
+    return [r for r in results if r.trial.drafter is None or r.trial.label in kept]

@@ -18,7 +18,7 @@ from rayspec.statistics import Interval
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
-MOST_CATEGORIES = 24  # rows of one figure
+MAX_CATEGORIES = 24  # rows of one figure
 FRONT: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.2, "linestyle": ":", "zorder": 2}
 ISO_SPEEDUPS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
@@ -37,8 +37,8 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
     figure, (left, *right) = panels(1 + len(steps), width=3.9, height=3.6, columns=3)
     width = 0.8 / len(heads.names)
     for r in results:
-        head, s, tau = heads.names.index(r.trial.head), steps.index(r.trial.draft_steps), r.metrics["tau"]
-        own, x = heads.colour(r.trial.head), s + (head - (len(heads.names) - 1) / 2) * width
+        head, s, tau = heads.names.index(r.trial.label), steps.index(r.trial.draft_steps), r.metrics["tau"]
+        own, x = heads.colour(r.trial.label), s + (head - (len(heads.names) - 1) / 2) * width
         left.bar(x, tau, width=0.9 * width, color=own, zorder=2)
         text = str(head + 1) if heads.is_crowded else f"{tau:.2f}"
         left.annotate(text, (x, tau), (0, 2), textcoords="offset points", ha="center", fontsize=8)
@@ -77,8 +77,8 @@ def category_figure(results: "Sequence[TrialResult]", requests: RequestsOf | Non
     if len(names) < 2:
         return None
     taus = {name: [tau for r in results if (tau := categories(r).get(name)) is not None] for name in names}
-    if len(names) > MOST_CATEGORIES:
-        names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MOST_CATEGORIES]
+    if len(names) > MAX_CATEGORIES:
+        names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MAX_CATEGORIES]
     names.sort(key=lambda n: -max(taus[n]))
     heads = Heads.of(results)
     figure, (axis,) = panels(1, width=7.5, height=1.4 + len(names) * (0.2 + 0.09 * len(results)))
@@ -86,7 +86,7 @@ def category_figure(results: "Sequence[TrialResult]", requests: RequestsOf | Non
     for i, r in enumerate(results):
         measured = category_taus(requests(r.trial)) if requests else {}
         shift = 0.7 * ((i + 0.5) / len(results) - 0.5)  # so that heads of equal tau are both seen
-        look: dict[str, Any] = {"color": heads.colour(r.trial.head), "marker": marker(i), "markersize": 5}
+        look: dict[str, Any] = {"color": heads.colour(r.trial.label), "marker": marker(i), "markersize": 5}
         for y, name in enumerate(names):
             if name in categories(r):
                 own, n = measured.get(name, (Interval(value=categories(r)[name]), None))
@@ -142,9 +142,9 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
             text += f", κ = {kappa:.2f}"
         for r in here:
             x, y = _nu_and_rho(r)
-            heads.point(axis, x, y, r.trial.head, marker(steps.index(s)), numbered=False)
+            heads.point(axis, x, y, r.trial.label, marker(steps.index(s)), numbered=False)
         axis.plot(*zip(*unbeaten(list(map(_nu_and_rho, here))), strict=True), **FRONT)
-        names.append([(*_nu_and_rho(r), shortened(r.trial.head, 24)) for r in here])
+        names.append([(*_nu_and_rho(r), shortened(r.trial.label, 24)) for r in here])
         axis.set_title(text)
         axis.set_xlim(0, right)
         axis.set_ylim(low, high)
@@ -174,7 +174,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
     for axis, s in zip(axes, steps, strict=True):
         for r in results:
             if (r.trial.traffic, r.trial.draft_steps) == (traffics[0], s):
-                heads.point(axis, r.metrics["shortlist_mean"], r.metrics["rho"], r.trial.head, marker(steps.index(s)))
+                heads.point(axis, r.metrics["shortlist_mean"], r.metrics["rho"], r.trial.label, marker(steps.index(s)))
         axis.set_title(counted(s))
         axis.set_xscale("log", base=2)
         axis.set_xlabel("tokens scored for a row, mean")
@@ -232,14 +232,14 @@ def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
         for r in (r for r in results if r.trial.traffic == traffic):
             interval = r.speedup("baseline")
             assert interval is not None, "filtered above"
-            x, head = r.metrics["speedup_vs_baseline_predicted"], r.trial.head
+            x, head = r.metrics["speedup_vs_baseline_predicted"], r.trial.label
             axis.plot([x, x], bounds(interval), color=heads.colour(head), linewidth=1.5)
             heads.point(axis, x, interval.value, head, marker(steps.index(r.trial.draft_steps)))
         axis.axline((1, 1), slope=1, color="black", linestyle="--", linewidth=1)
         axis.set_title(str(traffic))
         axis.set_xlabel(f"predicted speed-up over {results[0].baseline}")
     axes[0].set_ylabel("measured (95% CI)")
-    shown = heads.entries([r.trial.head for r in results])
+    shown = heads.entries([r.trial.label for r in results])
     legend_below(figure, [*shown, *steps_entries(steps)])
     return figure
 

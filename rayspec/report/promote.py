@@ -116,7 +116,7 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
     claim = {True: "yes", False: "no"}[any(c.best is best and c.pays for c in choices(sweep.results))]
     values = {f"{k}{end}": best.metrics.get(f"{k}{end}") for k in EVIDENCE for end in ("", "_ci_low", "_ci_high")}
     return {
-        "head": trial.head,
+        "head": trial.label,
         "draft_steps": str(trial.draft_steps),
         "traffic": str(trial.traffic),
         "clearly_faster_than_plain": claim,
@@ -139,7 +139,7 @@ def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecor
         )
     engine = engine_config(sweep)
     return ServingRecord(
-        head=best.trial.head,
+        head=best.trial.label,
         target=sweep.params["target"],
         target_sha256=target_sha256,
         files=files_sha256(folder),
@@ -159,7 +159,7 @@ def _description(sweep: StoredSweep, best: TrialResult, model: str) -> str:
     serve = serve_command(sweep, trial, f"{ALIAS}/{ARTIFACT}")
     checked = f"{store} rayspec serve models:/{model}@{ALIAS}"
     parts = [
-        f"{trial.head} at {trial.draft_steps} draft steps: {gain}.",
+        f"{trial.label} at {trial.draft_steps} draft steps: {gain}.",
         f"The whole decision: {decision(sweep.results)}",
         f"Serve it, once its evidence and its files have been checked:\n```\n{checked}\n```",
         f"Or by hand, where rayspec is SGLang's plugin:\n```\n{fetch}\n{serve}\n```",

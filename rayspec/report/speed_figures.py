@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult
 
 WIDE_RANGE = 6  # largest over smallest value, from which on an axis is logarithmic
-LEAST_LOADS = 3  # fewer are better read from the panels of the speed-up figure
+MIN_LOADS = 3  # fewer are better read from the panels of the speed-up figure
 
 
 def axes_of(results: "Sequence[TrialResult]") -> tuple[list[int], list[Traffic]]:
@@ -43,9 +43,9 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
             interval = r.speedup("plain")
             assert interval is not None, "filtered above"
             s = steps.index(r.trial.draft_steps)
-            y = heads.names.index(r.trial.head) + (s - (len(steps) - 1) / 2) * gap
+            y = heads.names.index(r.trial.label) + (s - (len(steps) - 1) / 2) * gap
             low, high = bounds(interval)
-            own = heads.colour(r.trial.head)
+            own = heads.colour(r.trial.label)
             axis.plot([low, high], [y, y], color=own, linewidth=2)
             axis.plot([interval.value], [y], color=own, marker=marker(s), markersize=6)
             axis.annotate(
@@ -71,13 +71,13 @@ def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Speed-up over plain decoding against the number of streams, with its 95% interval: where it stops paying."""
     results = [r for r in results if r.speedup("plain") and not r.trial.traffic.is_open]
     heads, (steps, traffics) = Heads.of(results), axes_of(results)
-    if len(traffics) < LEAST_LOADS:
+    if len(traffics) < MIN_LOADS:
         return None
     figure, axes = panels(len(steps), width=5.2, height=3.8, share=True, columns=2)
     for axis, s in zip(axes, steps, strict=True):
         for head in heads.names:
             own = sorted(
-                (r for r in results if (r.trial.head, r.trial.draft_steps) == (head, s)), key=lambda r: r.trial.traffic
+                (r for r in results if (r.trial.label, r.trial.draft_steps) == (head, s)), key=lambda r: r.trial.traffic
             )
             intervals = [interval for r in own if (interval := r.speedup("plain"))]
             loads = [r.trial.traffic.concurrency for r in own]
@@ -115,7 +115,7 @@ def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
         if r.trial.drafter is None:
             axis.plot(x, y, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
         else:
-            heads.point(axis, x, y, r.trial.head, marker(steps.index(r.trial.draft_steps)))
+            heads.point(axis, x, y, r.trial.label, marker(steps.index(r.trial.draft_steps)))
     for traffic in sorted({r.trial.traffic for r in results}):
         cloud = [_latency_and_throughput(r) for r in results if r.trial.traffic == traffic]
         where = (sum(x for x, _ in cloud) / len(cloud), max(y for _, y in cloud))

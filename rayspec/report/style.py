@@ -76,7 +76,7 @@ class Heads:
 
     @classmethod
     def of(cls, results: "Sequence[TrialResult]") -> Self:
-        drafted = {r.trial.head: r.trial.drafter for r in results if r.trial.drafter is not None}
+        drafted = {r.trial.label: r.trial.drafter for r in results if r.trial.drafter is not None}
         is_mixed = len({d.algorithm for d in drafted.values()}) > 1
         kinds = {head: d.algorithm if is_mixed else str(d.head.get("kind")) for head, d in drafted.items()}
         return cls(names=tuple(kinds), kinds=tuple(kinds.values()))

@@ -13,7 +13,7 @@ HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", 
 HEADERS += ["vs plain [95% CI]", "vs {baseline} [95% CI]", "predicted"]
 
 
-MOST_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
+MAX_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
 
 
 NOTES = (
@@ -61,7 +61,7 @@ def latency_table(results: "Sequence[TrialResult]") -> str:
         ["head", "steps", "traffic", *headers],
         [
             [
-                r.trial.head,
+                r.trial.label,
                 str(r.trial.draft_steps or "-"),
                 str(r.trial.traffic),
                 *(f"{r.metrics[name]:.1f}" if name in r.metrics else "-" for name in names),
@@ -74,7 +74,7 @@ def latency_table(results: "Sequence[TrialResult]") -> str:
 def busy(results: "Sequence[TrialResult]") -> str:
     """A warning where other programs kept the machine busy while it was measured; else empty."""
     shares = [r.metrics["other_cpu_share"] for r in results if "other_cpu_share" in r.metrics]
-    if not shares or max(shares) < MOST_OTHER_CPU:
+    if not shares or max(shares) < MAX_OTHER_CPU:
         return ""
     mean = sum(shares) / len(shares)
     return (
@@ -105,7 +105,7 @@ def summary(results: "Sequence[TrialResult]") -> str:
 
 def _row(result: "TrialResult") -> list[str]:
     t, m = result.trial, result.metrics
-    cells = [t.head, str(t.draft_steps or "-"), str(t.traffic)]
+    cells = [t.label, str(t.draft_steps or "-"), str(t.traffic)]
     if result.error:
         return [*cells, "FAILED", *["-"] * (len(HEADERS) - len(cells) - 1)]
 

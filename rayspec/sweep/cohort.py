@@ -26,11 +26,11 @@ from rayspec.sweep.results import speedups
 from rayspec.sweep.stopping import hopeless, is_finished
 
 logger = logging.getLogger(__name__)
-ATTEMPTS = 2  # whose engine dies so often, fails
+ATTEMPTS = 2  # a trial fails when its engine has died this many times
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class PassResult:
     """Where a cohort stands after a pass. `speedup_vs_plain` is its best candidate's, as the geometric mean over the
     traffic; 0 without one."""
 
@@ -62,7 +62,7 @@ class CohortRun:
         self._starting_s = 0.0  # of the round, on engines whose turn came
         self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
 
-    def one_pass(self) -> Pass:
+    def one_pass(self) -> PassResult:
         """Measure what the journal lacks of the next pass. Once it holds the cohort's end, nothing is measured."""
         ended = self.cohort.name in self.state.ended
         for round_ in self.plan.rounds(self.cohort, self.passes):
@@ -73,7 +73,7 @@ class CohortRun:
         is_done = self.passes >= self.config.max_passes() or self._is_over()
         if is_done and not ended:
             self._record("ended", reason="measured")
-        return Pass(passes=self.passes, is_done=is_done, speedup_vs_plain=self._best())
+        return PassResult(passes=self.passes, is_done=is_done, speedup_vs_plain=self._best())
 
     def _is_over(self) -> bool:
         """Whether no pass after this one would measure anything."""
@@ -120,7 +120,7 @@ class CohortRun:
             if trial.drafter in drafters and trial not in self.state.errors:
                 found = speedups(self.config, trial, blocks, self.state.errors).get("plain")
                 if found is not None:
-                    logs.setdefault(trial.head, []).append(log(found.value))
+                    logs.setdefault(trial.label, []).append(log(found.value))
         return max((exp(fmean(values)) for values in logs.values()), default=0.0)
 
     def _measure(self, round_: Round) -> None:

@@ -12,10 +12,10 @@ from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from sglang_ext.settings import Settings
 
-MOST_SECONDS = 1e7  # four months; Ray cannot count many times that
-MOST_TOKENS = 10**9
-MOST_SEED = 2**32 - 1  # SGLang gives it to NumPy
-MOST_NAME = 200  # the name of a folder is made of it
+MAX_SECONDS = 1e7  # four months; Ray cannot count many times that
+MAX_TOKENS = 10**9
+MAX_SEED = 2**32 - 1  # SGLang gives it to NumPy
+MAX_NAME_LENGTH = 200  # the name of a folder is made of it
 
 
 def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
@@ -40,7 +40,7 @@ class EngineConfig(Settings):
     server_fields: ClassVar[tuple[str, ...]] = ("dtype", "context_length", "max_total_tokens", "mem_fraction_static")
 
     def __post_init__(self) -> None:
-        for name, most in (("context_length", MOST_TOKENS), ("max_total_tokens", MOST_TOKENS), ("num_threads", 4096)):
+        for name, most in (("context_length", MAX_TOKENS), ("max_total_tokens", MAX_TOKENS), ("num_threads", 4096)):
             value = getattr(self, name)
             _require(value is None or 1 <= value <= most, f"engine.{name}", value, f"at least 1 and at most {most}")
         for name in ("tp_size", "pp_size", "dp_size", "ep_size"):
@@ -54,7 +54,7 @@ class EngineConfig(Settings):
         _require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
         for name in ("start_timeout_s", "block_timeout_s"):
             value = getattr(self, name)
-            _require(0 < value <= MOST_SECONDS, f"engine.{name}", value, f"positive and at most {MOST_SECONDS:g}")
+            _require(0 < value <= MAX_SECONDS, f"engine.{name}", value, f"positive and at most {MAX_SECONDS:g}")
         own = [key for key in self.extra if key in _OWN_FIELDS]
         _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
         named = [key for key in self.extra if key in self.server_fields]
@@ -195,7 +195,7 @@ class SweepConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("name", "experiment", "target", "baseline", "workload"):
             text = getattr(self, name)
-            most = MOST_NAME if name in ("name", "experiment") else 4096
+            most = MAX_NAME_LENGTH if name in ("name", "experiment") else 4096
             _require(text.isprintable() and 1 <= len(text.strip()) <= most, name, text, f"1 to {most} characters")
         for name in ("drafters", "draft_steps", "concurrency", "request_rate"):
             values = getattr(self, name)
@@ -223,7 +223,7 @@ class SweepConfig(Settings):
             f"engine.block_timeout_s={self.engine.block_timeout_s:g}",
         )
         _require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
-        _require(0 <= self.seed <= MOST_SEED, "seed", self.seed, f"in 0..{MOST_SEED}")
+        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")

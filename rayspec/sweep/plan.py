@@ -60,7 +60,7 @@ class Trial:
     traffic: Traffic
 
     @property
-    def head(self) -> str:
+    def label(self) -> str:
         return self.drafter.label if self.drafter else PLAIN
 
     @property
@@ -70,7 +70,7 @@ class Trial:
     @property
     def name(self) -> str:
         steps = f"-s{self.draft_steps}" if self.drafter else ""
-        return f"{self.head}{steps}-{self.traffic.label}"
+        return f"{self.label}{steps}-{self.traffic.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
     rows = [
         [
             t.name,
-            t.head,
+            t.label,
             t.algorithm,
             ", ".join(f"{k}={v}" for k, v in t.drafter.head.items()) if t.drafter else "no speculation",
             str(t.draft_steps or "-"),

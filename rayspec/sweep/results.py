@@ -31,7 +31,7 @@ class TrialResult:
 
     @property
     def is_baseline(self) -> bool:
-        return self.trial.head == self.baseline
+        return self.trial.label == self.baseline
 
     def speedup(self, over: str) -> Interval | None:
         """The speed-up over `plain` decoding or over the `baseline`, None where that was not measured beside it."""
@@ -88,7 +88,7 @@ def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Tri
     family = trial.drafter.family if trial.drafter else None
     same = (t for t in trials if (t.draft_steps, t.traffic) == (trial.draft_steps, trial.traffic))
     kin = (t for t in same if t.drafter is not None and t.drafter.family == family)
-    return next((t for t in kin if split_shape(t.head)[0] == config.baseline), None)
+    return next((t for t in kin if split_shape(t.label)[0] == config.baseline), None)
 
 
 def _plain(trial: Trial) -> Trial:
@@ -145,7 +145,7 @@ def _costs(
         counted=metrics.get("step_verified_tokens"),
         scored=metrics.get("shortlist_mean"),
     )
-    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.head], costs.dtype)
+    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.label], costs.dtype)
 
 
 def _head_tradeoff(
@@ -157,17 +157,17 @@ def _head_tradeoff(
     """head_latency_us, and against the baseline head of the same body and shape: nu (latency), rho (tau), kappa (its
     share of the cycle), and the speed-up that these three predict."""
     out: dict[str, float] = {}
-    if trial.head in latency_s:
-        out["head_latency_us"] = 1e6 * latency_s[trial.head]
-        if baseline is not None and baseline.head in latency_s:
-            out["nu"] = latency_s[trial.head] / latency_s[baseline.head]
+    if trial.label in latency_s:
+        out["head_latency_us"] = 1e6 * latency_s[trial.label]
+        if baseline is not None and baseline.label in latency_s:
+            out["nu"] = latency_s[trial.label] / latency_s[baseline.label]
     if baseline is None or baseline not in metrics:
         return out
     base = metrics[baseline]
     if "tau" in metrics[trial] and "tau" in base:
         out["rho"] = metrics[trial]["tau"] / base["tau"]
     # the engine's own clock where it has one; else the head timed alone, which is called once a draft step
-    alone_ms = 1e3 * latency_s[baseline.head] * trial.draft_steps if baseline.head in latency_s else None
+    alone_ms = 1e3 * latency_s[baseline.label] * trial.draft_steps if baseline.label in latency_s else None
     head_ms = base.get("step_head_ms", alone_ms)
     if head_ms is not None and "cycle_ms" in base:
         kappa = head_kappa(head_ms, base["cycle_ms"])

@@ -115,7 +115,7 @@ def _read(client: MlflowClient, parent: Run) -> StoredSweep:
         raise TrackingError(f"sweep {parent.info.run_name} ({parent.info.run_id}) holds no trial that can be read")
     results = [_result(child) for child in children]
     order = {d: i for i, d in enumerate(_names(parent.data.params.get("sweep.drafters", "")))}
-    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.head, -1)))
+    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.label, -1)))
     run_ids = {_trial(child): child.info.run_id for child in children}
     return StoredSweep(client=client, parent=parent, results=tuple(results), run_ids=run_ids)
 

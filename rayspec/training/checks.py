@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayspec.target import check_weights
 from rayspec.training.answers import AnswersConfig, missing_shards
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import check_width
 from rayspec.training.origin import origin_of, read_base
@@ -21,8 +21,8 @@ from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.folders import check_parents
 from sglang_ext.heads import head_config
 
-MOST_SEED = 2**32 - 1
-MOST_COUNT = 10**8
+MAX_SEED = 2**32 - 1
+MAX_COUNT = 10**8
 
 
 def check_config(config: DrafterTrainConfig) -> None:
@@ -53,7 +53,7 @@ def check_config(config: DrafterTrainConfig) -> None:
 
 
 def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:
-    for setting, most in (("seed", MOST_SEED), ("count", MOST_COUNT), ("answer_tokens", MOST_COUNT)):
+    for setting, most in (("seed", MAX_SEED), ("count", MAX_COUNT), ("answer_tokens", MAX_COUNT)):
         found = getattr(config, setting)
         if not 0 <= found <= most:
             raise ValueError(f"{name}.{setting} must be at most {most}, and not negative, got {found}")
@@ -74,7 +74,7 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
         raise ValueError(f"{name}.prompts={config.prompts} is a folder without files; put text files there")
 
 
-def _check_head(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget, made_before: set[str]) -> None:
+def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget, made_before: set[str]) -> None:
     sizes = target.model.config
     cls, options = head_config(
         head.draft_head, hidden_size=head.hidden_size(sizes.hidden_size), vocab_size=sizes.vocab_size
@@ -94,7 +94,7 @@ def _check_head(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarge
         cls.check_artifacts(options, origin.artifacts)
 
 
-def _check_body(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> int:
+def _check_body(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> int:
     """The draft positions that are trained. Raises ValueError for a body that cannot be made for the target."""
     if head.drafter_kind == "eagle3":
         target.drafter_config(config.recipe.intermediate_size)
@@ -107,7 +107,7 @@ def _check_body(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarge
     return made.positions
 
 
-def _check_lengths(config: DrafterTrainConfig, head: NamedHead, positions: int) -> None:
+def _check_lengths(config: DrafterTrainConfig, head: DrafterEntry, positions: int) -> None:
     measured = config.evaluation.draft_steps
     measured = min(measured, positions) if head.drafter_kind not in ("eagle3", "independent") else measured
     for name, steps, setting in (
@@ -122,7 +122,7 @@ def _check_lengths(config: DrafterTrainConfig, head: NamedHead, positions: int) 
             )
 
 
-def _check_tree(head: NamedHead, target: FrozenTarget, positions: int) -> None:
+def _check_tree(head: DrafterEntry, target: FrozenTarget, positions: int) -> None:
     assert head.tree is not None, "the caller looked"
     tree = given_tree(head.tree, target)
     config = parse_tree(head.tree, "tree")

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
 from rayspec.training.answers import AnswerSet
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_log import DrafterLog
 from rayspec.training.drafter_report import report_files
 from rayspec.training.frozen_target import FrozenTarget
@@ -104,7 +104,7 @@ def train_step(
 
 def train_drafter(
     config: DrafterTrainConfig,
-    head: NamedHead,
+    head: DrafterEntry,
     target: FrozenTarget,
     answers: AnswerSet,
     held_out: AnswerSet,
@@ -179,7 +179,7 @@ def train_drafter(
         if head.tree is not None:
             drafter.draft_tree = tree
             if tree is None:
-                assert isinstance(drafter, LastHiddenDrafter), "NamedHead refuses trees that have to be found"
+                assert isinstance(drafter, LastHiddenDrafter), "DrafterEntry refuses trees that have to be found"
                 with autocast(recipe):
                     drafter.draft_tree = find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
@@ -212,7 +212,7 @@ def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: Answe
 
 def export(
     config: DrafterTrainConfig,
-    head: NamedHead,
+    head: DrafterEntry,
     origin: Origin,
     drafter: Drafter,
     target: FrozenTarget,

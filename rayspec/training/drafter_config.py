@@ -21,15 +21,15 @@ from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHead(Settings):
+class DrafterEntry(Settings):
     """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
     drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...},
     {kind: independent, hidden_size: 64, num_layers: 2, ...}.
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
-    shares the base's tensors on disk. Or a drafter with this very head but other knobs (weight_format, size of a
-    shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
+    shares the base's tensors on disk. Or a drafter with this very head and other inference options (weight_format, size
+    of a shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `train_body`: go on training the base's body and head instead of freezing them; the new drafter stores its own.
     `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
     `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters.
@@ -134,7 +134,7 @@ class DrafterTrainConfig(Settings):
     engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    heads: list[NamedHead] = field(default_factory=list)
+    heads: list[DrafterEntry] = field(default_factory=list)
     checkpoint_every: int = 100  # steps
     log_every: int = 10  # steps
     mlflow: bool = True
@@ -166,7 +166,7 @@ class DrafterTrainConfig(Settings):
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
 
-    def base_folder(self, head: NamedHead) -> Path | None:
+    def base_folder(self, head: DrafterEntry) -> Path | None:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""
         if head.base is None:
             return None

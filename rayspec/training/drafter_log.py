@@ -10,7 +10,7 @@ from rayspec.config import flatten
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.training.acceptance import Acceptance
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.train_state import Progress
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ EXPERIMENT = "rayspec-drafters"
 class DrafterLog:
     """Open for the length of one training run; an exception inside marks the MLflow run as failed."""
 
-    def __init__(self, config: DrafterTrainConfig, head: NamedHead, progress: Progress) -> None:
+    def __init__(self, config: DrafterTrainConfig, head: DrafterEntry, progress: Progress) -> None:
         self.config, self.head, self.progress = config, head, progress
         self.run: Run | None = None
 

@@ -20,7 +20,7 @@ from rayspec.training.answers import (
 from rayspec.training.chat import ChatTemplate
 from rayspec.training.checks import check_config
 from rayspec.training.drafter import summary, train_drafter
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
@@ -92,7 +92,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     return results
 
 
-def is_exported(config: DrafterTrainConfig, head: NamedHead, target_sha256: str) -> bool:
+def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> bool:
     """Whether this very drafter lies in the output folder. Raises ValueError if anything else does.
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.

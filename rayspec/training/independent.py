@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rayspec.training.drafter_config import NamedHead
+from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.heads import head_from_target
 
 
 def new_independent(
-    target: FrozenTarget, head: NamedHead, seed: int, artifacts: Mapping[str, Tensor]
+    target: FrozenTarget, head: DrafterEntry, seed: int, artifacts: Mapping[str, Tensor]
 ) -> IndependentDrafter:
     """Head and embedding made from the target's head, layers from the seed. Raises ValueError for a bad head, and for a
     drafter that is wider than the target."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rayspec.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent
 from rayspec.training.moments import head_moments
@@ -45,7 +45,7 @@ class Origin:
 NOTHING = Origin()
 
 
-def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget) -> Origin:
+def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> Origin:
     """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
     base = config.base_folder(head)
     provenance: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def origin_of(config: DrafterTrainConfig, head: NamedHead, target: FrozenTarget)
 
 
 def new_drafter(
-    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
+    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
 ) -> Drafter:
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
     parameters are then frozen unless `train_body` is set. Raises ValueError."""
@@ -76,12 +76,12 @@ def new_drafter(
     return drafter
 
 
-def _uses_states(target: FrozenTarget, head: NamedHead, hidden_size: int) -> bool:
+def _uses_states(target: FrozenTarget, head: DrafterEntry, hidden_size: int) -> bool:
     _, config = head_config(head.draft_head, hidden_size=hidden_size, vocab_size=target.model.config.vocab_size)
     return config.uses_states
 
 
-def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> None:
+def _freeze_rows(lm_head: DraftHead, head: DrafterEntry, dtype: torch.dtype) -> None:
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
     if not lm_head.taken_over:
         raise ValueError(
@@ -95,7 +95,7 @@ def _freeze_rows(lm_head: DraftHead, head: NamedHead, dtype: torch.dtype) -> Non
 
 
 def _drafter_from_target(
-    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
     if head.drafter_kind == "independent":
         return new_independent(target, head, recipe.seed, origin.artifacts)
@@ -120,7 +120,7 @@ def _rms(states_BTG: Tensor, batch: Batch) -> float:
     return states_BTG[batch.sequence_N, batch.position_N].float().pow(2).mean().sqrt().item()
 
 
-def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> LastHiddenDrafter:
+def _new_last_hidden(target: FrozenTarget, head: DrafterEntry, origin: Origin) -> LastHiddenDrafter:
     cls = drafter_class(head.drafter_kind)
     config = target.options_config(cls.Config, head.drafter_options)
 
@@ -130,7 +130,7 @@ def _new_last_hidden(target: FrozenTarget, head: NamedHead, origin: Origin) -> L
     return cls(config, config.heads(make))
 
 
-def read_base(target: FrozenTarget, head: NamedHead, base: Path) -> tuple[Drafter, CheckpointInfo]:
+def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Drafter, CheckpointInfo]:
     """The drafter that a head is made on. Raises ValueError where it is another target's or of another kind, where its
     weights are not finite, and where its head cannot be taken over."""
     drafter, info = load_drafter(base, stop_ids=target.eos_ids)
@@ -154,24 +154,24 @@ def read_base(target: FrozenTarget, head: NamedHead, base: Path) -> tuple[Drafte
     kind, wanted = head_config(
         head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
     )
-    if not _is_same_up_to_knobs(first, kind, wanted) and dict(info.head) != {"kind": "full"}:
+    if not _is_same_head_otherwise_used(first, kind, wanted) and dict(info.head) != {"kind": "full"}:
         raise ValueError(
             f"heads[{head.name}].base is {base}, whose head is {dict(info.head)}; a base needs a full head, "
-            f"whose rows the new head takes over, or the same head up to {', '.join(sorted(wanted.knobs))}, "
-            "not yet stored in fewer bits"
+            f"whose rows the new head takes over, or the same head up to "
+            f"{', '.join(sorted(wanted.inference_options))}, not yet stored in fewer bits"
         )
     return drafter, info
 
 
-def _is_same_up_to_knobs(found: DraftHead, kind: type[DraftHead], wanted: HeadConfig) -> bool:
-    """Whether a trained head needs nothing but other values of its knobs, and no other tensors."""
+def _is_same_head_otherwise_used(found: DraftHead, kind: type[DraftHead], wanted: HeadConfig) -> bool:
+    """Whether a trained head needs nothing but other inference options, and no other tensors."""
     if kind is not type(found) or found.config.weight_format is not None:
         return False
-    return replace(found.config, **{name: getattr(wanted, name) for name in wanted.knobs}) == wanted
+    return replace(found.config, **{name: getattr(wanted, name) for name in wanted.inference_options}) == wanted
 
 
 def _drafter_on_base(
-    target: FrozenTarget, head: NamedHead, recipe: Recipe, answers: AnswerSet, origin: Origin
+    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
     assert origin.base is not None, "the caller looked"
     drafter, info = read_base(target, head, origin.base)
@@ -191,10 +191,10 @@ def _drafter_on_base(
     return drafter
 
 
-def _head_on_base(found: DraftHead, head: NamedHead, origin: Origin) -> DraftHead:
+def _head_on_base(found: DraftHead, head: DrafterEntry, origin: Origin) -> DraftHead:
     config = found.config
     kind, wanted = head_config(head.draft_head, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-    if _is_same_up_to_knobs(found, kind, wanted):
+    if _is_same_head_otherwise_used(found, kind, wanted):
         found.config = wanted
         return found
     lm_head = head_from_target(head.draft_head, found.get_parameter("weight").data, origin.artifacts)

@@ -18,8 +18,8 @@ from sglang_ext.settings import Settings
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
-MOST = 2**24  # of a count or a width; far beyond any use
-MOST_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
+MAX_SIZE = 2**24  # of a count or a width; far beyond any use
+MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
@@ -58,8 +58,8 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         for name in ("ttt_steps", "batch_size", "num_steps", "chunk_rows"):
-            if not 1 <= getattr(self, name) <= MOST:
-                raise ValueError(f"recipe.{name} must be at least 1 and at most {MOST}, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ValueError(f"recipe.{name} must be at least 1 and at most {MAX_SIZE}, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"recipe.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         for name, allowed in CHOICES.items():
@@ -73,13 +73,13 @@ class Recipe(Settings):
                 raise ValueError(f"recipe.{name} must be in [0, 1), got {getattr(self, name)}")
         if not 0.0 <= self.weight_decay < math.inf:
             raise ValueError(f"recipe.weight_decay must be at least 0 and finite, got {self.weight_decay}")
-        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= MOST:
+        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= MAX_SIZE:
             raise ValueError(
-                f"recipe.intermediate_size must be in 1..{MOST}, or absent for the target's, got "
+                f"recipe.intermediate_size must be in 1..{MAX_SIZE}, or absent for the target's, got "
                 f"{self.intermediate_size}"
             )
-        if not 0 <= self.seed <= MOST_SEED:
-            raise ValueError(f"recipe.seed must be in 0..{MOST_SEED}, got {self.seed}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"recipe.seed must be in 0..{MAX_SEED}, got {self.seed}")
         if not 0.0 < self.ttt_decay <= 1.0:
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
         if not 0.0 <= self.csra_weight < math.inf:

@@ -16,7 +16,7 @@ from sglang_ext.settings import Settings
 WINDOW = 1024  # tokens; the unit of shuffling, cut into WINDOW // seq_len rows, so every sequence length sees one order
 
 
-MOST = 2**24  # of a size; tensors of such sides can still be counted
+MAX_SIZE = 2**24  # of a size; tensors of such sides can still be counted
 
 
 def _check(is_valid: bool, setting: str, allowed: str, value: object) -> None:
@@ -39,11 +39,11 @@ class TargetModelConfig(Settings):
     max_position_embeddings: int = 2048
 
     def __post_init__(self) -> None:
-        for key, most in (("num_layers", 512), ("num_heads", MOST), ("num_kv_heads", MOST), ("hidden_size", MOST),
-                          ("intermediate_size", MOST), ("max_position_embeddings", MOST)):  # fmt: skip
+        sizes = ("num_heads", "num_kv_heads", "hidden_size", "intermediate_size", "max_position_embeddings")
+        for key, most in (("num_layers", 512), *((size, MAX_SIZE) for size in sizes)):
             _check(1 <= getattr(self, key) <= most, f"model.{key}", f"in 1..{most}", getattr(self, key))
         is_even = self.head_dim % 2 == 0
-        _check(2 <= self.head_dim <= MOST and is_even, "model.head_dim", f"even, in 2..{MOST}", self.head_dim)
+        _check(2 <= self.head_dim <= MAX_SIZE and is_even, "model.head_dim", f"even, in 2..{MAX_SIZE}", self.head_dim)
         _check(0 < self.rope_theta < math.inf, "model.rope_theta", "above 0 and finite", self.rope_theta)
         if not 257 <= self.vocab_size <= 65536:
             raise ValueError(

@@ -22,7 +22,7 @@ from typing import Any
 from sglang_ext.json_text import parse_json
 
 ID_KEYS = ("question_id", "task_id", "id")
-MOST_ID = 200  # characters
+MAX_ID = 200  # characters
 FORMS = ("turns", "messages", "conversations", "prompt", "question", "text")
 
 
@@ -103,8 +103,8 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
     id_ = next((record[key] for key in ID_KEYS if key in record), number)
     if not isinstance(id_, str | int) or isinstance(id_, bool):
         raise _Malformed(f"the id must be text or a whole number, got {_short(id_)}")
-    if not 1 <= len(str(id_)) <= MOST_ID or not str(id_).isprintable():
-        raise _Malformed(f"the id must be 1 to {MOST_ID} printable characters, got {_short(id_)}")
+    if not 1 <= len(str(id_)) <= MAX_ID or not str(id_).isprintable():
+        raise _Malformed(f"the id must be 1 to {MAX_ID} printable characters, got {_short(id_)}")
     _check_unicode(str(id_), "the id")
     own_category = record.get("category", category)
     if not isinstance(own_category, str) or not own_category.strip():

@@ -7,19 +7,19 @@ from typing import NamedTuple
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
 
 
-class Serves(NamedTuple):
+class Requirement(NamedTuple):
     """What a checkpoint must be for an algorithm. `tree` None: a chain of the best, whatever tree it has."""
 
     drafters: tuple[str, ...]
     tree: str | None
 
 
-ALGORITHMS: dict[str, Serves] = {
-    "BPD": Serves(("medusa",), None),
-    "MEDUSA": Serves(("medusa",), "static"),
-    "HYDRA": Serves(("hydra",), "static"),
-    "SLIM": Serves(("medusa",), "slim"),
-    "SPECFORMER": Serves(("specformer",), None),
+ALGORITHMS: dict[str, Requirement] = {
+    "BPD": Requirement(("medusa",), None),
+    "MEDUSA": Requirement(("medusa",), "static"),
+    "HYDRA": Requirement(("hydra",), "static"),
+    "SLIM": Requirement(("medusa",), "slim"),
+    "SPECFORMER": Requirement(("specformer",), None),
 }
 
 

@@ -22,7 +22,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
 from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
-from sglang_ext.adapter.hosted_head import HostsHead, Question
+from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
@@ -81,11 +81,11 @@ class HeadDraftWorker(EagleDraftWorker):
         ):
             self._capture_cuda_graphs()
 
-    def _asking(self, question: Question) -> AbstractContextManager[None]:
+    def _asking(self, question: HeadRequest) -> AbstractContextManager[None]:
         return self.draft_runner.model.logits_processor.asking(question)
 
-    def _question(self, step: int, sampling_info: Any) -> Question:
-        return Question(step, self.topk, sampling_info.temperatures if _draws(sampling_info) else None)
+    def _question(self, step: int, sampling_info: Any) -> HeadRequest:
+        return HeadRequest(step, self.topk, sampling_info.temperatures if _draws(sampling_info) else None)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_ours:
@@ -119,7 +119,7 @@ class HeadDraftWorker(EagleDraftWorker):
         finally:
             self.speculative_num_draft_tokens = full
 
-    def _take_answer(self, draft_input: Any, question: Question, sampling_info: Any, positions_B: Tensor) -> None:
+    def _take_answer(self, draft_input: Any, question: HeadRequest, sampling_info: Any, positions_B: Tensor) -> None:
         """Give SGLang's input of the next draft the head's own first drafts. (A graph under rejection sampling has
         answered nothing: it gave SGLang the law.)"""
         if question.law_TV is not None:

@@ -7,7 +7,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from torch import Tensor
 
-from sglang_ext.adapter.hosted_head import Answer, HostsHead, Question
+from sglang_ext.adapter.hosted_head import Answer, HeadRequest, HostsHead
 
 
 class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
@@ -26,7 +26,7 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     def capture_one_shape(self, size: int, *args: Any, **kwargs: Any) -> None:
         model = self.eagle_worker.draft_runner.model
         is_asked = isinstance(model, HostsHead) and not get_spec().speculative_use_rejection_sampling
-        question = Question(0, self.eagle_worker.topk)
+        question = HeadRequest(0, self.eagle_worker.topk)
         with model.logits_processor.asking(question) if is_asked else nullcontext():
             super().capture_one_shape(size, *args, **kwargs)
         if is_asked:

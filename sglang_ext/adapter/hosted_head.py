@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Question:
+class HeadRequest:
     """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
 
     step: int
@@ -56,7 +56,7 @@ class Question:
     best: Answer | None = None
     law_TV: Tensor | None = None  # float32
 
-    def put_to(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
+    def answer_with(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
         if self.temperature_T1 is not None:
             self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
         elif self.k == 1:
@@ -80,13 +80,13 @@ class HeadLogits(LogitsProcessor):
 
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
         super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
-        self.question: Question | None = None
+        self.question: HeadRequest | None = None
         self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
         self._layer_inputs = layer_inputs
         self._batch: Any = None
 
     @contextmanager
-    def asking(self, question: Question) -> Iterator[None]:
+    def asking(self, question: HeadRequest) -> Iterator[None]:
         """The passes inside are of this question."""
         self.question = question
         try:
@@ -131,10 +131,10 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def put(self, question: Question, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
+    def put(self, question: HeadRequest, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
         routed = self._routed(head, batch)
         with CLOCK.head():
-            question.put_to(head, hidden_TH, routed)
+            question.answer_with(head, hidden_TH, routed)
         CLOCK.count_shortlist(head, hidden_TH, question.step, routed)
 
     def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: ForwardBatch) -> None:
@@ -212,7 +212,7 @@ class HostsHead(nn.Module, ABC):
         """`LayerInputs` of this model."""
 
     @abstractmethod
-    def draft_step(self, batch: Any, question: Question) -> Tensor | None:
+    def draft_step(self, batch: Any, question: HeadRequest) -> Tensor | None:
         """One pass of the body in the draft loop, which answers the question; what the next step gets of it [T, H]."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

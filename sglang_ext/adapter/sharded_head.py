@@ -19,19 +19,19 @@ from rayspec_kernels.common.shards import merge_shards, of_shard
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.base import NO_TOKEN, Candidates, HeadCost, Proposal, Shard
 
-MOST_EXACT = 2**24  # ids travel beside the scores as float32
+MAX_EXACT = 2**24  # ids travel beside the scores as float32
 # What a rank must no longer read for the exchange and the merge of a draft step to pay: about as much as a GPU reads in
 # the time of their dozen small kernels. An estimate; no GPU has been asked yet.
-LEAST_SAVED_BYTES = 2**26
+MIN_SAVED_BYTES = 2**26
 
 
 def shared_over_ranks(head: DraftHead) -> DraftHead:
     """This rank's share of a head, or the head where it is not shared."""
     parallel = get_parallel()
     # under attention of data-parallel ranks these have different rows, for which each needs the whole head
-    if parallel.tp_size == 1 or parallel.attn_dp_enabled or head.config.vocab_size > MOST_EXACT:
+    if parallel.tp_size == 1 or parallel.attn_dp_enabled or head.config.vocab_size > MAX_EXACT:
         return head
-    if head.cost(1).bytes * (parallel.tp_size - 1) / parallel.tp_size < LEAST_SAVED_BYTES:
+    if head.cost(1).bytes * (parallel.tp_size - 1) / parallel.tp_size < MIN_SAVED_BYTES:
         return head
     shard = head.shard(parallel.tp_rank, parallel.tp_size)
     return head if shard is None else ShardedHead(head, shard, tensor_model_parallel_all_gather)

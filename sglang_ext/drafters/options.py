@@ -6,15 +6,15 @@ from typing import Any, ClassVar, Self
 
 from sglang_ext.settings import Settings, build, check_type
 
-MOST = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
-MOST_OTHERS = 2**24
+MAX_BY_NAME = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
+MAX_OTHER_SIZE = 2**24
 
 
 def check_sizes(config: Any, prefix: str = "") -> None:
     """Raise ValueError unless every size of a drafter's config (a dataclass) is a positive number, small enough for
     tensors of such sides to be counted."""
     for f in fields(config):
-        value, most = getattr(config, f.name), MOST.get(f.name, MOST_OTHERS)
+        value, most = getattr(config, f.name), MAX_BY_NAME.get(f.name, MAX_OTHER_SIZE)
         if f.type in (int, float):
             check_type(f"{prefix}{f.name}", value, f.type)
             if not (0 < value <= most if f.type is int else value > 0):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from sglang_ext.heads.base import DraftHead
 
 AFFINITY_TEMPERATURE = 0.1
-MOST_PAIRS = 32  # likeliest tokens of each law of a row whose pairs are counted
+MAX_PAIRS = 32  # likeliest tokens of each law of a row whose pairs are counted
 _CHUNK = 1024
 
 
@@ -40,7 +40,7 @@ def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count:
     pairs = torch.sparse_coo_tensor(
         torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (V, V), check_invariants=False
     )
-    most = min(MOST_PAIRS, V)
+    most = min(MAX_PAIRS, V)
     for states_nH in states_NH.float().split(_CHUNK // 4):
         q_nV = base.float().target_law(states_nH, 0)
         l_nV = torch.where(q_nV > 0, 0.0, (states_nH @ weight_VH.float().T).softmax(dim=-1))

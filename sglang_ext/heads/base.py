@@ -37,10 +37,10 @@ class HeadConfig(Settings):
 
     `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
     `group_size`: how many columns share a scale of int4 (fewer where a matrix is narrower).
-    `knobs` are the options that need no other tensors: a trained head takes other values for them as it is.
+    `inference_options` are the options that need no other tensors: a trained head takes other values for them as it is.
     """
 
-    knobs: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
+    inference_options: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
     added: ClassVar[frozenset[str]] = frozenset()  # options that go without saying at their default: they came later
 
     hidden_size: int
@@ -93,7 +93,7 @@ class Candidates(NamedTuple):
 # finite, since SGLang's checks take infinities for faults; within float16; exp(NO_TOKEN - any logit) is 0 in float32
 NO_TOKEN = -6e4
 
-MOST_FUSED_ROWS = 64  # beyond what the kernels are made and timed for, a product and a search of its result serve
+MAX_FUSED_ROWS = 64  # beyond what the kernels are made and timed for, a product and a search of its result serve
 
 
 class Proposal(NamedTuple):
@@ -363,7 +363,7 @@ class DraftHead(nn.Module, ABC):
 def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:
     """Whether kernels serve this call; decided by device, type and shape alone, so that a graph captures it.
     `parameters` that ask for a gradient must not go through a kernel."""
-    return k <= MAX_K and len(x_TH) <= MOST_FUSED_ROWS and uses_kernel(x_TH, *parameters)
+    return k <= MAX_K and len(x_TH) <= MAX_FUSED_ROWS and uses_kernel(x_TH, *parameters)
 
 
 def row_bytes(matrix: Tensor | QuantizedMatrix) -> int:

@@ -23,7 +23,7 @@ from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, H
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
-MOST_GATHERED = 0.5
+MAX_GATHERED = 0.5
 TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
@@ -32,7 +32,7 @@ class ClusteredConfig(HeadConfig, ABC):
     """`union`: a row may propose whatever any row of its call has chosen, instead of its own clusters alone. More
     tokens are in reach, and a row's law depends on the rows beside it."""
 
-    knobs = HeadConfig.knobs | {"union"}
+    inference_options = HeadConfig.inference_options | {"union"}
 
     clusters: int
     union: bool = False
@@ -168,7 +168,7 @@ class ClusteredHead(DraftHead):
         T, P, C = len(hidden_TH), len(self._pinned_P), self._members_MC.shape[1]
         most = min(self.config.clusters, T * budget)  # clusters in a union
         gathered = P + most * C if self.config.union else T * (P + budget * C)
-        if gathered > MOST_GATHERED * self.config.vocab_size:
+        if gathered > MAX_GATHERED * self.config.vocab_size:
             return self._score_all(hidden_TH, chosen_Tm)
         if self.config.union:
             return self._score_union(hidden_TH, chosen_Tm, most)

@@ -16,7 +16,7 @@ from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 class CoralConfig(ClusteredConfig):
     """`top` of the `clusters` groups are scored at every step."""
 
-    knobs = ClusteredConfig.knobs | {"top"}
+    inference_options = ClusteredConfig.inference_options | {"top"}
 
     top: int
 

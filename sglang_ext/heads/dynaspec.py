@@ -27,7 +27,7 @@ class DynaSpecConfig(ClusteredConfig):
     "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never
     fewer than one. `label_tokens` (the paper's L): of the full head, whose clusters the router learns to find."""
 
-    knobs = ClusteredConfig.knobs | {"first", "later", "rule"}
+    inference_options = ClusteredConfig.inference_options | {"first", "later", "rule"}
     added = frozenset({"label_tokens"})
 
     first: int

@@ -33,7 +33,7 @@ class RdkConfig(HeadConfig):
     with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be
     right in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
 
-    knobs = HeadConfig.knobs | {"share"}
+    inference_options = HeadConfig.inference_options | {"share"}
 
     base: dict[str, Any]
     affinity: str = "cosine"

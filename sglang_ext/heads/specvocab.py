@@ -22,7 +22,7 @@ ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
 @dataclass(frozen=True, kw_only=True)
 class SpecVocabConfig(HeadConfig):
-    knobs = HeadConfig.knobs | {"size"}
+    inference_options = HeadConfig.inference_options | {"size"}
 
     rank: int
     size: int

@@ -5,7 +5,7 @@ import torch
 from answer_rows import random_rows
 
 from rayspec.training.acceptance import measure
-from rayspec.training.drafter_config import NamedHead
+from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
@@ -24,7 +24,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_mass_and_distance_on_the_support(kind: str, tiny_target: FrozenTarget) -> None:
     answers = random_rows()
-    drafter = new_drafter(tiny_target, NamedHead(name=kind, draft_head=KINDS[kind]), RECIPE, answers, Origin(MAPS))
+    drafter = new_drafter(tiny_target, DrafterEntry(name=kind, draft_head=KINDS[kind]), RECIPE, answers, Origin(MAPS))
     found = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=7)
     rows = roll_out(drafter, tiny_target, Batch.of(answers, torch.arange(len(answers))), 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)

@@ -12,7 +12,7 @@ from fake_sweep import FakeEngine, FakeEngines, fake_sweep
 from rayspec.farm.load import Load
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
-from rayspec.sweep.cohort import CohortRun, Pass
+from rayspec.sweep.cohort import CohortRun, PassResult
 from rayspec.sweep.journal import Journal, read
 from rayspec.sweep.placement import Placement
 from rayspec.sweep.plan import Drafter
@@ -83,10 +83,10 @@ class LoggedEngines(FakeEngines):
         return super().use(drafter)
 
 
-def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int = 99) -> list[Pass]:
+def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int = 99) -> list[PassResult]:
     prepared = fake_sweep(CANDIDATES, ["draft_steps=[2]", *overrides])
     run = CohortRun(prepared, prepared.plan.cohorts[0], engines, Journal(path))  # type: ignore[arg-type]
-    done: list[Pass] = []
+    done: list[PassResult] = []
     while len(done) < passes and not (done and done[-1].is_done):
         done.append(run.one_pass())
     return done

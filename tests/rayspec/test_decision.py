@@ -123,7 +123,7 @@ def test_the_baseline_is_named_whatever_it_is(results: Results) -> None:
     assert "relative to slimspec-r64's" in text
     assert "the full head" not in text
     assert "baseline full" not in text
-    assert {r.trial.head for r in made if r.is_baseline} == {"slimspec-r64"}
+    assert {r.trial.label for r in made if r.is_baseline} == {"slimspec-r64"}
 
 
 def test_what_runs_called_the_full_head_is_read_as_their_baseline() -> None:

@@ -93,7 +93,9 @@ def test_tau_against_the_tokens_scored_needs_heads_that_differ_in_them(
     same = [dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 16384.0}) for r in results]
     assert "tau_by_shortlist" not in {f.stem for f in write_figures(same, tmp_path)}
     fewer = [
-        dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 2727.0}) if r.trial.head == "slimspec-r64" else r
+        dataclasses.replace(r, metrics={**r.metrics, "shortlist_mean": 2727.0})
+        if r.trial.label == "slimspec-r64"
+        else r
         for r in same
     ]
     write_figures(fewer, tmp_path)
@@ -115,7 +117,7 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
     """Colours then tell kinds, which the synthetic heads have two of."""
     more = []
     for n in range(8):
-        for r in (r for r in results if r.trial.head == "slimspec-r64"):
+        for r in (r for r in results if r.trial.label == "slimspec-r64"):
             drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
             more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
     write_figures([*results, *more], tmp_path)
@@ -129,7 +131,7 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
 def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
     more = []
     for nodes in (8, 16, 32):
-        for r in (r for r in results if r.trial.head == "slimspec-r64" and r.trial.drafter):
+        for r in (r for r in results if r.trial.label == "slimspec-r64" and r.trial.drafter):
             shape = DraftShape(topk=8, num_draft_tokens=nodes)
             drafter = dataclasses.replace(r.trial.drafter, label=f"slimspec-r64@8x{nodes}", shape=shape)
             metrics = {**r.metrics, "gflops_per_token": 0.1 * nodes}
@@ -154,7 +156,7 @@ def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResu
 def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:
     more = []
     for n in range(50):
-        for r in (r for r in results if r.trial.head == "slimspec-r64"):
+        for r in (r for r in results if r.trial.label == "slimspec-r64"):
             drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
             metrics = {**r.metrics, "output_tokens_per_s": 1000.0 + n}
             more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))

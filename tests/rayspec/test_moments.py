@@ -8,7 +8,7 @@ from answer_rows import random_rows
 
 from rayspec.training import moments
 from rayspec.training.answers import AnswerSet
-from rayspec.training.drafter_config import NamedHead
+from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.origin import Origin, new_drafter
@@ -18,11 +18,11 @@ from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads.slimspec import low_rank
 
 RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
-FULL = NamedHead(name="full", draft_head={"kind": "full"})
-ON_BASE = NamedHead(name="on_base", base="full", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
+FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+ON_BASE = DrafterEntry(name="on_base", base="full", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
 FROM_SCRATCH = {
-    "eagle3": NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8}),
-    "medusa": NamedHead(
+    "eagle3": DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8}),
+    "medusa": DrafterEntry(
         name="slim",
         draft_head={"kind": "slimspec", "rank": 8},
         drafter={"kind": "medusa", "positions": 2, "shared_head": False},

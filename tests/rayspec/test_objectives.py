@@ -8,7 +8,7 @@ from answer_rows import random_rows
 from torch.nn import functional as F
 
 from rayspec.training.drafter import train_step
-from rayspec.training.drafter_config import NamedHead
+from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import CHOICES, Recipe
@@ -17,7 +17,7 @@ from sglang_ext.heads.losses import Objective
 
 RECIPE = Recipe(num_steps=6, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)
 IDS = torch.arange(0, 257, 2)
-REDUCED = NamedHead(name="reduced", draft_head={"kind": "truncated", "size": 129})
+REDUCED = DrafterEntry(name="reduced", draft_head={"kind": "truncated", "size": 129})
 
 
 def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from chats import SYSTEM, TURNS, Scripted, chat_tokenizer
 from rayspec.training import drafter_runs
 from rayspec.training.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.chat import ChatTemplate
-from rayspec.training.drafter_config import DrafterTrainConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.prompts import check_source, evaluation_hashes, hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
@@ -112,7 +112,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         work_dir=str(tmp_path),
         answers=replace(CONFIG, max_prompt_tokens=200),
         held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
-        heads=[NamedHead(name="full", draft_head={"kind": "full"})],
+        heads=[DrafterEntry(name="full", draft_head={"kind": "full"})],
     )
     drafter_runs._make_answers(config, target)
     chat = ChatTemplate.of(tokenizer)

@@ -62,7 +62,7 @@ def test_a_sweep_is_found_by_id_by_name_and_as_the_newest(tracker: Tracker, stor
 
 def test_names_suit_the_comparison_page(stored: StoredSweep) -> None:
     """It sorts the names and draws the first: three parameters that differ, and a metric that all trials have."""
-    runs = [stored.client.get_run(id_).data for trial, id_ in stored.run_ids.items() if trial.head != "broken"]
+    runs = [stored.client.get_run(id_).data for trial, id_ in stored.run_ids.items() if trial.label != "broken"]
     names = sorted({name for run in runs for name in run.params})
     differing = [name for name in names if len({run.params.get(name) for run in runs}) > 1]
     assert differing[:3] == ["concurrency", "draft_steps", "head"]
@@ -125,7 +125,7 @@ def test_parent_and_trials_say_what_came_of_them(stored: StoredSweep) -> None:
 
 
 def test_names_of_heads_are_told_apart_where_mlflow_cuts_them(stored: StoredSweep) -> None:
-    shown = {t.head: stored.client.get_run(id_).data.params["head"] for t, id_ in stored.run_ids.items()}
+    shown = {t.label: stored.client.get_run(id_).data.params["head"] for t, id_ in stored.run_ids.items()}
     assert shown == {
         "plain": "plain",
         "full": "full",
@@ -134,7 +134,7 @@ def test_names_of_heads_are_told_apart_where_mlflow_cuts_them(stored: StoredSwee
         "slimspec-r32": "slims…-r32",
         "broken": "broken",
     }
-    assert {r.trial.head for r in stored.results} == set(shown)
+    assert {r.trial.label for r in stored.results} == set(shown)
 
 
 def test_the_report_shows_trials_failures_and_provenance(report: Path, stored: StoredSweep) -> None:
@@ -195,7 +195,9 @@ def test_images_of_a_page_are_its_own_figures_alone(tmp_path: Path) -> None:
 
 def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
     """And nothing of the report is lost by that."""
-    few = {trial: blocks for trial, blocks in synthetic_sweep.blocks.items() if trial.head in ("plain", "slimspec-r64")}
+    few = {
+        trial: blocks for trial, blocks in synthetic_sweep.blocks.items() if trial.label in ("plain", "slimspec-r64")
+    }
     results = [r for r in synthetic_sweep.results if r.trial in few]
     silent = dataclasses.replace(
         synthetic_sweep,
@@ -211,8 +213,8 @@ def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: S
             assert line["output_tokens"] > 1
     write_report(stored, tmp_path)
     own, plain = (
-        [b for t in few if t.head != "plain" for b in few[t]][:8],
-        next(few[t] for t in few if t.head == "plain"),
+        [b for t in few if t.label != "plain" for b in few[t]][:8],
+        next(few[t] for t in few if t.label == "plain"),
     )
     kept = [[{"block": b.index, **r.to_dict()} for b in blocks for r in b.requests] for blocks in (own, plain)]
     left = [[{k: v for k, v in line.items() if k != "output_ids"} | {"output_tokens": len(line["output_ids"])}
@@ -277,7 +279,7 @@ def test_a_drafter_that_has_changed_is_not_promoted(
 ) -> None:
     best = winner(synthetic_sweep.results)
     assert best.trial.drafter is not None
-    copy = dataclasses.replace(best.trial.drafter, path=str(tmp_path / best.trial.head))
+    copy = dataclasses.replace(best.trial.drafter, path=str(tmp_path / best.trial.label))
     shutil.copytree(best.trial.drafter.path, copy.path)
     moved = {
         dataclasses.replace(t, drafter=copy) if t.drafter == best.trial.drafter else t: blocks
@@ -291,7 +293,7 @@ def test_a_drafter_that_has_changed_is_not_promoted(
     ]
     sweep = dataclasses.replace(synthetic_sweep, blocks=moved, results=results)
     stored = find_sweep(tracker.client, publish(tracker, sweep))
-    with (tmp_path / best.trial.head / "model.safetensors").open("ab") as file:
+    with (tmp_path / best.trial.label / "model.safetensors").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(ValueError, match=r"is not the one that trial .* measured"):
         promote(stored, report, winner(stored.results))
@@ -301,7 +303,7 @@ def test_a_drafter_of_symbolic_links_is_not_promoted(stored: StoredSweep, report
     """What they point at may be anything."""
     best = winner(stored.results)
     assert best.trial.drafter is not None
-    path = tmp_path / best.trial.head
+    path = tmp_path / best.trial.label
     shutil.copytree(best.trial.drafter.path, path)
     (tmp_path / "secret").write_text("correct-horse")
     (path / "notes.txt").symlink_to(tmp_path / "secret")

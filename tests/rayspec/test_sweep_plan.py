@@ -60,7 +60,7 @@ def test_a_round_pairs_all_trials_of_its_traffic_in_turning_order() -> None:
             assert {t.traffic for t in r.trials} == {r.traffic}
             assert {t.draft_steps for t in r.trials} == {0, cohort.draft_steps}
             assert len(r.trials) == 4
-            firsts[r.traffic].append(r.trials[0].head)
+            firsts[r.traffic].append(r.trials[0].label)
     for heads in firsts.values():  # 8 blocks in each of 2 cohorts, 4 trials: each comes first as often as the others
         assert set(Counter(heads).values()) == {4}
 
@@ -79,7 +79,7 @@ def test_small_cohorts_each_hold_plain_decoding_and_the_baseline() -> None:
     plan = make_plan(config(search=SearchConfig(candidates_per_cohort=1)), 4, DRAFTERS)
     assert [c.name for c in plan.cohorts] == ["s2-a", "s2-b", "s4-a", "s4-b"]
     for cohort in plan.cohorts:
-        assert {t.head for t in cohort.trials} == {"plain", "full", cohort.name[-1]}
+        assert {t.label for t in cohort.trials} == {"plain", "full", cohort.name[-1]}
     indices = [r.index for r in all_rounds(plan)]
     assert len(set(indices)) == len(indices)
 
@@ -88,7 +88,7 @@ def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None
     others = [Drafter(label=a, path=f"/{a}", head={"kind": "full"}, algorithm=a) for a in ("MEDUSA", "HYDRA")]
     plan = make_plan(config(), 4, [*DRAFTERS, *others])
     assert [c.name for c in plan.cohorts] == ["s2-eagle3", "s2-last_hidden", "s4-eagle3", "s4-last_hidden"]
-    heads = [{t.head for t in c.trials} for c in plan.cohorts]
+    heads = [{t.label for t in c.trials} for c in plan.cohorts]
     assert heads == [{"plain", "full", "a", "b"}, {"plain", "MEDUSA", "HYDRA"}] * 2
     indices = [r.index for r in all_rounds(plan)]
     assert len(set(indices)) == len(indices)
@@ -144,12 +144,12 @@ def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
 def test_a_drafter_with_a_problem_is_a_trial_of_no_cohort() -> None:
     plan = make_plan(config(), 4, [*DRAFTERS, Drafter(label="c", path="/c", head={}, problem="broken")])
     assert "c-s2-c1" in [t.name for t in plan.trials]
-    assert all(t.head != "c" for c in plan.cohorts for t in c.trials)
+    assert all(t.label != "c" for c in plan.cohorts for t in c.trials)
 
 
 def test_open_loop_trials_stand_beside_the_closed_ones() -> None:
     plan = make_plan(config(concurrency=[1], request_rate=[2.5]), 4, DRAFTERS)
-    assert {t.name for t in plan.trials if t.head in ("plain", "a")} == {
+    assert {t.name for t in plan.trials if t.label in ("plain", "a")} == {
         *("plain-c1", "plain-r2.5", "a-s2-c1", "a-s2-r2.5", "a-s4-c1", "a-s4-r2.5")
     }
 

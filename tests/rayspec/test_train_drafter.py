@@ -14,7 +14,7 @@ from rayspec.training import ttt
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import batch_indices, provenance_of, train_drafter, train_step
-from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
@@ -25,8 +25,8 @@ from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
 from sglang_ext.heads import head_from_target
 from sglang_ext.heads.losses import soft_cross_entropy
 
-FULL = NamedHead(name="full", draft_head={"kind": "full"})
-SLIM = NamedHead(name="slim", draft_head={"kind": "slimspec", "rank": 8})
+FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+SLIM = DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8})
 # the other kinds on the tiny target's 257 tokens; options that have a default are left out
 KINDS: dict[str, dict[str, Any]] = {
     "truncated": {"kind": "truncated", "size": 129},
@@ -62,7 +62,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
     return read_answers(folder)
 
 
-def random_drafter(target: FrozenTarget, head: NamedHead = FULL, seed: int = 0) -> Eagle3Drafter:
+def random_drafter(target: FrozenTarget, head: DrafterEntry = FULL, seed: int = 0) -> Eagle3Drafter:
     """Every weight random and large, so that nothing under test can hide behind a small one."""
     lm_head = head_from_target(head.draft_head, target.head_VG, ARTIFACTS)
     drafter = Eagle3Drafter(target.drafter_config(), lm_head)
@@ -148,7 +148,7 @@ def test_training_time_test_is_literal_drafting(tiny_target: FrozenTarget, slot:
 
 @torch.no_grad()
 def test_a_row_holds_what_literal_drafting_gives_the_head(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target, NamedHead(name="dynaspec", draft_head=KINDS["dynaspec"]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name="dynaspec", draft_head=KINDS["dynaspec"]))
     batch = Batch.of(answers, torch.tensor([3, 0]))
     taps, _ = tiny_target.features(batch.ids_BT)
     rows = roll_out(drafter, tiny_target, batch, 3)
@@ -209,7 +209,7 @@ def naive_loss(drafter: Eagle3Drafter, target: FrozenTarget, batch: Batch, num_s
 @pytest.mark.parametrize("head", [FULL, SLIM], ids=lambda head: head.name)
 @pytest.mark.parametrize("chunk_rows", [7, 1000], ids=["ragged_chunks", "one_chunk"])
 def test_chunked_gradients_equal_the_naive_loss(
-    tiny_target: FrozenTarget, answers: AnswerSet, head: NamedHead, chunk_rows: int
+    tiny_target: FrozenTarget, answers: AnswerSet, head: DrafterEntry, chunk_rows: int
 ) -> None:
     batch = Batch.of(answers, torch.tensor([0, 4, 9]))
     naive, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
@@ -228,7 +228,7 @@ def test_chunked_gradients_equal_the_naive_loss(
 def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
     tiny_target: FrozenTarget, answers: AnswerSet, kind: str, chunk_rows: int
 ) -> None:
-    head, batch = NamedHead(name=kind, draft_head=KINDS[kind]), Batch.of(answers, torch.tensor([0, 4]))
+    head, batch = DrafterEntry(name=kind, draft_head=KINDS[kind]), Batch.of(answers, torch.tensor([0, 4]))
     whole, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
     rows = roll_out(whole, tiny_target, batch, 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
@@ -245,9 +245,11 @@ def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
             torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("head", [FULL, NamedHead(name="coral", draft_head=KINDS["coral"])], ids=lambda head: head.name)
+@pytest.mark.parametrize(
+    "head", [FULL, DrafterEntry(name="coral", draft_head=KINDS["coral"])], ids=lambda head: head.name
+)
 def test_csra_adds_its_share_to_the_bodys_gradient(
-    tiny_target: FrozenTarget, answers: AnswerSet, head: NamedHead
+    tiny_target: FrozenTarget, answers: AnswerSet, head: DrafterEntry
 ) -> None:
     batch, settings = Batch.of(answers, torch.tensor([0, 4])), {"num_steps": 3, "decay": 0.8, "chunk_rows": 7}
     without, added, alone = (random_drafter(tiny_target, head) for _ in range(3))
@@ -302,7 +304,7 @@ def test_a_drafter_from_before_csra_is_still_recognised(
 
 
 def test_csra_on_a_frozen_body_is_refused(tmp_path: Path) -> None:
-    heads = [FULL, NamedHead(name="coral", draft_head=KINDS["coral"], base="full")]
+    heads = [FULL, DrafterEntry(name="coral", draft_head=KINDS["coral"], base="full")]
     run_config(tmp_path, heads=heads)
     with pytest.raises(
         ValueError, match=r"recipe\.csra_weight=0\.1 trains the drafter's body, but heads\[coral\]\.base takes over"
@@ -316,7 +318,7 @@ def test_csra_needs_two_steps_to_align() -> None:
 
 
 def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target, NamedHead(name="even", draft_head=KINDS["truncated"]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name="even", draft_head=KINDS["truncated"]))
     batch = Batch.of(answers, torch.tensor([0, 1]))
     loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10).head_K
     rows = roll_out(drafter, tiny_target, batch, 2)
@@ -355,7 +357,7 @@ def test_a_router_trains_on_a_frozen_body(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_takes_a_step_in_bfloat16(tiny_target: FrozenTarget, answers: AnswerSet, kind: str) -> None:
-    drafter = random_drafter(tiny_target, NamedHead(name=kind, draft_head=KINDS[kind]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name=kind, draft_head=KINDS[kind]))
     recipe = replace(RECIPE, bfloat16=True, ttt_steps=2)
     before = {name: parameter.clone() for name, parameter in drafter.lm_head.named_parameters()}
     batch, optimizers = Batch.of(answers, torch.arange(2)), recipe.make_optimizers(drafter)
@@ -535,13 +537,13 @@ def test_a_finished_drafter_is_recognised_by_the_words_that_made_it(
 ) -> None:
     config = run_config(tmp_path)
     for kind, spec in KINDS.items():
-        head = NamedHead(name=kind, draft_head=spec)
+        head = DrafterEntry(name=kind, draft_head=spec)
         assert not is_exported(config, head, tiny_target.sha256)
         drafter = random_drafter(tiny_target, head)
         provenance = provenance_of(config, tiny_target.sha256, answers)
         save_drafter(Path(config.output_dir) / kind, drafter, tiny_target.info("tiny"), provenance)
         assert is_exported(config, head, tiny_target.sha256)
-    other = NamedHead(name="truncated", draft_head={**KINDS["truncated"], "size": 128})
+    other = DrafterEntry(name="truncated", draft_head={**KINDS["truncated"], "size": 128})
     with pytest.raises(ValueError, match="holds a drafter with draft_head"):
         is_exported(config, other, tiny_target.sha256)
 

@@ -16,7 +16,7 @@ from rayspec.sweep.plan import inspect_drafter
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent, principal_rows
@@ -30,7 +30,7 @@ from sglang_ext.drafters.independent import IndependentDrafter
 RECIPE = Recipe(num_steps=40, batch_size=8, warmup_steps=2, bfloat16=False, chunk_rows=16)
 OPTIONS = {"kind": "independent", "hidden_size": 24, "num_layers": 2, "head_dim": 8, "intermediate_size": 20}
 ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
-FULL = NamedHead(name="full", draft_head={"kind": "full"}, drafter=OPTIONS)
+FULL = DrafterEntry(name="full", draft_head={"kind": "full"}, drafter=OPTIONS)
 HEADS = {
     "full": FULL,
     "truncated": replace(FULL, name="truncated", draft_head={"kind": "truncated", "size": 129}),
@@ -55,7 +55,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
     return read_answers(folder)
 
 
-def random_drafter(target: FrozenTarget, head: NamedHead, answers: AnswerSet) -> Any:
+def random_drafter(target: FrozenTarget, head: DrafterEntry, answers: AnswerSet) -> Any:
     drafter = new_drafter(target, head, RECIPE, answers, Origin(ARTIFACTS))
     generator = torch.Generator().manual_seed(3)
     for parameter in drafter.parameters():
@@ -142,7 +142,7 @@ def test_one_seed_gives_one_body_whatever_the_head(tiny_target: FrozenTarget) ->
     assert not torch.equal(other["layers.0.mlp.up_proj.weight"], bodies[0]["layers.0.mlp.up_proj.weight"])
 
 
-def run_config(folder: Path, *heads: NamedHead, **changes: Any) -> DrafterTrainConfig:
+def run_config(folder: Path, *heads: DrafterEntry, **changes: Any) -> DrafterTrainConfig:
     base = DrafterTrainConfig(
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
@@ -262,7 +262,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        NamedHead(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
 
 
 def test_a_drafter_wider_than_the_target_is_refused(tiny_target: FrozenTarget) -> None:

@@ -19,7 +19,7 @@ from rayspec.config import load_config
 from rayspec.training.acceptance import measure
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
@@ -34,7 +34,7 @@ from sglang_ext.trees.static import StaticTree, chain_paths, greedy_paths
 
 RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, bfloat16=False, chunk_rows=16)
 TREE = {"kind": "static", "nodes": 6, "topk": 3, "sequences": 4}
-MEDUSA = NamedHead(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3}, tree=TREE)
+MEDUSA = DrafterEntry(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3}, tree=TREE)
 HYDRA = replace(MEDUSA, name="hydra", drafter={"kind": "hydra", "positions": 3})
 SPECFORMER = replace(MEDUSA, name="specformer", drafter={"kind": "specformer", "positions": 3}, tree=None)
 HEADS = {"medusa": MEDUSA, "hydra": HYDRA}
@@ -52,7 +52,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
     return read_answers(folder)
 
 
-def random_drafter(target: FrozenTarget, head: NamedHead, answers: AnswerSet) -> Any:
+def random_drafter(target: FrozenTarget, head: DrafterEntry, answers: AnswerSet) -> Any:
     drafter = new_drafter(target, head, RECIPE, answers)
     generator = torch.Generator().manual_seed(3)
     for parameter in drafter.parameters():
@@ -124,7 +124,7 @@ def test_rank_accuracy_counts_what_each_rank_gets_right(tiny_target: FrozenTarge
     assert found == [[count / total for count in counts] for counts in right]
 
 
-def run_config(folder: Path, *heads: NamedHead, **changes: Any) -> DrafterTrainConfig:
+def run_config(folder: Path, *heads: DrafterEntry, **changes: Any) -> DrafterTrainConfig:
     base = DrafterTrainConfig(
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
@@ -298,7 +298,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        NamedHead(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:

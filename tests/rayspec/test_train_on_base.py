@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
@@ -26,7 +26,7 @@ Family = tuple[DrafterTrainConfig, AnswerSet]
 
 def make(family: Family, target: FrozenTarget, name: str, base: str | None, spec: dict[str, Any]) -> Path:
     config, answers = family
-    train_drafter(config, NamedHead(name=name, base=base, draft_head=spec), target, answers, answers)
+    train_drafter(config, DrafterEntry(name=name, base=base, draft_head=spec), target, answers, answers)
     return Path(config.output_dir) / name
 
 
@@ -42,7 +42,7 @@ def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) 
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=[NamedHead(name="full", draft_head={"kind": "full"})],
+        heads=[DrafterEntry(name="full", draft_head={"kind": "full"})],
         recipe=Recipe(num_steps=4, batch_size=3, warmup_steps=1, ttt_steps=2, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
         log_every=1,
@@ -116,7 +116,7 @@ def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> No
     """From the base's weights, not from the seed's; the new drafter stands alone."""
     config, answers = family
     out = Path(config.output_dir)
-    more = NamedHead(name="more", base="full", draft_head={"kind": "full"}, train_body=True, freeze_head=True)
+    more = DrafterEntry(name="more", base="full", draft_head={"kind": "full"}, train_body=True, freeze_head=True)
     start = new_drafter(tiny_target, more, config.recipe, answers, Origin(base=out / "full"))
     full, _ = load_drafter(out / "full")
     assert all(torch.equal(t, start.state_dict()[name]) for name, t in full.state_dict().items())
@@ -134,7 +134,7 @@ def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> No
 
 def test_a_family_is_recognised(family: Family, tiny_target: FrozenTarget) -> None:
     config, _ = family
-    wider = NamedHead(name="wider", base="routed", draft_head={**SPECVOCAB, "size": 40})
+    wider = DrafterEntry(name="wider", base="routed", draft_head={**SPECVOCAB, "size": 40})
     assert is_exported(config, wider, tiny_target.sha256)
     with pytest.raises(ValueError, match="holds a drafter with draft_head"):
         is_exported(config, replace(wider, draft_head=SPECVOCAB), tiny_target.sha256)

@@ -17,7 +17,7 @@ from rayspec.config import load_config
 from rayspec.costs import Eagle3Cost, StepShape, drafter_cost
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterTrainConfig, EvaluationConfig, NamedHead
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
@@ -25,14 +25,14 @@ from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.trees.slim import SlimTree
 
-FULL = NamedHead(name="full", draft_head={"kind": "full"})
-UNCORRELATED = NamedHead(
+FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+UNCORRELATED = DrafterEntry(
     name="x", base="full", draft_head={"kind": "full"}, tree={"kind": "slim", "correlation": False, "hypotheses": 5}
 )
 Family = tuple[DrafterTrainConfig, AnswerSet]
 
 
-def make(family: Family, target: FrozenTarget, head: NamedHead) -> Path:
+def make(family: Family, target: FrozenTarget, head: DrafterEntry) -> Path:
     config, answers = family
     train_drafter(config, head, target, answers, answers)
     return Path(config.output_dir) / head.name
@@ -49,14 +49,14 @@ def pairs(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def slim(pairs: Path) -> NamedHead:
+def slim(pairs: Path) -> DrafterEntry:
     tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed", "strength": 0.4}
-    return NamedHead(name="slim", base="full", draft_head={"kind": "full"}, tree=tree)
+    return DrafterEntry(name="slim", base="full", draft_head={"kind": "full"}, tree=tree)
 
 
 @pytest.fixture(scope="module")
 def family(
-    tiny_target: FrozenTarget, tiny_target_folder: Path, slim: NamedHead, tmp_path_factory: pytest.TempPathFactory
+    tiny_target: FrozenTarget, tiny_target_folder: Path, slim: DrafterEntry, tmp_path_factory: pytest.TempPathFactory
 ) -> Family:
     """A trained `full`, and `slim` with its body, its head and a tree."""
     folder = tmp_path_factory.mktemp("family")
@@ -109,7 +109,9 @@ def test_another_tree_on_it_without_pairs(family: Family, tiny_target: FrozenTar
     assert load_drafter(plain)[1].tree is None
 
 
-def test_it_is_known_again_and_another_one_refused(family: Family, tiny_target: FrozenTarget, slim: NamedHead) -> None:
+def test_it_is_known_again_and_another_one_refused(
+    family: Family, tiny_target: FrozenTarget, slim: DrafterEntry
+) -> None:
     config, _ = family
     assert is_exported(config, slim, tiny_target.sha256)
     assert is_exported(config, FULL, tiny_target.sha256)
@@ -142,7 +144,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        NamedHead(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
 
 
 def test_a_calibration_without_pairs_is_refused_before_anything_is_made(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from laws import LEAST, pooled, sum_of_draws
+from laws import MIN_P, pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
@@ -68,7 +68,7 @@ def check_drafts(engine: Any, toy: Toy, folder: Path, filters: Mapping[str, Any]
     drafter, _ = load_drafter(folder)
     runs = run_rounds(engine, settings, requests=requests)
     for name, run in runs.items():
-        assert draft_p_value(toy, drafter, run, settings[name]) > LEAST, name
+        assert draft_p_value(toy, drafter, run, settings[name]) > MIN_P, name
     assert draft_p_value(toy, drafter, runs["warm"], settings["warm"], drafted_at=0.25) < 1e-6
 
 

@@ -57,7 +57,7 @@ class ShareSmallHeads(CustomLogitProcessor):
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         from sglang_ext.adapter import sharded_head
 
-        sharded_head.LEAST_SAVED_BYTES = 0
+        sharded_head.MIN_SAVED_BYTES = 0
         return logits
 
 

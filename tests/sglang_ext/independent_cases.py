@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rayspec.training.answers import AnswerSet
-from rayspec.training.drafter_config import NamedHead
+from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.independent import new_independent
 from rayspec.training.ttt import Batch, backward_batch
@@ -22,7 +22,7 @@ def trained_drafter(
     target: FrozenTarget, answers: AnswerSet, options: Mapping[str, Any], *, steps: int, batch_size: int
 ) -> IndependentDrafter:
     """With a full head, by AdamW from a fixed order of the answers."""
-    head = NamedHead(name="full", draft_head={"kind": "full"}, drafter={"kind": "independent", **options})
+    head = DrafterEntry(name="full", draft_head={"kind": "full"}, drafter={"kind": "independent", **options})
     drafter = new_independent(target, head, 0, {})
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)

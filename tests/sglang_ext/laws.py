@@ -8,15 +8,15 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-from chi_square import LEAST_EXPECTED, p_value, pearson
+from chi_square import MIN_EXPECTED, p_value, pearson
 from engines import generate
 from scipy.stats import chi2
 from toy import PROMPTS, Toy, V, filtered
 
 NEW_TOKENS = 27  # the first comes from the prompt's own pass, so that 26 follow the rules of speculation
 PREFIX_TOKENS = 4
-LEAST = 1e-3
-LEAST_UNSEEDED = 1e-6  # other draws in every run
+MIN_P = 1e-3
+MIN_P_UNSEEDED = 1e-6  # other draws in every run
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def check_laws(
     """`sample_laws`; raises AssertionError where a setting's tokens do not follow its law."""
     reports = sample_laws(engine, toy, settings, **options)
     for name, report in reports.items():
-        assert report.fit.p_value > (LEAST if options.get("seed", 0) is not None else LEAST_UNSEEDED), (
+        assert report.fit.p_value > (MIN_P if options.get("seed", 0) is not None else MIN_P_UNSEEDED), (
             f"{name}: {report.fit}"
         )
         assert report.tau is None or report.tau > 1.2, f"{name}: drafts were to be accepted, tau is {report.tau}"
@@ -147,7 +147,7 @@ def _after_prefix(prefix_Rj: np.ndarray, token_R: np.ndarray, law_RV: np.ndarray
 def sum_of_draws(token_N: np.ndarray, law_NV: np.ndarray) -> tuple[float, int]:
     """Statistic and degrees of freedom of tokens drawn from known laws, however seldom a law comes back: the distance
     of their counts from the sum of the laws, in units of its covariance, follows the chi-square law."""
-    often_V = law_NV.sum(axis=0) >= LEAST_EXPECTED
+    often_V = law_NV.sum(axis=0) >= MIN_EXPECTED
     if not often_V.any():
         return 0.0, 0
     law_NV = law_NV[:, often_V]

@@ -14,7 +14,7 @@ from torch import Tensor
 from sglang_ext.adapter import draft_worker, extend_graphs, hosted_head
 from sglang_ext.adapter.draft_worker import HeadDraftWorker
 from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
-from sglang_ext.adapter.hosted_head import HeadLogits, HostsHead, Question
+from sglang_ext.adapter.hosted_head import HeadLogits, HeadRequest, HostsHead
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
@@ -33,7 +33,7 @@ class Model(HostsHead):
         self.logits_processor.asking = lambda question: HeadLogits.asking(self.logits_processor, question)
         self.swapped: list[Any] = []
 
-    def draft_step(self, batch: Any, question: Question) -> None: ...
+    def draft_step(self, batch: Any, question: HeadRequest) -> None: ...
 
     def layer_inputs(self, batch: Any, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         return NOTHING
@@ -60,12 +60,12 @@ class Graphs:
             self.replays[size] = lambda: None
             return
         for _ in range(3):  # two warm-ups
-            question.put_to(head, Graphs.hidden_BH[:size], None)
+            question.answer_with(head, Graphs.hidden_BH[:size], None)
         captured = question.best
 
         def replay() -> None:
-            fresh = Question(question.step, question.k)
-            fresh.put_to(head, Graphs.hidden_BH[:size], None)
+            fresh = HeadRequest(question.step, question.k)
+            fresh.answer_with(head, Graphs.hidden_BH[:size], None)
             for place, value in zip(captured, fresh.best, strict=True):
                 place.copy_(value)
 

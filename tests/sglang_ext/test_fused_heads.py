@@ -58,7 +58,7 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
         rows = Rows.draw(T).to(torch.float32).to(device)
         routed = rows.routed(head, step)
         with pytest.MonkeyPatch.context() as plain:
-            plain.setattr(base, "MOST_FUSED_ROWS", 0)
+            plain.setattr(base, "MAX_FUSED_ROWS", 0)
             expected = head.propose(rows.hidden_TH, step, 4, routed)
         request.getfixturevalue("kernels")
         torch.testing.assert_close(rows.routed(head, step), routed, atol=1e-4, rtol=1e-4)
@@ -120,7 +120,7 @@ def test_a_router_in_training_is_rounded_and_not_fused(device: torch.device) -> 
 
 @pytest.mark.usefixtures("kernels")
 def test_training_and_large_batches_are_not_fused(device: torch.device) -> None:
-    hidden_TH = Rows.draw(base.MOST_FUSED_ROWS + 1).to(torch.float32).to(device).hidden_TH
+    hidden_TH = Rows.draw(base.MAX_FUSED_ROWS + 1).to(torch.float32).to(device).hidden_TH
     with torch.no_grad():
         assert base.may_fuse(hidden_TH[:-1], k=4)
         assert not base.may_fuse(hidden_TH, k=4)

@@ -211,7 +211,7 @@ def counted_head(spec: dict[str, Any], states_NH: Tensor) -> DraftHead:
 def test_counted_affinity_is_the_mean_over_the_states(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written out token by token; what is not among the largest is in the fallback, to the last bit of mass."""
     monkeypatch.setattr("sglang_ext.heads.affinity._CHUNK", 44)
-    monkeypatch.setattr("sglang_ext.heads.affinity.MOST_PAIRS", V)
+    monkeypatch.setattr("sglang_ext.heads.affinity.MAX_PAIRS", V)
     states_NH = Rows.draw(60).hidden_TH
     head = counted_head({**COUNTED, "neighbours": neighbours}, states_NH)
     full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1)

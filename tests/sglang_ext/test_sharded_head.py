@@ -76,7 +76,7 @@ def test_small_heads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: parallel)
     head = make_head(SPECS["full"])
     assert shared_over_ranks(head) is head
-    monkeypatch.setattr(sharded_head, "LEAST_SAVED_BYTES", 0)
+    monkeypatch.setattr(sharded_head, "MIN_SAVED_BYTES", 0)
     shared = shared_over_ranks(head)
     assert isinstance(shared, ShardedHead)
     assert (shared.first_id, shared.rows, shared.part.weight.shape) == (V // 2, [26, 27], (27, H))

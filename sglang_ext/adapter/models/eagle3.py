@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
 from torch import Tensor, nn
 
-from sglang_ext.adapter.hosted_head import HostsHead, Question, hosted_info
+from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead, hosted_info
 
 
 class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):
@@ -40,7 +40,7 @@ class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):
         is_fused = feature_TH.shape[-1] == embed_TH.shape[-1]  # the drafter's own, not the target's taps
         return embed_TH, feature_TH if is_fused else self.model.fc(feature_TH)
 
-    def draft_step(self, batch: Any, question: Question) -> Tensor:
+    def draft_step(self, batch: Any, question: HeadRequest) -> Tensor:
         """The feature of the next step."""
         with self.logits_processor.asking(question):
             hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)

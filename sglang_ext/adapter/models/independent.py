@@ -7,7 +7,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama import LlamaForCausalLM
 from torch import Tensor, nn
 
-from sglang_ext.adapter.hosted_head import HostsHead, Question, hosted_info
+from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead, hosted_info
 
 
 class RaySpecIndependent(HostsHead, LlamaForCausalLM):
@@ -32,7 +32,7 @@ class RaySpecIndependent(HostsHead, LlamaForCausalLM):
         embed_TH = self.model.embed_tokens(batch.input_ids if rows is None else batch.input_ids[rows])
         return embed_TH, embed_TH
 
-    def draft_step(self, batch: Any, question: Question) -> None:
+    def draft_step(self, batch: Any, question: HeadRequest) -> None:
         """The next step gets nothing but tokens."""
         with self.logits_processor.asking(question):
             hidden_TH = self.model(batch.input_ids, batch.positions, batch)
