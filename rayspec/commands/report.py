@@ -1,7 +1,8 @@
-"""The report of a sweep, from MLflow: rayspec report [--sweep RUN] [--out FOLDER] [--promote]
+"""The report of a sweep, from MLflow: rayspec report [--sweep RUN] [--out FOLDER] [--promote] [--emit FOLDER]
 
 Writes report.md and report.html and prints the decision. --promote registers the winner's checkpoint in MLflow's model
-registry as champion. Exits 0, 1 where no candidate has earned the promotion, 2 for what cannot be done.
+registry as champion; --emit writes the winners' server lines and acceptance for who serves them elsewhere. Exits 0, 1
+where no candidate has earned the promotion, 2 for what cannot be done.
 """
 
 import argparse
@@ -21,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
     parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, or r2.5 requests/s")
     parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
+    parser.add_argument("--emit", metavar="FOLDER", help="write files that serve or simulate the winners elsewhere")
     options = parser.parse_args(arguments)
     if not options.promote and (options.model or options.traffic or options.force):
         parser.error("--model, --traffic and --force belong to --promote")
@@ -38,6 +40,10 @@ def main(arguments: list[str]) -> int:
         markdown, page = write_report(sweep, folder)
         print(decision(sweep.results))
         print(f"\n{markdown}\n{page}")
+        if options.emit:
+            from rayspec.report.ready_files import emit
+
+            print("\n".join(map(str, emit(sweep, Path(options.emit)))))
         if options.promote:
             best = winner(sweep.results, options.traffic, options.force)
             done = promote(sweep, folder, best, options.model)

@@ -18,6 +18,7 @@ from synthetic import make_synthetic_sweep
 from rayspec.commands import serve as command
 from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
+from rayspec.report.ready_files import emit
 from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import api_key, serve, server_command
 from rayspec.serving.record import RECORD
@@ -128,6 +129,26 @@ def test_numbers_that_are_none_are_refused(client: MlflowClient, tmp_path: Path)
     edit_record(folder, files=files_sha256(folder))
     with pytest.raises(ValueError, match=r"fc\.weight holds NaN or Inf"):
         find_champion(str(folder), client)
+
+
+def test_ready_files_of_the_winners(client: MlflowClient, tmp_path: Path) -> None:
+    sweep = find_sweep(client)
+    written = emit(sweep, tmp_path / "ready")
+    names = {file.name for file in written}
+    assert {"serve.sh", "acceptance.json"} <= names
+    for file in written:
+        text = file.read_text()
+        if file.name == "acceptance.json":
+            found = json.loads(text)
+            result = next(r for r in sweep.results if r.trial.name == file.parent.name)
+            assert found["tokens_per_step_by_draft_steps"][-1] == pytest.approx(result.metrics["tau"])
+            assert len(found["accepted_at_least"]) == result.trial.draft_steps
+        elif file.name == "serve.sh":
+            assert text.splitlines()[1].startswith("python -m sglang.launch_server --model-path ")
+            assert os.access(file, os.X_OK)
+    slow = dataclasses.replace(sweep, results=tuple(r for r in sweep.results if r.trial.label == "plain"))
+    with pytest.raises(ValueError, match="is clearly faster than plain decoding: nothing to emit"):
+        emit(slow, tmp_path / "none")
 
 
 def test_what_is_not_there_is_named(client: MlflowClient, tmp_path: Path) -> None:
