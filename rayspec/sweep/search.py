@@ -31,7 +31,7 @@ from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, coho
 
 logger = logging.getLogger(__name__)
 DISK_CHECK_S = 10.0
-# what it would print of a failure, with a traceback through Ray, Endings says in a line; and that Tune cannot save its own
+# what it would print of a failure, with a traceback through Ray, Endings says in a line; that Tune cannot save its own
 # state, on a disk that is full for a while, matters to nobody
 for name in ("ray.tune.tune", "ray.tune.execution.tune_controller", "ray.tune.execution.experiment_state"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
