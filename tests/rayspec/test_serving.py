@@ -95,6 +95,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no record": (lambda f: (f / RECORD).unlink(), r"carries no evidence .*serving\.json is missing"),
     "half a record": (lambda f: (f / RECORD).write_text('{"head":'), r"serving\.json is damaged"),
     "another target": (lambda f: edit_record(f, target_sha256="0" * 64), "was measured on target .* are others"),
+    "several nodes": (lambda f: edit_record(f, nodes=2), "was measured with engines over 2 nodes each"),
     "not faster": (
         lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "no", "speedup_vs_plain": "0.93"}),
         r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",
