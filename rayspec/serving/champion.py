@@ -74,8 +74,8 @@ def find_champion(source: str, client: MlflowClient, *, target: str | None = Non
         )
     if record.nodes > 1:
         raise ValueError(
-            f"{name} was measured with engines over {record.nodes} nodes each, and this starts a server on one machine; "
-            "start SGLang's server on every node with the line that the version's description names"
+            f"{name} was measured with engines over {record.nodes} nodes each, and this starts one server on one "
+            "machine; start SGLang's on every node with the line that the version's description names"
         )
     load_drafter(folder)  # raises ValueError for numbers that are not finite and for tensors that do not fit
     return Champion(name=name, folder=folder.resolve(), target=served, record=record)
