@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,8 +53,12 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
 
 
 def _build(schema: type[T], layers: Iterable[DictConfig]) -> T:
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = _overlaid(given, OmegaConf.to_container(layer))
     try:
-        merged = OmegaConf.create(reduce(_overlaid, (OmegaConf.to_container(layer) for layer in layers), {}))
+        # with the defaults, which interpolations may name, and of which a nested config keeps those that are not given
+        merged = OmegaConf.create(_overlaid(_defaults(schema), given, of_defaults=True))
         missing = sorted(OmegaConf.missing_keys(merged))
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
@@ -65,21 +68,26 @@ def _build(schema: type[T], layers: Iterable[DictConfig]) -> T:
         raise ValueError(f"{missing[0]} has no value ('???'); give one, or leave it out")
     assert isinstance(values, dict), "every layer is a mapping"
     _check_values(values)
-    return build(schema, _overlaid(_nested_defaults(schema), {str(key): value for key, value in values.items()}))
+    return build(schema, {str(key): value for key, value in values.items()})
 
 
-def _nested_defaults(schema: type) -> dict[str, Any]:
-    """A nested config of which only some settings are given keeps the defaults that it has there."""
-    factories = {f.name: f.default_factory for f in fields(schema) if f.default_factory is not MISSING}  # type: ignore[arg-type]
-    made = {name: factory() for name, factory in factories.items()}
-    return {name: asdict(value) for name, value in made.items() if is_dataclass(value)}  # type: ignore[arg-type]
+def _defaults(schema: type) -> dict[str, Any]:
+    assert is_dataclass(schema)
+    found = {f.name: f.default for f in fields(schema) if f.default is not MISSING}
+    found |= {f.name: f.default_factory() for f in fields(schema) if f.default_factory is not MISSING}
+    return {name: asdict(value) if is_dataclass(value) else value for name, value in found.items()}  # type: ignore[arg-type]
 
 
-def _overlaid(under: Any, over: Any) -> Any:
-    """Mappings are merged, key by key; of everything else the later one holds."""
-    if not isinstance(under, dict) or not isinstance(over, dict):
-        return over
-    return under | {key: _overlaid(under.get(key), value) for key, value in over.items()}
+def _overlaid(under: Any, over: Any, path: str = "", *, of_defaults: bool = False) -> Any:
+    """Mappings are merged, key by key; of everything else the later one holds. Raises ValueError where one is a mapping
+    and the other is not, unless the first one is a default."""
+    if isinstance(under, dict) and isinstance(over, dict):
+        below = {key: (under.get(key), value, f"{path}.{key}" if path else str(key)) for key, value in over.items()}
+        return under | {key: _overlaid(*both, of_defaults=of_defaults) for key, both in below.items()}
+    clashing = next((one for one in (under, over) if not isinstance(one, dict) and one is not None), None)
+    if clashing is not None and not of_defaults and isinstance(under, dict) != isinstance(over, dict):
+        raise ValueError(f"{path} is given a mapping and {clashing!r}; give one of them")
+    return over
 
 
 def _refusal(schema: type, layer: DictConfig) -> str | None:
@@ -170,8 +178,11 @@ def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
     for item in overrides:
         if "=" not in item or item.startswith(("-", "=")):
             raise ValueError(f"expected key=value (such as draft_steps=[2,4]), got {item!r}")
+    found: dict[str, Any] = {}
     with _readable("the command line holds no valid YAML value"):
-        return OmegaConf.from_dotlist(list(overrides))
+        for item in overrides:
+            found = _overlaid(found, OmegaConf.to_container(OmegaConf.from_dotlist([item])))
+        return OmegaConf.create(found)
 
 
 @contextmanager

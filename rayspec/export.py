@@ -16,6 +16,7 @@ from sglang_ext.drafters.stock import stock_matrix
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
+from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings
 
 
@@ -105,7 +106,10 @@ def _is_done(folder: Path, origin: Mapping[str, Any]) -> bool:
             raise ValueError(f"{folder} is there already and is no export; choose another output_dir")
         check_place(folder, DRAFTER)
         return False
-    found = json.loads(file.read_text())
+    try:
+        found = check_mapping(parse_json(file.read_bytes()), str(file))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} is damaged ({error}); delete {folder}, or choose another output_dir") from error
     if found == origin:
         return True
     raise ValueError(

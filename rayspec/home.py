@@ -13,8 +13,12 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # schemes that MLflow op
 
 def home() -> Path:
     """The absolute home folder; it is not created here."""
-    if os.environ.get("RAYSPEC_HOME"):
-        return Path(os.environ["RAYSPEC_HOME"]).expanduser().resolve()
+    named = os.environ.get("RAYSPEC_HOME")
+    if named:
+        try:
+            return Path(named).expanduser().resolve()
+        except RuntimeError as error:
+            raise ValueError(f"RAYSPEC_HOME is {named!r}, but there is no such user; write the path in full") from error
     root = CHECKOUT if (CHECKOUT / "pyproject.toml").is_file() else Path.cwd()
     return (root / ".rayspec").resolve()
 
@@ -44,11 +48,15 @@ def tracking_uri() -> str:
 
 
 def set_login_apart() -> None:
-    """Move user and password of a server's address in MLFLOW_TRACKING_URI into MLflow's own variables.
+    """Move user and password of a server's address in MLFLOW_TRACKING_URI into MLflow's own variables. Raises
+    ValueError for what is no address.
 
     MLflow prints and logs the address; what is no part of it cannot be told.
     """
-    parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    try:
+        parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    except ValueError as error:  # without the address, which may hold a password
+        raise ValueError(f"MLFLOW_TRACKING_URI is no address ({error})") from error
     login, at, host = parts.netloc.rpartition("@")
     if not at or parts.scheme not in ("http", "https"):
         return

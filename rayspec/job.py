@@ -16,7 +16,11 @@ INTERRUPTED = 128 + signal.SIGINT  # what a shell says of it
 def set_up() -> None:
     """Warnings in one form, SIGTERM (`ray job stop`) as an exception, so that runs and engines are ended, and no
     password in an address."""
-    set_login_apart()
+    try:
+        set_login_apart()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # torch looks for a CUDA toolkit when SGLang is imported; a machine without GPU needs no warning about it
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -32,7 +32,7 @@ class Settings:
 
 def build(cls: type[T], values: Mapping[str, Any], path: str = "", *, given: Mapping[str, Any] | None = None) -> T:
     """The dataclass `cls` of `values`, nested dataclasses included. Nothing is converted but a whole number where a
-    number is asked for, and a number where text is.
+    number is asked for.
 
     Args:
         path: where the values stand, for messages.
@@ -55,8 +55,6 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "", *, given: Map
         found = error.errors()
         # a mistyped key is also a missing value; its name says more
         first = next((e for e in found if e["type"] == "unexpected_keyword_argument"), found[0])
-        if first["type"] == "string_type" and type(first["input"]) in (int, float):
-            return build(cls, _with(values, first["loc"], str(first["input"])), path, given=given)
         raise ValueError(_message(cls, first, path, given)) from error
 
 
@@ -77,25 +75,18 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _with(values: Any, place: Sequence[int | str], value: str) -> Any:
-    """A copy with another value at a place. The last steps of a place may name a type and not an entry."""
-    if not place or not isinstance(values, dict | list):
-        return value
-    changed: Any = values.copy()
-    changed[place[0]] = _with(changed[place[0]], place[1:], value)
-    return changed
-
-
 def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]) -> str:
     if error["type"] == "unexpected_keyword_argument":
         return _unknown_key(cls, error["loc"], path, given)
     if error["type"] == "value_error":  # of a dataclass, which may not know where it stands
-        said = str(error["ctx"]["error"])
-        return said if said.startswith(path) else f"{path}.{said}"
+        said, (where, _) = str(error["ctx"]["error"]), _found(cls, error["loc"], path)
+        return said if said.startswith(where.partition("[")[0]) else f"{where}.{said}"
     where, _ = _found(cls, error["loc"], path)
     if error["type"] == "missing":
         return f"{where} has no value; it needs one"
-    return f"{where} must be {_allowed(error)}, got {error['input']!r}"
+    # what YAML has made of 007 or 12:30 is not what was written
+    way_out = "; put it in quotes" if error["type"] == "string_type" and type(error["input"]) in (int, float) else ""
+    return f"{where} must be {_allowed(error)}, got {error['input']!r}{way_out}"
 
 
 def _unknown_key(cls: type, place: Sequence[int | str], path: str, given: Mapping[str, Any]) -> str:
@@ -111,6 +102,8 @@ def _found(kind: Any, place: Sequence[int | str], path: str) -> tuple[str, Any]:
         kind = next((k for k in get_args(kind) if is_dataclass(k)), kind)  # of `A | None`
         if isinstance(step, int):
             path, kind = f"{path}[{step}]", get_args(kind)[0] if get_args(kind) else kind
+        elif get_origin(kind) is dict:
+            path, kind = f"{path}.{step}", get_args(kind)[1]
         elif is_dataclass(kind) and isinstance(kind, type):
             path, kind = f"{path}.{step}" if path else step, get_type_hints(kind).get(step, Any)
     return path, next((k for k in get_args(kind) if is_dataclass(k)), kind)

@@ -2,8 +2,9 @@
 
 SOURCE is models:/NAME@champion, models:/NAME/VERSION, the id of the run that was promoted, or a folder that was
 downloaded from one of them. Its files, its target and the evidence that it is faster are checked first. The server is
-SGLang's own, with the settings that were measured; flags behind -- come last and win. Requests must carry the key of
-$RAYSPEC_API_KEY or of --api-key-file, where there is one. Exits as the server does, 2 for what may not be served.
+SGLang's own, with the settings that were measured; flags behind -- come last and win, but for those that would undo the
+checks. Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one. Exits as the server
+does, 2 for what may not be served.
 """
 
 import argparse

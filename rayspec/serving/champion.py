@@ -48,7 +48,7 @@ def find_champion(source: str, client: MlflowClient, *, target: str | None = Non
     Raises ValueError where it may not take traffic, each cause with words of its own; TrackingError where MLflow does
     not have it.
     """
-    if Path(source).is_dir():
+    if source and Path(source).is_dir():
         name, folder = source, Path(source)
     else:
         name, folder = _downloaded(source, client)
@@ -60,7 +60,7 @@ def find_champion(source: str, client: MlflowClient, *, target: str | None = Non
             f"{name}: {', '.join(changed)} differ from what was promoted (changed, cut short, added or gone since); "
             "download it again, or promote a champion again"
         )
-    served = target_path(target or record.target)
+    served = target_path(record.target if target is None else target)
     if combined_sha256(target_sha256(served)) != record.target_sha256:
         raise ValueError(
             f"{name} was measured on target {record.target}, and the files of {served} are others; name the right one "
@@ -86,7 +86,7 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
     model, run = MODEL.fullmatch(source), RUN.fullmatch(source)
     if model is None and run is None:
         raise ValueError(
-            f"{source!r} is neither a folder nor models:/NAME@ALIAS, models:/NAME/VERSION or the id of a run"
+            f"{redacted(source)!r} is neither a folder nor models:/NAME@ALIAS, models:/NAME/VERSION or the id of a run"
         )
     try:
         if run is not None:
@@ -110,10 +110,18 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
 
 
+def _is_whole(folder: Path, pinned: str) -> bool:
+    """Whether a version lies there as it was promoted; our own copy is fetched again where it does not."""
+    try:
+        return file_sha256(folder / RECORD) == pinned and files_sha256(folder) == read_record(folder).files
+    except (ValueError, OSError):
+        return False
+
+
 def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
     """Into the home folder, whole or not at all; a version that is there is not fetched again."""
     folder = home() / "champions" / name
-    if pinned is None or not folder.exists():  # a run may have been promoted again since
+    if pinned is None or not _is_whole(folder, pinned):  # a run may have been promoted again since
         with TemporaryDirectory() as place, written_whole(folder, DRAFTER) as draft:
             got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
             shutil.copytree(got, draft, dirs_exist_ok=True)

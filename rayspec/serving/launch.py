@@ -14,17 +14,32 @@ import yaml
 
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
+from rayspec.serving.record import OWN_FLAGS
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 
 
 def server_command(champion: Champion, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
-    """What serves it with the settings that it was measured with; `more` are further words for SGLang's server."""
+    """What serves it with the settings that it was measured with; `more` are further words for SGLang's server. Raises
+    ValueError for those among them that would undo what was checked."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port must be in 1..65535, got {port}")
+    if not host or any(c.isspace() for c in host):
+        raise ValueError(f"--host must be an address without spaces, got {host!r}")
+    for word in more:
+        flag = word.partition("=")[0]
+        # SGLang takes a flag by any beginning that is no other's
+        meant = [own for own in OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and f"--{own}".startswith(flag)]
+        if meant:
+            raise ValueError(
+                f"{flag} behind -- would undo what was checked; target, host, port and key have options of their own "
+                "(rayspec serve --help), and another drafter or a file of settings is served by SGLang's own command"
+            )
     record = champion.record
     flags = {
+        **record.flags,
         "model_path": champion.target,
         "speculative_draft_model_path": str(champion.folder),
-        **record.flags,
         "host": host,
         "port": port,
     }
@@ -74,13 +89,17 @@ def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -
             secret.touch(mode=0o600)
             secret.write_text(yaml.safe_dump({"api-key": key}))
             words += ["--config", str(secret)]
-        process = subprocess.Popen(words, env=environment)
+        process: subprocess.Popen[bytes] | None = None
 
         def hand_on(number: int, frame: FrameType | None) -> None:
+            if process is None:
+                raise SystemExit(128 + number)
             process.send_signal(number)
 
-        before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, hand_on) for number in told}
         try:
+            process = subprocess.Popen(words, env=environment)
             return process.wait()
         finally:
             for number, handler in before.items():

@@ -5,12 +5,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.artefacts import SERVING
 from sglang_ext.fingerprints import file_sha256
 from sglang_ext.json_text import parse_json
 from sglang_ext.settings import Settings, build
 
 RECORD = SERVING
+# of SGLang's server: what is checked, and who may reach it
+OWN_FLAGS = ("model-path", "speculative-draft-model-path", "host", "port", "api-key", "admin-api-key", "config")
+NOT_OF_A_RECORD = (*OWN_FLAGS, "model", "trust-remote-code", "ssl-keyfile", "ssl-keyfile-password")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,15 @@ class ServingRecord(Settings):
     num_threads: int | None = None
     nodes: int = 1
     evidence: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = sorted(set(self.flags) & {flag.replace("-", "_") for flag in NOT_OF_A_RECORD})
+        if own:
+            raise ValueError(f"flags must be without {', '.join(own)}, which whoever serves it decides")
+        check_overrides(self.flags, "flags")
+        for name, value in (("num_threads", self.num_threads), ("nodes", self.nodes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
     def write(self, folder: Path) -> str:
         """The fingerprint of the file that is written."""
@@ -51,6 +64,12 @@ def read_record(folder: Path) -> ServingRecord:
 
 
 def files_sha256(folder: Path) -> dict[str, str]:
-    """Of every file below a folder but its record, by its path there."""
-    found = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / RECORD)
+    """Of every file below a folder but its record, by its path there. Raises ValueError for what is no plain file."""
+    found = sorted(p for p in folder.rglob("*") if p != folder / RECORD and not (p.is_dir() and not p.is_symlink()))
+    odd = [str(p.relative_to(folder)) for p in found if p.is_symlink() or not p.is_file()]
+    if odd or (folder / RECORD).is_symlink():
+        raise ValueError(
+            f"{folder} holds {', '.join(odd) or RECORD}, which are no plain files: what they stand for can be "
+            "exchanged; put the files themselves there (cp -rL)"
+        )
     return {str(p.relative_to(folder)): file_sha256(p) for p in found}

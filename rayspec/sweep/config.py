@@ -14,6 +14,7 @@ from sglang_ext.settings import Settings
 
 MAX_SECONDS = 1e7  # four months; Ray cannot count many times that
 MAX_TOKENS = 10**9
+MAX_COUNT = 10**6  # of passes, prompts, branches, cores, arrivals a second
 MAX_SEED = 2**32 - 1  # SGLang gives it to NumPy
 MAX_NAME_LENGTH = 200  # the name of a folder is made of it
 
@@ -57,6 +58,8 @@ class EngineConfig(Settings):
             _require(0 < value <= MAX_SECONDS, f"engine.{name}", value, f"positive and at most {MAX_SECONDS:g}")
         own = [key for key in self.extra if key in _OWN_FIELDS]
         _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
+        secret = [key for key in self.extra if key in ("api_key", "admin_api_key", "ssl_keyfile_password")]
+        _require(not secret, "engine.extra", secret, "without keys, which would be written into MLflow")
         named = [key for key in self.extra if key in self.server_fields]
         _require(
             not named, "engine.extra", named, f"without {', '.join(self.server_fields)}; they stand in engine itself"
@@ -80,7 +83,7 @@ _OWN_FIELDS = (
 )
 
 
-ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:\d{1,5}")
+ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:(\d{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,10 @@ class RayConfig(Settings):
 
     def __post_init__(self) -> None:
         _require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
-        is_address = self.address is None or ADDRESS.fullmatch(self.address) is not None
+        found = ADDRESS.fullmatch("auto" if self.address is None else self.address)
+        is_address = found is not None and int(found[2] or 1) <= 65535
         _require(is_address, "ray.address", self.address, "auto, local, HOST:PORT or ray://HOST:PORT")
-        _require(self.num_cpus > 0, "ray.num_cpus", self.num_cpus, "positive")
+        _require(0 < self.num_cpus <= MAX_COUNT, "ray.num_cpus", self.num_cpus, f"positive and at most {MAX_COUNT}")
         _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
 
 
@@ -211,7 +215,8 @@ class SweepConfig(Settings):
         for name in ("draft_steps", "concurrency"):
             _require(min(getattr(self, name), default=1) >= 1, name, getattr(self, name), "at least 1 everywhere")
         rates = self.request_rate
-        _require(all(0 < r < float("inf") for r in rates), "request_rate", rates, "positive everywhere")
+        is_rate = all(0 < r <= MAX_COUNT for r in rates)
+        _require(is_rate, "request_rate", rates, f"positive everywhere, and at most {MAX_COUNT}")
         loads = [t.label for t in self.traffic()]
         _require(len(set(loads)) == len(loads), "request_rate", rates, "different in their first six digits")
         slowest = self.block_prompts / min(rates, default=float("inf"))
@@ -225,9 +230,10 @@ class SweepConfig(Settings):
         _require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            value = getattr(self, name)
+            _require(1 <= value <= MAX_COUNT, name, value, f"at least 1 and at most {MAX_COUNT}")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
-        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "at least 0 and at most 100")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
         _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
         early, passes = self.search.early_stop, self.max_passes()

@@ -59,19 +59,17 @@ class AnswersConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("count", "min_prompt_tokens", "answer_tokens", "batch_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"answers.{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_prompt_tokens < self.min_prompt_tokens:
             raise ValueError(
-                f"answers.max_prompt_tokens must be at least answers.min_prompt_tokens ({self.min_prompt_tokens}), "
+                f"max_prompt_tokens must be at least min_prompt_tokens ({self.min_prompt_tokens}), "
                 f"got {self.max_prompt_tokens}"
             )
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"answers.{name} must be in 0..1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
         if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
-            raise ValueError(
-                f"answers.temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}"
-            )
+            raise ValueError(f"temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
 
     @property
     def num_shards(self) -> int:

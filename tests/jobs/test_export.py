@@ -85,6 +85,10 @@ def test_what_must_not_be_replaced(half: Path, tmp_path: Path) -> None:
     (tmp_path / "half" / "export.json").write_text('{"drafter": "half"}')
     with pytest.raises(ValueError, match=r"holds an export of 'half' as it was before; delete it"):
         prepare(ExportConfig(drafters=[str(half)], output_dir=str(tmp_path)))
+    for damaged in ("[]", "5", "{", "[" * 9000):
+        (tmp_path / "half" / "export.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"half/export\.json is damaged .*; delete .*half, or choose another"):
+            prepare(ExportConfig(drafters=[str(half)], output_dir=str(tmp_path)))
 
 
 def test_what_the_stock_form_cannot_hold_is_refused_in_the_plan(tmp_path: Path) -> None:

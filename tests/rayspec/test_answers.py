@@ -83,5 +83,5 @@ def test_answers_with_other_settings_are_refused(tiny_target: FrozenTarget, tmp_
     ("field", "value"), [("count", 0), ("max_prompt_tokens", 4), ("greedy_share", 1.5), ("temperature", 0.0)]
 )
 def test_bad_settings_are_named(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"answers.{field}"):
+    with pytest.raises(ValueError, match=field):
         replace(CONFIG, **{field: value})

@@ -48,6 +48,23 @@ def test_later_layers_win(yaml_file: Path) -> None:
     assert config == Outer(name="from_file", sizes=[7], inner=Inner(depth=5))
 
 
+def test_a_mapping_does_not_hide_what_was_given_before(yaml_file: Path) -> None:
+    yaml_file.write_text("inner: 4\n")
+    with pytest.raises(ValueError, match="inner is given a mapping and 4; give one of them"):
+        load_config(Outer, yaml_file, ["inner.depth=2"])
+    with pytest.raises(ValueError, match=r"the command line.*: inner is given a mapping and 1"):
+        load_config(Outer, None, ["inner=1", "inner.depth=2"])
+
+
+def test_interpolations_see_the_defaults() -> None:
+    assert load_config(Outer, None, ["inner.label=${name}-${other.depth}"]).inner.label == "x-7"
+
+
+def test_a_nested_setting_is_named_where_it_stands() -> None:
+    with pytest.raises(ValueError, match=r"held_out\.count must be at least 1, got 0"):
+        load_config(DrafterTrainConfig, None, ["held_out.count=0", "heads=[{name: a, draft_head: {kind: full}}]"])
+
+
 def test_what_is_not_given_of_a_nested_config_keeps_its_defaults_there() -> None:
     assert load_config(Outer, None, ["other.label=x"]).other == Inner(depth=7, label="x")
 
@@ -135,8 +152,10 @@ def test_every_level_of_a_config_refuses_what_it_does_not_know(schema: type) -> 
     assert [part for part in nested(schema) if not issubclass(part, Settings)] == []
 
 
-def test_nothing_is_converted_but_numbers() -> None:
-    assert build(Outer, {"name": 2026, "sizes": []}) == Outer(name="2026", sizes=[])
+def test_nothing_is_converted() -> None:
+    for number in (2026, 45000, 1e10):  # what YAML makes of 2026, 12:30:00 and 1e10
+        with pytest.raises(ValueError, match=r"name must be text, got .*; put it in quotes"):
+            build(Outer, {"name": number})
     for sizes in (["1"], [True], [1.0], [None]):
         with pytest.raises(ValueError, match=r"sizes\[0\] must be a whole number, got "):
             build(Outer, {"sizes": sizes})

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from disks import small_disk
 
-from rayspec.home import CHECKOUT, artifact_uri, home, prepared_home, tracking_uri
+from rayspec.home import CHECKOUT, artifact_uri, home, prepared_home, set_login_apart, tracking_uri
 
 
 def test_default_is_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +48,16 @@ def test_a_home_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         monkeypatch.setenv("RAYSPEC_HOME", str(disk / "home"))
         with pytest.raises(ValueError, match="Read-only file system"):
             prepared_home()
+
+
+def test_a_home_of_nobody_and_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", "~nobody-of-this-name/x")
+    with pytest.raises(ValueError, match=r"RAYSPEC_HOME is '~nobody-of-this-name/x', but there is no such user"):
+        prepared_home()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[bad:correct-horse@h")
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is no address") as error:
+        set_login_apart()
+    assert "correct-horse" not in str(error.value)
 
 
 def test_a_home_that_ray_deletes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

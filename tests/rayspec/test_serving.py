@@ -96,6 +96,19 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a record": (lambda f: (f / RECORD).write_text('{"head":'), r"serving\.json is damaged"),
     "another target": (lambda f: edit_record(f, target_sha256="0" * 64), "was measured on target .* are others"),
     "several nodes": (lambda f: edit_record(f, nodes=2), "was measured with engines over 2 nodes each"),
+    "a link": (lambda f: (f / "more").symlink_to("/etc"), r"more, which are no plain files"),
+    "a linked record": (
+        lambda f: ((f / RECORD).rename(f.parent / RECORD), (f / RECORD).symlink_to(f.parent / RECORD)),
+        r"serving\.json, which are no plain files",
+    ),
+    "a target of its own": (
+        lambda f: edit_record(f, flags={"model_path": "/evil"}),
+        "flags must be without model_path",
+    ),
+    "code of others": (lambda f: edit_record(f, flags={"trust_remote_code": True}), "flags must be without trust_re"),
+    "no flag": (lambda f: edit_record(f, flags={"--x": 1}), r"flags\.--x is no argument of SGLang"),
+    "no threads": (lambda f: edit_record(f, num_threads=0), "num_threads must be at least 1, got 0"),
+    "evidence that is no text": (lambda f: edit_record(f, evidence={"tau": 2}), r"evidence\.tau must be text, got 2"),
     "not faster": (
         lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "no", "speedup_vs_plain": "0.93"}),
         r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",
@@ -112,12 +125,37 @@ def test_a_bad_folder_takes_no_traffic(fault: str, client: MlflowClient) -> None
         find_champion(str(folder), client)
 
 
-def test_a_record_other_than_the_promoted_one_is_refused(client: MlflowClient) -> None:
+def test_a_record_other_than_the_promoted_one_is_refused(client: MlflowClient, place: Path) -> None:
     """Who can write the files can write their fingerprints, but not the tag of the version."""
+    (file,) = place.rglob(RECORD)
+    promoted = file.read_text()
+    edit_record(file.parent, head="another")
+    try:
+        with pytest.raises(ValueError, match=r"is not the one that was promoted .*serving\.sha256"):
+            find_champion(MODEL, client)
+    finally:
+        file.write_text(promoted)
+
+
+def test_a_damaged_copy_is_fetched_again(client: MlflowClient) -> None:
     folder = find_champion(MODEL, client).folder
-    edit_record(folder, head="another")
-    with pytest.raises(ValueError, match=r"is not the one that was promoted .*serving\.sha256"):
-        find_champion(MODEL, client)
+    tampered_weights(folder)
+    assert find_champion(MODEL, client).folder == folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--api-key", "x"], ["--api-key=x"], ["--model", "/x"], ["--speculative-draft-model", "/x"], ["--host=::"]],
+)
+def test_flags_that_undo_the_checks_are_refused(words: list[str], client: MlflowClient) -> None:
+    with pytest.raises(ValueError, match=r"behind -- would undo what was checked"):
+        server_command(find_champion(MODEL, client), "127.0.0.1", 30000, words)
+
+
+@pytest.mark.parametrize(("host", "port"), [("", 1), ("a b", 1), ("::1", 0), ("::1", 65536)])
+def test_addresses_that_are_none_are_refused(host: str, port: int, client: MlflowClient) -> None:
+    with pytest.raises(ValueError, match=r"--(port|host) must be"):
+        server_command(find_champion(MODEL, client), host, port)
 
 
 def test_numbers_that_are_none_are_refused(client: MlflowClient, tmp_path: Path) -> None:
@@ -155,8 +193,10 @@ def test_ready_files_of_the_winners(client: MlflowClient, tmp_path: Path) -> Non
 def test_what_is_not_there_is_named(client: MlflowClient, tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
         find_champion("models:/nobody@champion", client)
-    with pytest.raises(ValueError, match="neither a folder nor models:/NAME@ALIAS"):
-        find_champion("nowhere", client)
+    for source in ("nowhere", "", "http://user:correct-horse@host/x"):
+        with pytest.raises(ValueError, match="neither a folder nor models:/NAME@ALIAS") as error:
+            find_champion(source, client)
+        assert "correct-horse" not in str(error.value)
     client.create_registered_model("stranger")
     client.create_model_version("stranger", tmp_path.as_uri())
     with pytest.raises(ValueError, match=r"carries no evidence .*tag serving\.sha256 is missing"):
