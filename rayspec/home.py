@@ -57,8 +57,15 @@ def set_login_apart() -> None:
         parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
     except ValueError as error:  # without the address, which may hold a password
         raise ValueError(f"MLFLOW_TRACKING_URI is no address ({error})") from error
+    if parts.scheme not in ("http", "https"):
+        return
+    if "@" in parts.path + parts.query + parts.fragment:  # the rest of a password would be taken for a path, and shown
+        raise ValueError(
+            "MLFLOW_TRACKING_URI has an @ behind its host; in a user or password, /, ?, # and @ are written as %2F, "
+            "%3F, %23 and %40, or set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
     login, at, host = parts.netloc.rpartition("@")
-    if not at or parts.scheme not in ("http", "https"):
+    if not at:
         return
     user, _, password = login.partition(":")
     for name, value in (("MLFLOW_TRACKING_USERNAME", user), ("MLFLOW_TRACKING_PASSWORD", password)):

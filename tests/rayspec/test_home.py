@@ -54,10 +54,11 @@ def test_a_home_of_nobody_and_an_address_that_is_none(monkeypatch: pytest.Monkey
     monkeypatch.setenv("RAYSPEC_HOME", "~nobody-of-this-name/x")
     with pytest.raises(ValueError, match=r"RAYSPEC_HOME is '~nobody-of-this-name/x', but there is no such user"):
         prepared_home()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[bad:correct-horse@h")
-    with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is no address") as error:
-        set_login_apart()
-    assert "correct-horse" not in str(error.value)
+    for address, message in (("[bad:correct-horse@h", "is no address"), ("u:p/correct-horse@h:1", "has an @ behind")):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
+        with pytest.raises(ValueError, match=f"MLFLOW_TRACKING_URI {message}") as error:
+            set_login_apart()
+        assert "correct-horse" not in str(error.value)
 
 
 def test_a_home_that_ray_deletes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
