@@ -30,7 +30,6 @@ from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
 from rayspec.serving.flags import arguments
 from rayspec.sweep.stored import find_sweep
-from rayspec.targets.catalogue import DEFAULT_TARGET, fetched
 from rayspec.tracking import Tracker
 
 
@@ -79,9 +78,7 @@ def test_engine_settings_become_flags() -> None:
 
 @pytest.mark.slow
 def test_the_champion_is_served_by_its_own_lines(tmp_path: Path) -> None:
-    if fetched(DEFAULT_TARGET) is None:
-        pytest.skip(f"needs the target: rayspec fetch {DEFAULT_TARGET}")
-    fetch, served = commands(tmp_path, DEFAULT_TARGET)["champion"]
+    fetch, served = commands(tmp_path, str(TARGET))["champion"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     subprocess.run(["bash", "-c", fetch], cwd=tmp_path, env=environment, check=True, timeout=START_TIMEOUT_S)
