@@ -14,7 +14,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
-from rayspec.serving.record import ServingRecord, files_sha256
+from rayspec.serving.record import NOT_OF_A_RECORD, ServingRecord, files_sha256
 from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
@@ -143,7 +143,8 @@ def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecor
         target=sweep.params["target"],
         target_sha256=target_sha256,
         files=files_sha256(folder),
-        flags=serving_flags(engine, best.trial),
+        # a sweep that ran with code of the target's authors may be promoted; who serves it says so again
+        flags={k: v for k, v in serving_flags(engine, best.trial).items() if k not in NOT_OF_A_RECORD},
         num_threads=engine.get("num_threads"),
         nodes=engine.get("nodes", 1),
         evidence=evidence(sweep, best),

@@ -1,6 +1,7 @@
 """Files of a sweep's winners for who serves or simulates them elsewhere."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
 
     Raises ValueError where nothing pays, and OSError where the folder cannot be written.
     """
-    winners = [(c.best, c.traffic.label) for c in choices(sweep.results) if c.pays and c.best]
+    winners = [c.best for c in choices(sweep.results) if c.pays and c.best]
     if not winners:
         raise ValueError(f"no setting of sweep {sweep.name} is clearly faster than plain decoding: nothing to emit")
     written = []
-    for best, _ in winners:
+    for best in winners:
         place = folder / best.trial.name
         place.mkdir(parents=True, exist_ok=True)
         files = {
@@ -71,6 +72,6 @@ def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     config = {"method": "eagle3", "model": str(export.folder), "num_speculative_tokens": trial.draft_steps}
     return (
         "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server; rayspec has not run it\n"
-        f"rayspec export drafters=[{trial.drafter.path}] output_dir={EXPORTED_TO}\n"
-        f"vllm serve {sweep.params['target']} --speculative-config '{json.dumps(config)}' \"$@\"\n"
+        f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.drafter.path}]', f'output_dir={EXPORTED_TO}'])}\n"
+        f'{shlex.join(["vllm", "serve", sweep.params["target"], "--speculative-config", json.dumps(config)])} "$@"\n'
     )

@@ -8,13 +8,18 @@ from typing import Any
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.artefacts import SERVING
 from sglang_ext.fingerprints import file_sha256
-from sglang_ext.json_text import parse_json
+from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
 
 RECORD = SERVING
 # of SGLang's server: what is checked, and who may reach it
 OWN_FLAGS = ("model-path", "speculative-draft-model-path", "host", "port", "api-key", "admin-api-key", "config")
-NOT_OF_A_RECORD = (*OWN_FLAGS, "model", "trust-remote-code", "ssl-keyfile", "ssl-keyfile-password")
+NOT_OF_A_RECORD = {flag.replace("-", "_") for flag in OWN_FLAGS} | {
+    "model",
+    "trust_remote_code",
+    "ssl_keyfile",
+    "ssl_keyfile_password",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,7 @@ class ServingRecord(Settings):
     evidence: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        own = sorted(set(self.flags) & {flag.replace("-", "_") for flag in NOT_OF_A_RECORD})
+        own = sorted(set(self.flags) & NOT_OF_A_RECORD)
         if own:
             raise ValueError(f"flags must be without {', '.join(own)}, which whoever serves it decides")
         check_overrides(self.flags, "flags")
@@ -55,10 +60,7 @@ def read_record(folder: Path) -> ServingRecord:
             "--promote registers a champion with it"
         )
     try:
-        values = parse_json(file.read_bytes())
-        if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
-        return build(ServingRecord, values)
+        return build(ServingRecord, check_mapping(parse_json(file.read_bytes()), "it"))
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); promote the champion again") from error
 
