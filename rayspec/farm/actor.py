@@ -1,6 +1,7 @@
 """The Ray shell around a Runtime: reach a cluster, start an engine's actor, call it, and be sure that it is gone."""
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -58,11 +59,24 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
                 _system_config={"worker_niceness": 0},
                 **options,
             )
-        stack.callback(ray.shutdown)
+        stack.callback(_shut_down)
         # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
         signal.signal(signal.SIGTERM, on_terminate)
         stack.enter_context(node_lost_raises())
         yield
+
+
+def _shut_down() -> None:
+    """Leave the cluster. A reference to a Ray object that another thread frees meanwhile would end this process, from
+    C++; so those that wait for the garbage collector go before, and none is collected until Ray is down."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
 """The cluster that a sweep starts on this machine."""
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
 import ray
 from servers import listening
 
-from rayspec.farm.actor import cluster
+from rayspec.farm.actor import _shut_down, cluster
 
 
 def test_a_local_cluster_listens_on_the_loopback_address_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +28,21 @@ def test_a_local_cluster_listens_on_the_loopback_address_alone(tmp_path: Path, m
     assert {"gcs_server", "raylet"} <= {program for program, _ in found}
     assert [program for program, is_local in found if not is_local] == []
     assert list(tmp_path.iterdir()) == [], "no token that every cluster of the user would then ask for"
+
+
+def test_nothing_is_collected_while_ray_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends the process, from C++, where a thread frees a reference to one of its objects meanwhile."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    freed: list[str] = []
+    weakref.finalize(Cycle(), freed.append, "before")
+
+    def shutdown() -> None:
+        assert freed == ["before"] and not gc.isenabled()
+
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    _shut_down()
+    assert gc.isenabled()
