@@ -65,7 +65,7 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
     info = read_info(drafter_path(drafter))
     if info.target is None:
         raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
-    if info.kind != "eagle3":
+    if not info.body.has_stock_form:
         raise ValueError(
             f"cannot export {info.path}: SGLang has no stock form of a {info.kind} drafter; serve it with rayspec"
         )

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import save_drafter
-from sglang_ext.drafters.checkpoint_config import Drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenConfig
-from sglang_ext.drafters.medusa import MedusaDrafter
+from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
-from sglang_ext.heads import build_head
+from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import build_head, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees.static import StaticTree
 
@@ -52,7 +56,7 @@ def _eagle3() -> Eagle3Drafter:
 
 
 def _medusa() -> MedusaDrafter:
-    config = LastHiddenConfig(hidden_size=H, vocab_size=V, positions=2, max_position_embeddings=128)
+    config = MedusaConfig(hidden_size=H, vocab_size=V, positions=2, max_position_embeddings=128)
     heads = PositionHeads([build_head({"kind": "full"}, hidden_size=H, vocab_size=V) for _ in range(2)])
     return MedusaDrafter(config, heads, StaticTree([(0,), (1,), (0, 0), (0, 1)]))
 
@@ -60,6 +64,24 @@ def _medusa() -> MedusaDrafter:
 def _independent() -> IndependentDrafter:
     config = IndependentConfig(vocab_size=V, max_position_embeddings=128, hidden_size=16, num_layers=1, head_dim=8)
     return IndependentDrafter(config, build_head({"kind": "full"}, hidden_size=16, vocab_size=V))
+
+
+def untrained(
+    target: FrozenTarget,
+    kind: str,
+    options: Mapping[str, Any],
+    head: Mapping[str, Any],
+    artifacts: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> Any:
+    """A new drafter, as training begins with it."""
+    own = family(kind)
+    config = own.training.config_for(target, options)
+    rows_VH = own.training.head_rows(target, config)
+    drafter = own.drafter_class(config, config.heads(lambda: head_from_target(head, rows_VH, artifacts or {})))
+    probe = Batch((torch.arange(64) % 16)[None], torch.zeros(64, dtype=torch.int64), torch.arange(64))
+    own.training.init_body(drafter, target, probe, seed)
+    return drafter
 
 
 def save_random(folder: Path, drafter: Drafter, info: TargetInfo, **options: Any) -> None:

@@ -21,9 +21,10 @@ from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.recipe import init_specformer
-from rayspec.training.ttt import Batch, backward_head, roll_out
+from rayspec.training.ttt import backward_head, roll_out
 from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.drafters.specformer.training import config_for, init_body
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
 
 POSITIONS = (2, 4, 8)
@@ -58,14 +59,14 @@ def measure(mode: str, positions: int) -> dict[str, float]:
     """Peak of resident memory in MiB while the gradients of a batch are made, above what there was before; and their
     norm."""
     target = FrozenTarget.load(target_path(DEFAULT_TARGET), torch.float32)
-    config = target.options_config(SpecFormerDrafter.Config, {"positions": positions})
+    config = config_for(target, {"positions": positions})
     torch.manual_seed(0)
     drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target({"kind": "full"}, target.head_VG)))
-    init_specformer(drafter, 1.0, seed=0)
     ids_BT = torch.randint(len(target.head_VG), (SEQUENCES, TOKENS))
     rows = torch.ones(SEQUENCES, TOKENS - 1, dtype=torch.bool)
     rows[:, : positions + 1] = False
     batch = Batch(ids_BT, *rows.nonzero(as_tuple=True))
+    init_body(drafter, target, batch, seed=0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = psutil.Process().memory_info().rss
     all_rows = roll_out(drafter, target, batch, positions)

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.shipped import drafter_path
 from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters import DEFAULT, family
+from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.heads import build_head
+from sglang_ext.heads.by_position import PositionHeads
 
 
 class DrafterFlops(NamedTuple):
@@ -51,10 +53,10 @@ class ReferenceDrafter:
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
         drafter, info = load_drafter(drafter_path(self.name, self.target_folder))
-        if info.kind != "eagle3" or info.head["kind"] != "full":
+        if isinstance(drafter.lm_head, PositionHeads) or info.head["kind"] != "full":
             raise ValueError(
-                f"rule.drafter must name an EAGLE-3 drafter with a head of kind 'full', {self.name} is of kind "
-                f"{info.kind} with {info.head}"
+                f"rule.drafter must name a drafter with one head of kind 'full' for all draft steps, {self.name} is of "
+                f"kind {info.kind} with {info.head}"
             )
         if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
             raise ValueError(
@@ -77,19 +79,16 @@ class ReferenceDrafter:
     def flops(self) -> DrafterFlops:
         return drafter_flops(self._body())
 
-    def _body(self) -> Eagle3Config:
+    def _body(self) -> DrafterConfig:
         if self.name is not None:
-            body = read_info(drafter_path(self.name, self.target_folder)).body
-            if not isinstance(body, Eagle3Config):
-                raise ValueError(f"drafter={self.name} is no EAGLE-3 drafter; name one whose FLOPs are to count")
-            return body
-        return FrozenTarget.without_weights(self.target_folder).drafter_config()
+            return read_info(drafter_path(self.name, self.target_folder)).body
+        return family(DEFAULT).training.config_for(FrozenTarget.without_weights(self.target_folder), {})
 
 
-def drafter_flops(config: Eagle3Config) -> DrafterFlops:
+def drafter_flops(config: DrafterConfig) -> DrafterFlops:
     """Multiply-adds counted as two."""
     with torch.device("meta"):
         head = build_head({"kind": "full"}, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-        drafter = Eagle3Drafter(config, head)
+        drafter = family(config.kind).drafter_class(config, head)
     body = sum(m.weight.numel() for m in drafter.modules() if isinstance(m, nn.Linear))
     return DrafterFlops(body=2 * body, per_row=2 * config.hidden_size)

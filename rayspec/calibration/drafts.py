@@ -16,9 +16,10 @@ from torch import Tensor
 from rayspec.calibration.counting import partial_counts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import Batch, roll_out
+from rayspec.training.ttt import roll_out
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.checkpoint_config import Drafter
+from sglang_ext.drafters.training import Batch
 
 CHUNK_ROWS = 512  # whose logits are held at once
 

@@ -8,7 +8,6 @@ import torch
 from torch.utils.benchmark import Timer
 
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 
@@ -51,7 +50,7 @@ def _in_turns(
     loaded = {name: load_drafter(path, dtype)[0] for name, path in drafters.items()}
     heads = {name: drafter.lm_head.to(device) for name, drafter in loaded.items()}
     loads = {
-        name: Asked(rows, rows if isinstance(drafter, LastHiddenDrafter) else rows * topk, topk, draft_steps)
+        name: Asked(rows, rows if drafter.config.max_draft_steps else rows * topk, topk, draft_steps)
         for name, drafter in loaded.items()
     }
     if device.type == "cpu":

@@ -9,28 +9,23 @@ from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import fixed_body
 from sglang_ext.adapter.served_target import check_taps
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
-from sglang_ext.drafters.eagle3 import default_taps
-from sglang_ext.drafters.last_hidden import LastHiddenConfig
-from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
+from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 from sglang_ext.heads import build_head
 from sglang_ext.heads.clustered import ClusteredHead
 
 
-def check_fits(
-    info: CheckpointInfo, algorithm: str, shape: DraftShape, config: SweepConfig, target: TargetModel | None
-) -> None:
+def check_fits(info: CheckpointInfo, shape: DraftShape, config: SweepConfig, target: TargetModel | None) -> None:
     """Raise ValueError where the drafter cannot be served as the sweep asks, or with another target alone."""
     _check_shape(info, shape, config)
     if target is not None:
-        _check_target(info, algorithm, config, target)
+        _check_target(info, config, target)
 
 
 def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -> None:
-    steps = max(config.draft_steps)
-    if isinstance(info.body, LastHiddenConfig) and steps > info.body.positions:
+    steps, most = max(config.draft_steps), info.body.max_draft_steps
+    if most is not None and steps > most:
         raise ValueError(
-            f"drafter {info.path} drafts {info.body.positions} positions, but draft_steps is {config.draft_steps}; "
-            "lower it"
+            f"drafter {info.path} drafts {most} positions, but draft_steps is {config.draft_steps}; lower it"
         )
     if shape.topk == 1:
         return
@@ -44,7 +39,7 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
             f"drafter {info.path} has a head that may score as few as {fewest} tokens, but topk is {shape.topk}; "
             "lower it"
         )
-    if isinstance(info.body, LastHiddenConfig):
+    if not info.body.expands_tree:
         if tree is None:
             raise ValueError(f"drafter {info.path} has no draft_tree; serve it as a chain, with @chain behind its name")
         for draft_steps in config.draft_steps:
@@ -61,7 +56,7 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         )
 
 
-def _check_target(info: CheckpointInfo, algorithm: str, config: SweepConfig, target: TargetModel) -> None:
+def _check_target(info: CheckpointInfo, config: SweepConfig, target: TargetModel) -> None:
     layers, taps = target.config.num_hidden_layers, info.body.tap_layers
     served = TargetInfo(
         name=config.target,
@@ -79,9 +74,9 @@ def _check_target(info: CheckpointInfo, algorithm: str, config: SweepConfig, tar
                 )
     else:
         info.target.check_served_with(served, info.path)
-    check_taps(served, layers, with_output=info.kind == "specformer")
+    check_taps(served, layers, with_output=info.body.taps_output)
     context = config.engine.context_length or target.context_length
-    if context is not None and fixed_body(algorithm, info) is not None:
+    if context is not None and fixed_body(info) is not None:
         longest = info.body.max_position_embeddings
         if context > longest:
             raise ValueError(

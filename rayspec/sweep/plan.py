@@ -20,7 +20,7 @@ from rayspec.sweep.fits import check_fits
 from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tables import render_table
 from rayspec.target import TargetModel
-from sglang_ext.adapter.algorithms import algorithm_of, family_of, fixed_body
+from sglang_ext.adapter.algorithms import algorithm_of, fixed_body, swap_group
 from sglang_ext.drafters.checkpoint import check_files
 from sglang_ext.drafters.checkpoint_config import read_info
 
@@ -42,8 +42,8 @@ class Drafter:
     @property
     def worker(self) -> str:
         """What an engine is started for."""
-        family = family_of(self.algorithm)
-        return family if self.shape.topk == 1 else f"{family}-{self.shape.label}"
+        group = swap_group(self.algorithm)
+        return group if self.shape.topk == 1 else f"{group}-{self.shape.label}"
 
     @property
     def family(self) -> tuple[str, object]:
@@ -148,10 +148,10 @@ def inspect_drafter(entry: str, config: SweepConfig, target: TargetModel | None 
         info = read_info(path)
         check_files(info)
         algorithm = algorithm_of(path, shape.topk)
-        check_fits(info, algorithm, shape, config, target)
+        check_fits(info, shape, config, target)
     except ValueError as error:
         return Drafter(label=label, path=path, head={}, shape=shape, problem=str(error))
-    body = fixed_body(algorithm, info)
+    body = fixed_body(info)
     return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, body=body, shape=shape)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rayspec.costs import ModelCosts, StepShape, cost_metrics
+from rayspec.costs import ModelCosts, cost_metrics
 from rayspec.farm.load import Traffic
 from rayspec.metrics import (
     category_key,
@@ -18,6 +18,7 @@ from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.shape import split_shape
+from sglang_ext.drafters.counting import StepShape
 
 
 @dataclass(frozen=True, kw_only=True)

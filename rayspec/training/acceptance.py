@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import Batch, roll_out
-from sglang_ext.drafters.checkpoint_config import Drafter
+from rayspec.training.ttt import roll_out
+from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads.base import NO_TOKEN
 
 

@@ -9,15 +9,12 @@ from rayspec.target import check_weights
 from rayspec.training.answers import AnswersConfig, missing_shards
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.independent import check_width
 from rayspec.training.origin import origin_of, read_base
 from rayspec.training.prompts import is_text
 from rayspec.training.tree_config import StaticTreeConfig, parse_tree
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
-from sglang_ext.drafters import drafter_class
-from sglang_ext.drafters.independent import IndependentConfig
-from sglang_ext.drafters.last_hidden import LastHiddenConfig
+from sglang_ext.drafters import family
 from sglang_ext.folders import check_parents
 from sglang_ext.heads import head_config
 
@@ -75,14 +72,13 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
 
 
 def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget, made_before: set[str]) -> None:
-    sizes = target.model.config
-    cls, options = head_config(
-        head.draft_head, hidden_size=head.hidden_size(sizes.hidden_size), vocab_size=sizes.vocab_size
-    )
+    training = family(head.drafter_kind).training
+    body = training.config_for(target, head.drafter_options, config.recipe)
+    cls, options = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
     if head.freeze_head and not cls.taken_over:
         raise ValueError(f"freeze_head keeps rows of the target's head, but a {cls.kind} head has none; leave it out")
-    positions = _check_body(config, head, target)
-    _check_lengths(config, head, positions)
+    positions = training.draft_steps(body, config.recipe)
+    _check_lengths(config, positions, body.max_draft_steps)
     if head.tree is not None:
         _check_tree(head, target, positions)
     if head.base in made_before:
@@ -94,22 +90,9 @@ def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTa
         cls.check_artifacts(options, origin.artifacts)
 
 
-def _check_body(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> int:
-    """The draft positions that are trained. Raises ValueError for a body that cannot be made for the target."""
-    if head.drafter_kind == "eagle3":
-        target.drafter_config(config.recipe.intermediate_size)
-        return config.recipe.ttt_steps
-    made = target.options_config(drafter_class(head.drafter_kind).Config, head.drafter_options)
-    if isinstance(made, IndependentConfig):
-        check_width(made.hidden_size, target.model.config.hidden_size)
-        return 1
-    assert isinstance(made, LastHiddenConfig), "every other kind drafts from what the target has at hand"
-    return made.positions
-
-
-def _check_lengths(config: DrafterTrainConfig, head: DrafterEntry, positions: int) -> None:
+def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None) -> None:
     measured = config.evaluation.draft_steps
-    measured = min(measured, positions) if head.drafter_kind not in ("eagle3", "independent") else measured
+    measured = min(measured, most or measured)
     for name, steps, setting in (
         ("answers", positions, "recipe.ttt_steps, or the drafter's positions"),
         ("held_out", measured, "evaluation.draft_steps"),

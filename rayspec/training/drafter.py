@@ -30,11 +30,11 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import find_tree, given_tree
-from rayspec.training.ttt import Batch, backward_batch, check_prompt_lengths
+from rayspec.training.ttt import backward_batch, check_prompt_lengths
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import save_drafter
-from sglang_ext.drafters.checkpoint_config import Drafter
-from sglang_ext.drafters.independent import IndependentDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.training import Batch
 
 TREE_TOPK = 10  # candidates of a position that a tree may take on held-out answers
 
@@ -58,11 +58,8 @@ def autocast(recipe: Recipe) -> AbstractContextManager[Any]:
 
 
 def training_steps(drafter: Drafter, recipe: Recipe) -> int:
-    """Draft positions that are trained: of a drafter with a head each all of them, of one that reads tokens alone the
-    first, which any other is the same as."""
-    if isinstance(drafter, IndependentDrafter):
-        return 1
-    return drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+    """Draft positions that are trained."""
+    return family(drafter.kind).training.draft_steps(drafter.config, recipe)
 
 
 def train_step(
@@ -119,9 +116,8 @@ def train_drafter(
     origin = origin_of(config, head, target)
     drafter = new_drafter(target, head, recipe, answers, origin)
     tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
-    draft_steps = config.evaluation.draft_steps
-    if isinstance(drafter, LastHiddenDrafter):
-        draft_steps = min(draft_steps, drafter.config.positions)
+    asked = config.evaluation.draft_steps
+    draft_steps = min(asked, drafter.config.max_draft_steps or asked)
     check_prompt_lengths(answers, training_steps(drafter, recipe))
     check_prompt_lengths(held_out, draft_steps)
     num_steps = recipe.num_steps if any(p.requires_grad for p in drafter.parameters()) else 0
@@ -179,7 +175,6 @@ def train_drafter(
         if head.tree is not None:
             drafter.draft_tree = tree
             if tree is None:
-                assert isinstance(drafter, LastHiddenDrafter), "DrafterEntry refuses trees that have to be found"
                 with autocast(recipe):
                     drafter.draft_tree = find_tree(head.tree, drafter, target, answers, recipe)
         acceptance = evaluate(None)
@@ -195,7 +190,7 @@ def _tree_figures(
 ) -> dict[str, Any] | None:
     """What the drafter's own tree accepts, as large as it can be; None for a drafter without one, and for one that
     expands its tree pass by pass, which only an engine does."""
-    if not isinstance(drafter, LastHiddenDrafter) or drafter.draft_tree is None:
+    if drafter.draft_tree is None or drafter.config.expands_tree:
         return None
     tree, topk = drafter.draft_tree, min(TREE_TOPK, drafter.lm_head.fewest_candidates(draft_steps))
     proposer = tree.fit(draft_steps, topk, tree.most_nodes(draft_steps, topk), torch.device("cpu"))

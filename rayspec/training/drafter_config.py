@@ -15,7 +15,7 @@ from rayspec.training.answers import AnswersConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.sources import CorpusConfig
 from rayspec.training.tree_config import parse_tree
-from sglang_ext.drafters import DRAFTERS, drafter_class
+from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
@@ -42,7 +42,7 @@ class DrafterEntry(Settings):
     draft_head: dict[str, Any]
     base: str | None = None
     artifacts: str | None = None
-    drafter: dict[str, Any] = field(default_factory=lambda: {"kind": "eagle3"})
+    drafter: dict[str, Any] = field(default_factory=lambda: {"kind": DEFAULT})
     tree: dict[str, Any] | None = None
     freeze_head: bool = False
     train_body: bool = False
@@ -50,19 +50,8 @@ class DrafterEntry(Settings):
     def __post_init__(self) -> None:
         check_name(self.name, "heads[].name")
         found = self.drafter.get("kind")
-        if not isinstance(found, str) or found not in DRAFTERS:
-            raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(DRAFTERS)}, got {found!r}")
-        is_made_before = self.tree is not None and self.tree.get("kind") != "slim"
-        if found == "eagle3" and (self.drafter_options or is_made_before):
-            surplus = [*self.drafter_options, *(["tree"] if is_made_before else [])]
-            raise ValueError(
-                f"heads[{self.name}]: an EAGLE-3 drafter has no options and builds its tree as it drafts, from which "
-                f"tree.kind slim alone can choose; leave {', '.join(surplus)} out"
-            )
-        if found == "independent" and self.tree is not None:
-            raise ValueError(f"heads[{self.name}]: an independent drafter builds its tree as it drafts; leave tree out")
-        if found == "specformer" and self.tree is not None:
-            raise ValueError(f"heads[{self.name}]: a specformer drafter is served as a chain; leave tree out")
+        if not isinstance(found, str) or found not in families():
+            raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(families())}, got {found!r}")
         if self.train_body and self.base is None:
             raise ValueError(
                 f"heads[{self.name}].train_body goes on training the body of a base, but there is none; name one "
@@ -81,30 +70,21 @@ class DrafterEntry(Settings):
     def drafter_options(self) -> dict[str, Any]:
         return {name: value for name, value in self.drafter.items() if name != "kind"}
 
-    def hidden_size(self, target_hidden: int) -> int:
-        """What the head reads: of the target's size, or of the drafter's own."""
-        if self.drafter_kind != "independent":
-            return target_hidden
-        return self.asked()["drafter"]["hidden_size"]
+    def all_drafter_options(self) -> dict[str, Any]:
+        """`drafter_options` with every default written out. Raises ValueError."""
+        return family(self.drafter_kind).config_class.complete(self.drafter_options)
 
     def asked(self) -> dict[str, Any]:
-        """What provenance names besides the head, every default written out; nothing for EAGLE-3 but its tree, if it
-        has one. Raises ValueError for options that do not exist or do not fit."""
+        """What provenance names besides the head, every default written out; nothing for the default drafter but its
+        tree, if it has one. Raises ValueError for options that do not exist or do not fit."""
         tree = None if self.tree is None else parse_tree(self.tree, "tree")
-        frozen = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
-        if self.drafter_kind == "eagle3":
-            return frozen if tree is None else {"tree": entry_of(tree.kind, tree), **frozen}
-        options = drafter_class(self.drafter_kind).Config.complete(self.drafter_options)
-        if tree is not None and tree.kind == "slim" and self.drafter_kind == "hydra":
-            raise ValueError(
-                "tree.kind slim needs all candidates before there is a path, but a hydra drafter reads the path; use "
-                "drafter.kind medusa, or tree.kind static"
-            )
-        return {
-            "drafter": {"kind": self.drafter_kind, **options},
-            "tree": None if tree is None else entry_of(tree.kind, tree),
-            **frozen,
-        }
+        if tree is not None:
+            family(self.drafter_kind).config_class.check_tree(tree.kind, "tree")
+        options = self.all_drafter_options()
+        found: dict[str, Any] = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
+        if self.drafter_kind != DEFAULT:
+            found |= {"drafter": {"kind": self.drafter_kind, **options}, "tree": None}
+        return found if tree is None else {**found, "tree": entry_of(tree.kind, tree)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +134,11 @@ class DrafterTrainConfig(Settings):
                 "takes over a body and freezes it; set train_body or leave base out to train it, or set "
                 "recipe.csra_weight=0"
             )
-        others = [head.name for head in self.heads if head.drafter_kind != "eagle3"]
+        others = [head.name for head in self.heads if not family(head.drafter_kind).config_class.feeds_back]
         if self.recipe.csra_weight and others:
             raise ValueError(
-                f"recipe.csra_weight={self.recipe.csra_weight} aligns the rollout steps of an EAGLE-3 body, which "
-                f"heads[{others[0]}] does not have; train it in a run of its own with recipe.csra_weight=0"
+                f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
+                f"it made, which heads[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:

@@ -25,6 +25,7 @@ from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
 from rayspec.training.self_prompts import prompt_hash
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
+from sglang_ext.drafters import DEFAULT
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
@@ -62,7 +63,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        drafter = "" if head.drafter_kind == "eagle3" else f"{dict(head.drafter)} "
+        drafter = "" if head.drafter == {"kind": DEFAULT} else f"{dict(head.drafter)} "
         lines.append(f"{head.name} {drafter}{dict(head.draft_head)} -> {folder}: {state}")
     return lines
 

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from sglang_ext.drafters.eagle3 import Eagle3Config, default_taps
-from sglang_ext.drafters.options import DrafterOptions
-from sglang_ext.drafters.specformer import specformer_taps
-from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
-
-OptionsT = TypeVar("OptionsT", bound=DrafterOptions)
+from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 
 
 def target_sha256(folder: str | Path) -> str:
@@ -83,9 +77,14 @@ class FrozenTarget:
                 raise ValueError(f"target={folder} has {size} {getattr(config, size, None)} in its config.json")
         return cls(path, "", model, tokenizer)
 
+    @property
+    def num_layers(self) -> int:
+        return self.model.config.num_hidden_layers
+
     @cached_property
     def taps(self) -> tuple[int, ...]:
-        return default_taps(self.model.config.num_hidden_layers)
+        """SGLang's default, EAGLE-3's."""
+        return default_taps(self.num_layers)
 
     @property
     def head_VG(self) -> Tensor:
@@ -137,10 +136,11 @@ class FrozenTarget:
         )
 
     def sizes(self) -> dict[str, Any]:
-        """What a drafter that is shaped like the target has of it; a kind's `Config.of_target` says which."""
+        """What a drafter that is shaped like the target has of it; a family's `Config.of_target` says which."""
         c = self.model.config
         return {
             "hidden_size": c.hidden_size,
+            "target_hidden_size": c.hidden_size,
             "vocab_size": c.vocab_size,
             "max_position_embeddings": c.max_position_embeddings,
             "intermediate_size": c.intermediate_size,
@@ -150,24 +150,14 @@ class FrozenTarget:
             "rms_norm_eps": c.rms_norm_eps,
         }
 
-    def drafter_config(self, intermediate_size: int | None = None) -> Eagle3Config:
-        """A drafter layer shaped like one of the target's layers (`intermediate_size`: None = the target's)."""
-        sizes = self.sizes() | ({} if intermediate_size is None else {"intermediate_size": intermediate_size})
-        c = self.model.config
-        return Eagle3Config(**sizes, target_hidden_size=c.hidden_size, tap_layers=self.taps, rope_theta=_rope_theta(c))
-
-    def options_config(self, cls: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-        """The config of a drafter kind with options, made for this target. Raises ValueError."""
-        sizes = self.sizes()
-        if "tap_layers" in cls.of_target:
-            c = self.model.config
-            sizes |= {"tap_layers": specformer_taps(c.num_hidden_layers), "rope_theta": _rope_theta(c)}
-        return cls.from_options(options, {name: sizes[name] for name in cls.of_target})
-
-
-def _rope_theta(config: Any) -> float:
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only")
-    theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
-    return float(theta)
+    @property
+    def rope_theta(self) -> float:
+        """Raises ValueError for a rotary embedding that drafters do not have."""
+        config = self.model.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ValueError(
+                f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only"
+            )
+        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+        return float(theta)

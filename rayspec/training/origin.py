@@ -14,17 +14,14 @@ from rayspec.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.independent import new_independent
 from rayspec.training.moments import head_moments
-from rayspec.training.recipe import Recipe, init_body, init_specformer
-from rayspec.training.ttt import Batch
+from rayspec.training.recipe import Recipe
 from sglang_ext.artefacts import WEIGHTS
-from sglang_ext.drafters import drafter_class
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.checkpoint_config import CheckpointInfo, Drafter
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
-from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo
+from sglang_ext.drafters.training import Batch
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.heads import DraftHead, HeadConfig, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
@@ -97,37 +94,17 @@ def _freeze_rows(lm_head: DraftHead, head: DrafterEntry, dtype: torch.dtype) -> 
 def _drafter_from_target(
     target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
-    if head.drafter_kind == "independent":
-        return new_independent(target, head, recipe.seed, origin.artifacts)
-    if _uses_states(target, head, target.model.config.hidden_size):
+    own = family(head.drafter_kind)
+    config = own.training.config_for(target, head.drafter_options, recipe)
+    if config.reads_target and _uses_states(target, head, config.hidden_size):
         origin = origin.with_artifacts(head_moments(target, answers))
+    rows_VH = own.training.head_rows(target, config)
+    drafter = own.drafter_class(
+        config, config.heads(lambda: head_from_target(head.draft_head, rows_VH, origin.artifacts))
+    )
     probe = Batch.of(answers, torch.arange(min(8, len(answers))))
-    if head.drafter_kind != "eagle3":
-        drafter = _new_last_hidden(target, head, origin)
-        if isinstance(drafter, SpecFormerDrafter):
-            init_specformer(drafter, _rms(target.last_hidden(probe.ids_BT), probe), recipe.seed)
-        return drafter
-    taps, _ = target.features(probe.ids_BT)
-    lm_head = head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
-    drafter = Eagle3Drafter(target.drafter_config(recipe.intermediate_size), lm_head)
-    deepest_rms = _rms(taps[..., -target.model.config.hidden_size :], probe)
-    init_body(drafter, target.final_norm_G.float(), deepest_rms, recipe.seed)
+    own.training.init_body(drafter, target, probe, recipe.seed)
     return drafter
-
-
-def _rms(states_BTG: Tensor, batch: Batch) -> float:
-    """Over the batch's answers."""
-    return states_BTG[batch.sequence_N, batch.position_N].float().pow(2).mean().sqrt().item()
-
-
-def _new_last_hidden(target: FrozenTarget, head: DrafterEntry, origin: Origin) -> LastHiddenDrafter:
-    cls = drafter_class(head.drafter_kind)
-    config = target.options_config(cls.Config, head.drafter_options)
-
-    def make() -> DraftHead:
-        return head_from_target(head.draft_head, target.head_VG.float(), origin.artifacts)
-
-    return cls(config, config.heads(make))
 
 
 def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Drafter, CheckpointInfo]:
@@ -141,15 +118,14 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
             f"heads[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
             "both must be the same"
         )
-    if not isinstance(drafter, Eagle3Drafter):
-        asked = target.options_config(type(drafter.config), head.drafter_options)
-        if asked.options() != drafter.config.options():
-            raise ValueError(
-                f"heads[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for "
-                f"{asked.options()}; leave those options as they are there"
-            )
-    elif drafter.config.tap_layers is None:
-        drafter.config = replace(drafter.config, tap_layers=target.taps)
+    asked = head.all_drafter_options()
+    if asked != drafter.config.options():
+        raise ValueError(
+            f"heads[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; leave "
+            "those options as they are there"
+        )
+    if drafter.config.tap_layers is None:  # of a stock drafter
+        drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
     first = drafter.lm_head.at(0)
     kind, wanted = head_config(
         head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
@@ -178,7 +154,7 @@ def _drafter_on_base(
     drafter.draft_tree = None
     drafter.requires_grad_(False)
     if info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
-        steps = drafter.config.positions if isinstance(drafter, LastHiddenDrafter) else recipe.ttt_steps
+        steps = drafter.config.max_draft_steps or recipe.ttt_steps
         origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 
     def on_base(found: DraftHead) -> DraftHead:

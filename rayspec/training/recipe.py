@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from sglang_ext.drafters.checkpoint_config import Drafter
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.layers import is_matrix
 from sglang_ext.heads.losses import DIVERGENCES, Objective
 from sglang_ext.settings import Settings
 
@@ -20,7 +18,6 @@ OPTIMIZERS = ("adamw", "muon")
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
 MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
-NO_MATRIX = ("lm_head.", "model.embed_tokens.")  # tables of tokens, which Muon is not for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ class Recipe(Settings):
         trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         if not trained:
             return []
-        body = [p for name, p in trained.items() if _is_matrix(name, p)]
+        body = [p for name, p in trained.items() if is_matrix(name, p)]
         use_muon = self.optimizer == "muon" and bool(body)
         muon_ids = {id(p) for p in body} if use_muon else set()
         rest = [p for p in trained.values() if id(p) not in muon_ids]
@@ -138,46 +135,3 @@ class Recipe(Settings):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
         return self.lr * factor
-
-
-def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix of the body; codes of positions are rows, not a map."""
-    return parameter.ndim == 2 and name.endswith(".weight") and not name.startswith(NO_MATRIX)
-
-
-def init_body(drafter: Eagle3Drafter, final_norm_H: Tensor, tap_rms: float, seed: int) -> None:
-    """Initialise everything but the head; one seed gives one body, whatever the head.
-
-    The first feature is the deepest tap, the nearest to what the head reads, brought from `tap_rms` to unit size: the
-    residual stream of a trained target is some hundred times larger than its embeddings, and at its own size the layer
-    could not move it within a short training. The norm before the head is the target's own, so that a head made from
-    the target's sees the scale it knows.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in drafter.named_parameters():
-        if _is_matrix(name, parameter):
-            nn.init.normal_(parameter, std=0.02, generator=generator)
-    H = drafter.config.hidden_size
-    with torch.no_grad():
-        drafter.fc.weight[:, :-H] *= 0.1
-        drafter.fc.weight[:, -H:] = torch.eye(H)
-        drafter.fc.weight /= tap_rms
-        drafter.norm.weight.copy_(final_norm_H)
-
-
-def init_specformer(drafter: SpecFormerDrafter, last_hidden_rms: float, seed: int) -> None:
-    """Initialise everything but the head, so that every slot starts as the target's own last hidden state, which has
-    the size `last_hidden_rms`, and would propose what the target says next: where Medusa starts from, too."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in drafter.named_parameters():
-        if _is_matrix(name, parameter):
-            nn.init.normal_(parameter, std=0.02, generator=generator)
-    c = drafter.config
-    with torch.no_grad():
-        drafter.fc.weight[:, : -c.hidden_size] *= 0.1
-        drafter.fc.weight[:, -c.hidden_size :] = torch.eye(c.hidden_size)
-        if c.position_projection:
-            drafter.position_proj.weight += torch.eye(c.hidden_size).repeat(c.positions, 1)
-        # alone they must tell slots apart that are one vector of unit size; beside the projection they need not
-        drafter.position_code.normal_(std=0.02 if c.position_projection else 1.0, generator=generator)
-        drafter.norm.weight.fill_(last_hidden_rms)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import carried
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.trees import Draft, Proposer
 
 
@@ -33,7 +33,7 @@ class TreeAcceptance:
 
 @torch.no_grad()
 def measure_tree(
-    drafter: LastHiddenDrafter,
+    drafter: Drafter,
     proposer: Proposer,
     target: FrozenTarget,
     answers: AnswerSet,
@@ -42,6 +42,7 @@ def measure_tree(
     limit: int | None = None,
 ) -> TreeAcceptance:
     """Greedy decoding along the first `limit` greedy answers. Raises ValueError if there are none long enough."""
+    carried = family(drafter.kind).training.carried
     emitted = nodes = steps = 0
     for n in (answers.temperature_N == 0).nonzero().squeeze(1)[:limit].tolist():
         first, length = int(answers.prompt_length_N[n]), int(answers.length_N[n])

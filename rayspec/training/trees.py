@@ -14,8 +14,9 @@ from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram
-from rayspec.training.ttt import Batch, roll_out
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from rayspec.training.ttt import roll_out
+from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.training import Batch
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
@@ -31,7 +32,7 @@ def given_tree(entry: Mapping[str, Any], target: FrozenTarget) -> CandidateTree 
 
 
 def find_tree(
-    entry: Mapping[str, Any], drafter: LastHiddenDrafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
+    entry: Mapping[str, Any], drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
 ) -> StaticTree:
     """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
     config = parse_tree(entry, "tree")
@@ -49,7 +50,7 @@ def slim_tree(config: SlimTreeConfig, target: FrozenTarget) -> SlimTree:
 
 @torch.no_grad()
 def rank_accuracy(
-    drafter: LastHiddenDrafter,
+    drafter: Drafter,
     target: FrozenTarget,
     answers: AnswerSet,
     *,
@@ -62,7 +63,8 @@ def rank_accuracy(
     greedy = (answers.temperature_N == 0).nonzero().squeeze(1)[:sequences]
     if not len(greedy):
         raise ValueError(f"the answers {answers.name} hold no greedy sequence to choose a tree by; set greedy_share")
-    positions = drafter.config.positions
+    positions = drafter.config.max_draft_steps
+    assert positions is not None, "a drafter that expands its tree has none to be found"
     right_Kk, rows = torch.zeros(positions, topk, dtype=torch.float64), 0
     for indices in greedy.split(recipe.batch_size):
         batch = Batch.of(answers, indices)

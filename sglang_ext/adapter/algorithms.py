@@ -1,29 +1,31 @@
-"""Which speculative algorithm of SGLang serves a drafter; those of ours are a drafter kind with a tree. Imports nothing
-of SGLang."""
+"""Which speculative algorithm of SGLang serves a drafter, by what its family says (`serving.py`). Imports nothing of
+SGLang."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from sglang_ext.drafters import Family, families, family
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
 
-
-class Requirement(NamedTuple):
-    """What a checkpoint must be for an algorithm. `tree` None: a chain of the best, whatever tree it has."""
-
-    drafters: tuple[str, ...]
-    tree: str | None
+STOCK, LANGUAGE_MODEL = "EAGLE3", "STANDALONE"  # of drafters that SGLang serves by itself
 
 
-ALGORITHMS: dict[str, Requirement] = {
-    "BPD": Requirement(("medusa",), None),
-    "MEDUSA": Requirement(("medusa",), "static"),
-    "HYDRA": Requirement(("hydra",), "static"),
-    "SLIM": Requirement(("medusa",), "slim"),
-    "SPECFORMER": Requirement(("specformer",), None),
-}
+def serving_families(algorithm: str) -> list[Family]:
+    """Whose drafters an algorithm serves."""
+    return [own for own in families().values() if algorithm in own.serving.names]
 
 
-SGLANG_S: dict[str, str] = {"eagle3": "EAGLE3", "independent": "STANDALONE"}  # chains and trees
+def own_algorithms() -> Iterator[tuple[str, str]]:
+    """(name, class as `module:Class`) of those that are not SGLang's. Raises ValueError where two classes claim one
+    name."""
+    found: dict[str, str] = {}
+    for own in families().values():
+        if own.serving.algorithm is None:
+            continue
+        for name in own.serving.names:
+            if found.setdefault(name, own.serving.algorithm) != own.serving.algorithm:
+                raise ValueError(f"the algorithm {name} of the drafter family {own.kind} is {found[name]} already")
+    yield from found.items()
 
 
 def algorithm_of(drafter: str | Path, topk: int) -> str:
@@ -31,46 +33,53 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
     language model, or a Hugging Face name, which is a stock EAGLE-3 drafter. Raises ValueError for a folder that cannot
     be read."""
     if not Path(drafter).is_dir():
-        return "EAGLE3"
+        return STOCK
     if is_language_model(read_config(drafter)):
-        return "STANDALONE"
-    info = read_info(drafter)
-    if info.kind in SGLANG_S:
-        return SGLANG_S[info.kind]
-    tree = "static" if info.tree is None else info.tree.get("kind")
-    fitting = [name for name, serves in ALGORITHMS.items() if info.kind in serves.drafters]
-    is_chain = all(ALGORITHMS[name].tree is None for name in fitting)
-    if is_chain and topk > 1:
-        raise ValueError(f"drafter {drafter}: a {info.kind} drafter is served as a chain; set topk to 1, got {topk}")
-    if is_chain or topk == 1:  # of the medusa kind: BPD comes first
-        return fitting[0]
-    found = next((name for name in fitting if ALGORITHMS[name].tree == tree), None)
-    if found is None:
-        raise ValueError(f"drafter {drafter}: no algorithm serves draft_tree.kind {tree!r} of a {info.kind} drafter")
-    return found
+        return LANGUAGE_MODEL
+    return _algorithm(read_info(drafter), topk)
 
 
-def family_of(algorithm: str) -> str:
-    """What one running engine serves: drafters of a family can be swapped for each other."""
-    return "last_hidden" if algorithm in ALGORITHMS and algorithm != "SPECFORMER" else algorithm.lower()
+def _algorithm(info: CheckpointInfo, topk: int) -> str:
+    serving = family(info.kind).serving
+    if topk == 1:
+        return serving.chain
+    if not serving.trees:
+        raise ValueError(f"drafter {info.path}: a {info.kind} drafter is served as a chain; set topk to 1, got {topk}")
+    kind = None if info.tree is None else info.tree.get("kind")
+    if kind is None and None not in serving.trees:  # it needs a tree and has none, which others say with more words
+        return next(iter(serving.trees.values()))
+    if kind not in serving.trees:
+        raise ValueError(f"drafter {info.path}: no algorithm serves draft_tree.kind {kind!r} of a {info.kind} drafter")
+    return serving.trees[kind]
 
 
-def fixed_body(algorithm: str, info: CheckpointInfo) -> object:
+def swap_group(algorithm: str) -> str:
+    """What one running engine serves: drafters of a group can be swapped for each other, where their fixed bodies are
+    the same."""
+    return next((own.serving.worker for own in serving_families(algorithm) if own.serving.worker), algorithm.lower())
+
+
+def fixed_body(info: CheckpointInfo) -> object:
     """What cannot be swapped of a drafter: the body of SGLang's models, which are built with the engine; else None."""
-    return None if family_of(algorithm) == "last_hidden" else info.body
+    return None if family(info.kind).serving.worker else info.body
 
 
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:
     """The config of a drafter for an algorithm of ours. Raises ValueError where it is for another one."""
-    info, serves = read_info(path), ALGORITHMS[algorithm]
-    if info.kind not in serves.drafters:
+    info, kinds = read_info(path), [own.kind for own in serving_families(algorithm)]
+    if info.kind not in kinds:
         raise ValueError(
-            f"--speculative-algorithm {algorithm} serves drafters of kind {' or '.join(serves.drafters)}, but {path} "
-            f"is of kind {info.kind}; use {algorithm_of(path, topk=0)}, or another drafter"
+            f"--speculative-algorithm {algorithm} serves drafters of kind {' or '.join(kinds)}, but {path} is of kind "
+            f"{info.kind}; use {_usual_algorithm(info)}, or another drafter"
         )
-    if serves.tree is not None and info.tree is not None and info.tree.get("kind") != serves.tree:
+    trees = family(info.kind).serving.tree_kinds(algorithm)
+    if trees and info.tree is not None and info.tree.get("kind") not in trees:
         raise ValueError(
-            f"--speculative-algorithm {algorithm} serves trees of kind {serves.tree}, but that of {path} is of kind "
-            f"{info.tree.get('kind')}; use {algorithm_of(path, topk=0)}, or another drafter"
+            f"--speculative-algorithm {algorithm} serves trees of kind {' or '.join(map(str, trees))}, but that of "
+            f"{path} is of kind {info.tree.get('kind')}; use {_usual_algorithm(info)}, or another drafter"
         )
     return info
+
+
+def _usual_algorithm(info: CheckpointInfo) -> str:
+    return _algorithm(info, topk=2 if family(info.kind).serving.trees else 1)

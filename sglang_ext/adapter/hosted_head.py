@@ -30,7 +30,6 @@ from sglang_ext.drafters.checkpoint import (
     TREE_PREFIX,
     check_tensors,
     held_in_common,
-    own_name,
     shared_tensors,
 )
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, naming, parse_info
@@ -217,7 +216,7 @@ class HostsHead(nn.Module, ABC):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
-        tensors = {own_name(self.info, name): tensor for name, tensor in weights}
+        tensors = {self.info.body.own_name(name): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors(tensors, self.info)
         check_finite(tensors, self.info.path)
@@ -290,7 +289,7 @@ def check_target(info: CheckpointInfo) -> None:
     """Raise ValueError unless the drafter was trained for the target that this server serves."""
     assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
     assert info.body.tap_layers is not None, "only a stock checkpoint leaves them open"
-    served = served_target(info.body.tap_layers, with_output=info.kind == "specformer")
+    served = served_target(info.body.tap_layers, with_output=info.body.taps_output)
     info.target.check_served_with(served, info.path)
 
 

@@ -18,11 +18,12 @@ from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
 from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info, family_of
+from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK, TimedEagleWorker
 from sglang_ext.adapter.tree_verify import tree_verify_input
+from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
@@ -132,7 +133,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
         drafter = empty_drafter(info)
-        assert isinstance(drafter, LastHiddenDrafter), "checked_info"
+        assert isinstance(drafter, LastHiddenDrafter), "what its family says that this worker serves"
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
         check_tensors(tensors, info)
@@ -150,8 +151,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
-        kinds = {k for name, serves in ALGORITHMS.items() if family_of(name) == "last_hidden" for k in serves.drafters}
-        if info.kind not in kinds:
+        if family(info.kind).serving.worker != family(self.info.kind).serving.worker:
             raise ValueError(
                 f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
                 f"{self.info.kind} has; restart"

@@ -4,16 +4,16 @@ They draft from the target's last hidden state alone (sglang_ext.drafters.last_h
 exactly is drafted says the checkpoint.
 """
 
+from importlib import import_module
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_ext.adapter.algorithms import ALGORITHMS, checked_info
+from sglang_ext.adapter.algorithms import checked_info, own_algorithms, serving_families
 from sglang_ext.adapter.internals import LAST_HIDDEN_WORKERS, SPECFORMER_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
-from sglang_ext.drafters.last_hidden import LastHiddenConfig
 from sglang_ext.trees import build_tree
 
 DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
@@ -45,9 +45,9 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         if path is None:
             raise ValueError(f"--speculative-algorithm {self.name} needs a drafter: --speculative-draft-model-path")
         info = checked_info(path, self.name)
-        body = info.body
-        assert isinstance(body, LastHiddenConfig), "checked"
-        if ALGORITHMS[self.name].tree is None:
+        positions = info.body.max_draft_steps
+        assert positions is not None, "only such drafters are served by an algorithm of ours"
+        if not any(own.serving.tree_kinds(self.name) for own in serving_families(self.name)):
             if server_args.speculative_eagle_topk not in (None, 1):
                 raise ValueError(
                     f"--speculative-algorithm {self.name} drafts a chain; leave --speculative-eagle-topk out"
@@ -70,12 +70,12 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         if server_args.max_running_requests is None:
             server_args.max_running_requests = 48  # SGLang's own default under speculation
         if server_args.speculative_num_steps is None:
-            server_args.speculative_num_steps = body.positions
+            server_args.speculative_num_steps = positions
         steps = server_args.speculative_num_steps
-        if not 1 <= steps <= body.positions:
+        if not 1 <= steps <= positions:
             raise ValueError(
-                f"--speculative-num-steps must be in 1..{body.positions} (the positions that drafter {path} was made "
-                f"for), got {steps}"
+                f"--speculative-num-steps must be in 1..{positions} (the positions that drafter {path} was made for), "
+                f"got {steps}"
             )
         if server_args.speculative_eagle_topk == 1:
             server_args.speculative_num_draft_tokens = steps + 1
@@ -120,9 +120,9 @@ def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
 
 def register_algorithms() -> None:
     """Once in every process, by the plugin."""
-    for name in ALGORITHMS:
-        cls = SpecFormerAlgorithm if name == "SPECFORMER" else LastHiddenAlgorithm
+    for name, path in own_algorithms():
+        module, cls = path.split(":")
 
-        @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=cls)
+        @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=getattr(import_module(module), cls))
         def factory(server_args: Any) -> None:
             """`LastHiddenAlgorithm.create_worker` names the worker itself."""

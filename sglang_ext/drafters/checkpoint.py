@@ -21,16 +21,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint_config import (
     CheckpointInfo,
-    Drafter,
     SharedTensors,
     config_json,
     empty_drafter,
     naming,
     read_info,
 )
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
 from sglang_ext.drafters.stock import from_stock, stock_config, stock_matrix, stock_names, to_stock
 from sglang_ext.drafters.target import TargetInfo
@@ -41,11 +40,6 @@ from sglang_ext.trees import build_tree
 
 HEAD_PREFIX = "lm_head."
 TREE_PREFIX = "draft_tree."
-
-
-def own_name(info: CheckpointInfo, name: str) -> str:
-    """Our name of a stored tensor: EAGLE-3's one layer has two in use."""
-    return name.replace("layers.0.", "midlayer.") if info.kind == "eagle3" else name
 
 
 def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
@@ -80,7 +74,7 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
     and for a shared drafter that has changed.
     """
     with _open(_weights_file(info)) as handle:
-        tensors = {own_name(info, name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        tensors = {info.body.own_name(name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors)
@@ -93,7 +87,7 @@ def check_files(info: CheckpointInfo) -> None:
     """Raise ValueError unless names, shapes and kinds of numbers of the stored tensors are the right ones; weights are
     not read."""
     with _open(_weights_file(info)) as handle:
-        found = {own_name(info, name): _unread(handle, name) for name in handle.keys()}  # noqa: SIM118
+        found = {info.body.own_name(name): _unread(handle, name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         found = stock_names(found, info.body.vocab_size)
     for shares in info.shares:
@@ -247,7 +241,7 @@ def save_drafter(
         tensors: dict[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
-            assert isinstance(drafter, Eagle3Drafter), "stock.py knows EAGLE-3 alone"
+            assert drafter.config.has_stock_form, "the caller looked"
             if drafter.draft_tree is not None:
                 raise ValueError(
                     f"not saving {path}: a stock EAGLE-3 checkpoint has no draft_tree; export the drafter that it was "

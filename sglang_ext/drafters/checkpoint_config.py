@@ -14,19 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from sglang_ext.drafters import DRAFTERS, architecture_of, drafter_class
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter, stored_taps
-from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
+from sglang_ext.drafters import DEFAULT, families, family
+from sglang_ext.drafters.base import Drafter, DrafterConfig
 from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
-from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.drafters.target import TargetInfo, stored_taps
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
-from sglang_ext.trees import build_tree
-
-Drafter = Eagle3Drafter | LastHiddenDrafter | IndependentDrafter
+from sglang_ext.trees import TREES, build_tree
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +48,17 @@ class CheckpointInfo:
     None where the drafter has none of its own."""
 
     path: str
-    body: Eagle3Config | LastHiddenConfig | IndependentConfig
+    body: DrafterConfig
     head: Mapping[str, Any]
     target: TargetInfo | None
-    kind: str = "eagle3"
     tree: Mapping[str, Any] | None = None
     shares: tuple[SharedTensors, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Of the drafter: its family."""
+        return self.body.kind
 
     @property
     def is_stock(self) -> bool:
@@ -103,7 +103,7 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             check_mapping(config[name], f"{path}: {name}")
     if architecture == STOCK_ARCHITECTURE:
         return _stock_info(config, path)
-    kinds = {architecture_of(kind): kind for kind in DRAFTERS}
+    kinds = {own.config_class.architecture: kind for kind, own in families().items()}
     if not isinstance(architecture, str) or architecture not in kinds:
         raise ValueError(
             f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
@@ -131,17 +131,18 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "rayspec train"
         )
-    if kind == "independent" and "draft_tree" in config:
-        raise ValueError(
-            f"{path}: a drafter of kind {kind} builds its tree as it drafts; take draft_tree out of config.json"
-        )
+    tree = config.get("draft_tree")
+    if tree is not None and tree.get("kind") in TREES:  # of others `build_tree` says more
+        try:
+            body.check_tree(tree["kind"], "draft_tree")
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return CheckpointInfo(
         path=path,
         body=body,
         head=dict(config["draft_head"]),
         target=target,
-        kind=kind,
-        tree=config.get("draft_tree"),
+        tree=tree,
         shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
         provenance={k: v for k, v in ours.items() if k not in ("format_version", "target", "shares")},
     )
@@ -155,7 +156,7 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     if not taps:
         _say_default_taps(path)
     hidden = config.get("target_hidden_size", config.get("hidden_size"))
-    body = _body("eagle3", config, hidden, tuple(taps) or None, path)
+    body = _body(DEFAULT, config, hidden, tuple(taps) or None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
     if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
@@ -174,7 +175,7 @@ def _say_default_taps(path: str) -> None:
 
 def _body(kind: str, config: Mapping[str, Any], target_hidden: Any, taps: tuple[int, ...] | None, path: str) -> Any:
     try:
-        return drafter_class(kind).Config.from_json(config, target_hidden, taps)
+        return family(kind).config_class.from_json(config, target_hidden, taps)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -182,7 +183,7 @@ def _body(kind: str, config: Mapping[str, Any], target_hidden: Any, taps: tuple[
 def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a drafter; `provenance` holds trained_on, recipe and commit."""
     config = {
-        "architectures": [architecture_of(drafter.kind)],
+        "architectures": [drafter.config.architecture],
         **drafter.config.to_json(),
         "draft_head": drafter.lm_head.spec(),
     }
@@ -194,12 +195,10 @@ def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, A
 def empty_drafter(info: CheckpointInfo) -> Drafter:
     """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head or
     tree."""
-    if info.tree is None:
-        return drafter_class(info.kind)(info.body, empty_head(info))
     head = empty_head(info)
     with naming(info):
-        tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
-        return drafter_class(info.kind)(info.body, head, tree)
+        tree = None if info.tree is None else build_tree(info.tree, vocab_size=info.body.vocab_size)
+        return family(info.kind).drafter_class(info.body, head, tree)
 
 
 def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:

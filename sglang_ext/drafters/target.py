@@ -53,3 +53,26 @@ class TargetInfo(Settings):
                     f"target {served.name!r} has {got}; serve it with its own target, or train a drafter for this "
                     f"one: rayspec train target={served.name}"
                 )
+
+
+DEFAULT_TAPS = 3
+
+
+def stored_taps(config: Mapping[str, Any]) -> list[int]:
+    """The tapped layers that a config.json names for SGLang. Raises ValueError where they are no whole numbers."""
+    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise ValueError(f"eagle_config.eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r}")
+    return [i + 1 for i in ids]
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's taps [2, L//2, L-3], which are SGLang's default. Raises ValueError where they are not three different
+    layers inside the target."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not 0 < taps[0] < taps[1] < taps[2] < num_layers:
+        raise ValueError(
+            f"a target of {num_layers} layers has no three different default taps (got {list(taps)}); "
+            "EAGLE-3 needs at least 8 layers here, or tap_layers named explicitly"
+        )
+    return taps

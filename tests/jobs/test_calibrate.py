@@ -27,9 +27,10 @@ from rayspec.commands import calibrate
 from rayspec.config import load_config
 from rayspec.training.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import Batch
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.training import config_for
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 
@@ -39,7 +40,7 @@ CONFIGS = sorted((ROOT / "configs" / "calibrate").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(tiny_target.drafter_config(), head_from_target({"kind": "full"}, tiny_target.head_VG))
+    drafter = Eagle3Drafter(config_for(tiny_target, {}), head_from_target({"kind": "full"}, tiny_target.head_VG))
     generator = torch.Generator().manual_seed(0)
     for parameter in drafter.parameters():
         # of the stored precision, so that reading it back changes nothing

@@ -15,12 +15,11 @@ from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting, sweep_se
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
+from small_world import untrained
 
 from rayspec.sweep.metric_names import metric_name
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
-from sglang_ext.drafters.medusa import MedusaDrafter
-from sglang_ext.heads import head_from_target
 
 ROOT = Path(__file__).parents[2]
 SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
@@ -93,9 +92,7 @@ class Sweep:
 def new_medusa(folder: Path) -> Path:
     """Untrained, so that it is hardly ever accepted."""
     target = FrozenTarget.load(TARGET, torch.float32)
-    config = target.options_config(MedusaDrafter.Config, {"positions": 2})
-    slim = {"kind": "slimspec", "rank": 16}
-    drafter = MedusaDrafter(config, config.heads(lambda: head_from_target(slim, target.head_VG.float(), None)))
+    drafter = untrained(target, "medusa", {"positions": 2}, {"kind": "slimspec", "rank": 16})
     save_drafter(folder, drafter, target.info(tap_layers=()))
     return folder
 

@@ -9,7 +9,8 @@ from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
-from rayspec.training.ttt import Batch, roll_out
+from rayspec.training.ttt import roll_out
+from sglang_ext.drafters.training import Batch
 
 RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
 MAPS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}

@@ -22,9 +22,10 @@ from rayspec.training.acceptance import _rollout
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.sources import CorpusConfig
-from rayspec.training.ttt import Batch
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.training import config_for
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
 
 
@@ -56,7 +57,7 @@ def answers(work_folder: Path) -> AnswerSet:
 
 @pytest.fixture(scope="module")
 def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(tiny_target.drafter_config(), head_from_target({"kind": "full"}, tiny_target.head_VG))
+    drafter = Eagle3Drafter(config_for(tiny_target, {}), head_from_target({"kind": "full"}, tiny_target.head_VG))
     generator = torch.Generator().manual_seed(0)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

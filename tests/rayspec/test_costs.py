@@ -9,20 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rayspec.costs import (
-    DecoderCost,
-    Eagle3Cost,
-    StepShape,
-    cost_metrics,
-    drafter_cost,
-    head_cost,
-    mbsu,
-    step_flops,
-    target_cost,
-)
-from sglang_ext.drafters import drafter_class
+from rayspec.costs import cost_metrics, drafter_cost, mbsu, step_flops, target_cost
+from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.eagle3.cost import Eagle3Cost
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
@@ -106,12 +98,12 @@ def test_drafter_flops_are_those_that_pytorch_counts(kind: str, rows: int) -> No
 @pytest.mark.parametrize("shared_head", [True, False])
 def test_last_hidden_flops_are_those_that_pytorch_counts(kind: str, shared_head: bool, tmp_path: Path) -> None:
     V, H = 80, 16
-    cls = drafter_class(kind)
-    config = cls.Config(hidden_size=H, vocab_size=V, positions=3, shared_head=shared_head)
+    own = family(kind)
+    config = own.config_class(hidden_size=H, vocab_size=V, positions=3, shared_head=shared_head)
     head = config.heads(lambda: head_from_target({"kind": "slimspec", "rank": 4}, torch.randn(V, H)))
     paths = [(0,), (1,), (2,), (0, 0), (1, 0), (0, 1), (0, 0, 0), (1, 0, 0)]
     target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=())
-    drafter = cls(config, head, StaticTree(paths))
+    drafter = own.drafter_class(config, head, StaticTree(paths))
     save_drafter(tmp_path / "d", drafter, target)
     cost = drafter_cost(str(tmp_path / "d"))
     assert cost.params == sum(p.numel() for p in drafter.parameters())

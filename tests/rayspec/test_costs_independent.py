@@ -9,9 +9,11 @@ from fixture_models import TARGET as FIXTURE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rayspec.costs import IndependentCost, StepShape, cost_metrics, drafter_cost, mbsu, step_flops, target_cost
+from rayspec.costs import cost_metrics, drafter_cost, mbsu, step_flops, target_cost
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
+from sglang_ext.drafters.independent.cost import IndependentCost
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 

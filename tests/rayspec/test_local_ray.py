@@ -41,7 +41,8 @@ def test_nothing_is_collected_while_ray_shuts_down(monkeypatch: pytest.MonkeyPat
     weakref.finalize(Cycle(), freed.append, "before")
 
     def shutdown() -> None:
-        assert freed == ["before"] and not gc.isenabled()
+        assert freed == ["before"]
+        assert not gc.isenabled()
 
     monkeypatch.setattr(ray, "shutdown", shutdown)
     _shut_down()

@@ -13,8 +13,9 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
-from rayspec.training.ttt import Batch, roll_out
+from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads.slimspec import low_rank
 
 RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)

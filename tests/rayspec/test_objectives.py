@@ -12,7 +12,8 @@ from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import CHOICES, Recipe
-from rayspec.training.ttt import Batch, roll_out
+from rayspec.training.ttt import roll_out
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads.losses import Objective
 
 RECIPE = Recipe(num_steps=6, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)

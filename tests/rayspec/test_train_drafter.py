@@ -19,9 +19,12 @@ from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
-from rayspec.training.ttt import Batch, backward_batch, roll_out, unroll
+from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Drafter, rotate
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.training import config_for, unroll
+from sglang_ext.drafters.layers import rotate
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
 from sglang_ext.heads.losses import soft_cross_entropy
 
@@ -65,7 +68,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
 def random_drafter(target: FrozenTarget, head: DrafterEntry = FULL, seed: int = 0) -> Eagle3Drafter:
     """Every weight random and large, so that nothing under test can hide behind a small one."""
     lm_head = head_from_target(head.draft_head, target.head_VG, ARTIFACTS)
-    drafter = Eagle3Drafter(target.drafter_config(), lm_head)
+    drafter = Eagle3Drafter(config_for(target, {}), lm_head)
     generator = torch.Generator().manual_seed(seed)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

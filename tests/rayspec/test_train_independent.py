@@ -9,6 +9,7 @@ import pytest
 import torch
 from answerers import answer_in_process
 from safetensors.torch import load_file
+from small_world import untrained
 
 from rayspec import export
 from rayspec.sweep.config import SweepConfig
@@ -19,13 +20,14 @@ from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.independent import new_independent, principal_rows
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
-from rayspec.training.ttt import Batch, backward_batch, roll_out
+from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
+from sglang_ext.drafters.independent.training import principal_rows
+from sglang_ext.drafters.training import Batch
 
 RECIPE = Recipe(num_steps=40, batch_size=8, warmup_steps=2, bfloat16=False, chunk_rows=16)
 OPTIONS = {"kind": "independent", "hidden_size": 24, "num_layers": 2, "head_dim": 8, "intermediate_size": 20}
@@ -134,11 +136,15 @@ def test_principal_rows_are_the_best_narrow_copy() -> None:
         principal_rows(rows_VG, 21)
 
 
+def new_independent(target: FrozenTarget, head: DrafterEntry, seed: int) -> IndependentDrafter:
+    return untrained(target, "independent", head.drafter_options, head.draft_head, ARTIFACTS, seed)
+
+
 def test_one_seed_gives_one_body_whatever_the_head(tiny_target: FrozenTarget) -> None:
-    made = [new_independent(tiny_target, HEADS[name], 3, ARTIFACTS) for name in ("full", "truncated")]
+    made = [new_independent(tiny_target, HEADS[name], 3) for name in ("full", "truncated")]
     bodies = [drafter.model.state_dict() for drafter in made]
     assert all(torch.equal(t, bodies[1][name]) for name, t in bodies[0].items())
-    other = new_independent(tiny_target, FULL, 4, {}).model.state_dict()
+    other = new_independent(tiny_target, FULL, 4).model.state_dict()
     assert not torch.equal(other["layers.0.mlp.up_proj.weight"], bodies[0]["layers.0.mlp.up_proj.weight"])
 
 
@@ -267,7 +273,7 @@ def test_faulty_configs_are_refused(fault: str) -> None:
 
 def test_a_drafter_wider_than_the_target_is_refused(tiny_target: FrozenTarget) -> None:
     with pytest.raises(ValueError, match=r"drafter.hidden_size must be at most the target's \(32\)"):
-        new_independent(tiny_target, replace(FULL, drafter={**OPTIONS, "hidden_size": 40}), 0, {})
+        new_independent(tiny_target, replace(FULL, drafter={**OPTIONS, "hidden_size": 40}), 0)
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:
@@ -275,7 +281,7 @@ def test_there_is_no_stock_form(trained: Path) -> None:
         export.prepare(export.ExportConfig(drafters=[str(trained / "out" / "full")]))
 
 
-def test_a_sweep_plans_it_as_a_family_of_its_own(trained: Path) -> None:
+def test_a_sweep_plans_it_as_a_swap_group_its_own(trained: Path) -> None:
     folder = str(trained / "out" / "full")
     config = SweepConfig(drafters=[folder, f"{folder}@4x9"])
     chain, tree = (inspect_drafter(entry, config) for entry in config.drafters)

@@ -26,9 +26,10 @@ from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import rank_accuracy
-from rayspec.training.ttt import Batch, backward_batch, roll_out
+from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.training import Batch
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticTree, chain_paths, greedy_paths
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
-from rayspec.costs import Eagle3Cost, StepShape, drafter_cost
+from rayspec.costs import drafter_cost
 from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
@@ -23,6 +23,8 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.counting import StepShape
+from sglang_ext.drafters.eagle3.cost import Eagle3Cost
 from sglang_ext.trees.slim import SlimTree
 
 FULL = DrafterEntry(name="full", draft_head={"kind": "full"})

@@ -15,7 +15,7 @@ from rayspec.sweep.results import TrialResult, score
 from rayspec.sweep.shape import DraftShape
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.medusa import MedusaDrafter
+from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 from sglang_ext.heads.full import FullHead
@@ -39,7 +39,7 @@ def drafter_folders(folder: Path) -> dict[str, str]:
         rope_theta=1e4,
     )
     drafters: dict[str, Any] = {"eagle3": Eagle3Drafter(body, head_from_target({"kind": "full"}, torch.randn(V, H)))}
-    medusa = MedusaDrafter.Config(hidden_size=H, vocab_size=V, positions=3)
+    medusa = MedusaConfig(hidden_size=H, vocab_size=V, positions=3)
     drafters["medusa"] = MedusaDrafter(
         medusa, medusa.heads(lambda: head_from_target({"kind": "full"}, torch.randn(V, H)))
     )

@@ -21,10 +21,11 @@ from laws import MIN_P, pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
-from rayspec.training.ttt import carried, unroll
 from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.checkpoint_config import Drafter
+from sglang_ext.drafters.eagle3.training import unroll
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
@@ -119,7 +120,7 @@ def _given(
     """What the head of each draft position is given where the root is token `last`: its hidden state, and the feature
     and the embedding that a router sees."""
     if isinstance(drafter, LastHiddenDrafter):
-        before_RH = carried(drafter, toy.target, ids_RT)[0][:, last - 1]
+        before_RH = family(drafter.kind).training.carried(drafter, toy.target, ids_RT)[0][:, last - 1]
         own_RKH = drafter.begin(before_RH, steps)
         path_RdH = toy.target.embed(ids_RT[:, last : last + steps])
         return [

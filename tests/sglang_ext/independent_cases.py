@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small_world import untrained
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rayspec.training.answers import AnswerSet
-from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.independent import new_independent
-from rayspec.training.ttt import Batch, backward_batch
+from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
+from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
 
 
@@ -22,8 +22,7 @@ def trained_drafter(
     target: FrozenTarget, answers: AnswerSet, options: Mapping[str, Any], *, steps: int, batch_size: int
 ) -> IndependentDrafter:
     """With a full head, by AdamW from a fixed order of the answers."""
-    head = DrafterEntry(name="full", draft_head={"kind": "full"}, drafter={"kind": "independent", **options})
-    drafter = new_independent(target, head, 0, {})
+    drafter = untrained(target, "independent", options, {"kind": "full"})
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):

@@ -3,23 +3,21 @@
 N = sequences, L = their longest length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fixture_models import CALIBRATIONS
+from small_world import untrained
 
 from rayspec.artifacts import load_artifacts
 from rayspec.training.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.recipe import init_specformer
-from rayspec.training.ttt import Batch, backward_batch
-from sglang_ext.drafters import drafter_class
+from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
-from sglang_ext.drafters.specformer import SpecFormerDrafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.drafters.training import Batch
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths
@@ -34,18 +32,6 @@ def as_answers(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]
     place_L = torch.arange(ids_NL.shape[1])
     mask_NL = (place_L >= prompt_N[:, None]) & (place_L < length_N[:, None])
     return AnswerSet("made", "", ids_NL, mask_NL, prompt_N, length_N, torch.zeros(len(rows)))
-
-
-def new_drafter(
-    kind: str, options: Mapping[str, Any], head: Mapping[str, Any], target: FrozenTarget, artifacts: Any = None
-) -> LastHiddenDrafter:
-    """Untrained: every position proposes what the target would say next."""
-    cls = drafter_class(kind)
-    config = target.options_config(cls.Config, options)
-    drafter = cls(config, config.heads(lambda: head_from_target(head, target.head_VG.float(), artifacts)))
-    if isinstance(drafter, SpecFormerDrafter):
-        init_specformer(drafter, target.last_hidden(torch.arange(64)[None] % 16).square().mean().sqrt().item(), seed=0)
-    return drafter
 
 
 def train(
@@ -92,7 +78,7 @@ def demo_drafters(
     for name in names:
         kind, options, head = DEMO[name]
         torch.manual_seed(0)
-        drafter = new_drafter(kind, options, head, target, artifacts)
+        drafter = untrained(target, kind, options, head, artifacts)
         train(drafter, target, answers, steps=8, batch_size=16)
         made[name] = save(folder / name, drafter, target, StaticTree(greedy_paths(ACCURACY, 20)))
     return made

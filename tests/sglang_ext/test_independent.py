@@ -12,7 +12,7 @@ from head_cases import SPECS, V, make_head
 from independent_cases import as_hugging_face
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.adapter.algorithms import algorithm_of, family_of
+from sglang_ext.adapter.algorithms import algorithm_of, swap_group
 from sglang_ext.adapter.engine import engine_arguments
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
@@ -117,7 +117,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "tied": (lambda c: c.update(tie_word_embeddings=True), "tie_word_embeddings must be False"),
     "taps": (lambda c: c["rayspec"]["target"].update(tap_layers=[2]), r"tap_layers must be empty .* got \[2\]"),
     "vocabulary": (lambda c: c.update(vocab_size=99), "vocab_size is 99, but rayspec.target.vocab_size is 53"),
-    "tree": (lambda c: c.update(draft_tree={"kind": "static"}), "kind independent builds its tree as it drafts"),
+    "tree": (lambda c: c.update(draft_tree={"kind": "static"}), "kind independent, which builds its tree as it drafts"),
     "head": (lambda c: c["draft_head"].update(kind="ful"), r"unknown draft_head.kind 'ful'; known: full"),
     "head_option": (lambda c: c["draft_head"].update(rank=3), "unknown key 'draft_head.rank'"),
     "layers": (lambda c: c.update(num_hidden_layers=2), r"unknown model\.layers\.2\.self_attn\.q_proj\.weight"),
@@ -176,7 +176,7 @@ def test_standalone_serves_it_and_ordinary_language_models(tmp_path: Path) -> No
     (tmp_path / "gpt" / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     for name in ("ours", "llama", "gpt"):
         assert [algorithm_of(tmp_path / name, topk) for topk in (1, 4)] == ["STANDALONE"] * 2
-    assert family_of("STANDALONE") == "standalone"
+    assert swap_group("STANDALONE") == "standalone"
     arguments = engine_arguments("target", str(tmp_path / "ours"), draft_steps=3)
     assert arguments["speculative_algorithm"] == "STANDALONE"
     assert arguments["speculative_num_draft_tokens"] == 4

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rayspec_kernels.tree_build.reference import build_chain_reference
 from sglang_ext.artefacts import WEIGHTS
-from sglang_ext.drafters import drafter_class
+from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.hydra import HydraDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenConfig, LastHiddenDrafter
+from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead
@@ -36,13 +36,13 @@ def embed(ids: Tensor) -> Tensor:
 def make_drafter(
     kind: str, spec: dict[str, Any] = SPECS["full"], *, shared_head: bool = False, random: bool = True
 ) -> LastHiddenDrafter:
-    config = LastHiddenConfig(hidden_size=H, vocab_size=V, positions=POSITIONS, shared_head=shared_head)
+    config = family(kind).config_class(hidden_size=H, vocab_size=V, positions=POSITIONS, shared_head=shared_head)
     heads = iter(range(POSITIONS))
 
     def make() -> DraftHead:
         return make_head(spec, TARGET_HEAD_VH + (0.5 * seeded(V, H, seed=40 + next(heads)) if random else 0.0))
 
-    drafter = drafter_class(kind)(config, config.heads(make))
+    drafter = family(kind).drafter_class(config, config.heads(make))
     if random:
         generator = torch.Generator().manual_seed(7)
         for name, parameter in drafter.named_parameters():

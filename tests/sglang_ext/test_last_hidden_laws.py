@@ -9,8 +9,9 @@ import pytest
 import torch
 from draft_laws import check_drafts
 from engines import running_engine
-from last_hidden_cases import as_answers, new_drafter, save, slim_on, train
+from last_hidden_cases import as_answers, save, slim_on, train
 from laws import check_greedy_in_a_mixed_batch, check_laws, check_seeds
+from small_world import untrained
 from test_laws import FEWER, FILTERS, REQUESTS, ROUNDS, check_pairs
 from toy import CLUSTERS, DRAFT_STEPS, DYNASPEC, IDS, TRUNCATED, Toy, V, make_toy
 
@@ -46,7 +47,7 @@ def drafters(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     made = {}
     for name, (kind, head) in DRAFTERS.items():
         options = {"positions": DRAFT_STEPS, "shared_head": head is DYNASPEC}
-        drafter = new_drafter(kind, options, head, toy.target, {"ids": IDS, "cluster_of": CLUSTERS})
+        drafter = untrained(toy.target, kind, options, head, {"ids": IDS, "cluster_of": CLUSTERS})
         train(drafter, toy.target, answers, steps=60, batch_size=64)
         made[name] = save(folder / name, drafter, toy.target, tree)
     made["slim"] = slim_on(folder / "slim", made["medusa"], answers, hypotheses=5)

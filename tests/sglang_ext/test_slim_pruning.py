@@ -20,7 +20,7 @@ from torch import Tensor
 from rayspec.export import ExportConfig, prepare
 from rayspec_kernels.tree_build.reference import build_tree_reference
 from rayspec_kernels.tree_prune.reference import expansion_scores_reference
-from sglang_ext.adapter.algorithms import algorithm_of, family_of
+from sglang_ext.adapter.algorithms import algorithm_of, swap_group
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
@@ -217,7 +217,7 @@ def test_checkpoint(tmp_path: Path) -> None:
     assert read_info(tmp_path / "plain").tree is None
     for topk in (1, 4):  # one algorithm and one family, so that one engine serves both
         assert algorithm_of(tmp_path / "slim", topk) == algorithm_of(tmp_path / "plain", topk) == "EAGLE3"
-    assert family_of("EAGLE3") == "eagle3"
+    assert swap_group("EAGLE3") == "eagle3"
 
 
 def test_a_tree_made_before_the_draft_is_refused(tmp_path: Path) -> None:

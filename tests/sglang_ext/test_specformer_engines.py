@@ -9,13 +9,14 @@ import pytest
 import torch
 from engines import Ids, Oracle, generate, running_engine
 from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
-from last_hidden_cases import as_answers, new_drafter, save, train
+from last_hidden_cases import as_answers, save, train
 from lossless import Lossless, check_counts, check_greedy_identity, check_swap_and_its_refusals, with_weights_of
+from small_world import untrained
 
 from rayspec.artifacts import load_artifacts
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import carried
 from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter
 
 STEPS, POSITIONS = 3, 4  # fewer are drafted than it was made for
@@ -49,7 +50,7 @@ def drafters(
     made = {}
     for name, (options, head) in (SPECS | {"causal": OTHER_BODY}).items():
         torch.manual_seed(0)
-        drafter = new_drafter("specformer", {"positions": POSITIONS, **options}, head, target, artifacts)
+        drafter = untrained(target, "specformer", {"positions": POSITIONS, **options}, head, artifacts)
         train(drafter, target, answers, steps=8 if name in ("specformer", "truncated") else 1, batch_size=16, lr=1e-3)
         made[name] = save(folder / name, drafter, target, None)
     return made
@@ -78,7 +79,7 @@ def test_the_cache_holds_what_recomputing_gives(
     for prompt, answer in zip(prompts[:12], oracle.answers, strict=False):
         ids = torch.tensor([prompt + answer])
         with torch.no_grad():
-            slots_TKH = drafter.begin(carried(drafter, target, ids)[0][0], STEPS)
+            slots_TKH = drafter.begin(family("specformer").training.carried(drafter, target, ids)[0][0], STEPS)
             drafts_TK = torch.stack([drafter.lm_head.best(slots_TKH[:, i], i)[:, 0] for i in range(STEPS)], dim=1)
         place, steps, accepted = len(prompt), 0, 0  # the root, which the prompt's own pass has named
         while place < ids.shape[1] - 1:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from draft_laws import check_drafts
 from engines import running_engine
-from last_hidden_cases import as_answers, new_drafter, save, train
+from last_hidden_cases import as_answers, save, train
 from laws import check_greedy_in_a_mixed_batch, check_laws, check_seeds
+from small_world import untrained
 from test_laws import FEWER, FILTERS, PAIRS, REQUESTS, ROUNDS, check_pairs
 from toy import DRAFT_STEPS, IDS, TRUNCATED, Toy, V, make_toy
 
@@ -37,7 +38,7 @@ def drafters(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     made = {}
     for name, head in HEADS.items():
         torch.manual_seed(0)
-        drafter = new_drafter("specformer", {"positions": DRAFT_STEPS + 1}, head, toy.target, {"ids": IDS})
+        drafter = untrained(toy.target, "specformer", {"positions": DRAFT_STEPS + 1}, head, {"ids": IDS})
         train(drafter, toy.target, answers, steps=60, batch_size=64)
         made[name] = save(folder / name, drafter, toy.target, None)
     return made

@@ -15,9 +15,9 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.ttt import unroll
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.training import config_for, unroll
 from sglang_ext.heads import head_from_target
 
 V = 16
@@ -101,7 +101,7 @@ def make_toy(folder: Path) -> Toy:
 
 
 def _trained_drafter(target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(target.drafter_config(), head_from_target({"kind": "full"}, target.head_VG))
+    drafter = Eagle3Drafter(config_for(target, {}), head_from_target({"kind": "full"}, target.head_VG))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
     for _ in range(80):
         ids_BT = torch.randint(V, (64, 16))

@@ -10,13 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+from sglang_ext.drafters.medusa.config import MedusaConfig
 
 
 class MedusaDrafter(LastHiddenDrafter):
     """Every position sees h alone, so that all of them are drafted at once."""
 
-    kind = "medusa"
+    config: MedusaConfig
     reads_path = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,3 +33,6 @@ class MedusaDrafter(LastHiddenDrafter):
 
     def state(self, step: int, hidden_TH: Tensor, path_TdH: Tensor | None) -> Tensor:
         return hidden_TH + F.silu(self.blocks[step](hidden_TH))
+
+
+Drafter = MedusaDrafter

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.hydra.config import HydraConfig
+from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
 
 
 class HydraDrafter(LastHiddenDrafter):
     """Drafted level by level, all nodes of a level at once."""
 
-    kind = "hydra"
+    config: HydraConfig
     reads_path = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,3 +42,6 @@ class HydraDrafter(LastHiddenDrafter):
         unit_TdH = F.rms_norm(path_TdH, path_TdH.shape[-1:])
         x_TK = torch.cat([hidden_TH, unit_TdH.flatten(1)], dim=-1)
         return self.residuals[step](x_TK) + F.silu(self.blocks[step](x_TK))
+
+
+Drafter = HydraDrafter

@@ -1,0 +1,124 @@
+"""What the configs and the modules of all drafter families have in common."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.settings import Settings, build, check_type
+from sglang_ext.trees import CandidateTree
+
+MAX_BY_NAME = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
+MAX_OTHER_SIZE = 2**24
+
+
+def check_sizes(config: Any, prefix: str = "") -> None:
+    """Raise ValueError unless every size of a drafter's config (a dataclass) is a positive number, small enough for
+    tensors of such sides to be counted."""
+    for f in fields(config):
+        value, most = getattr(config, f.name), MAX_BY_NAME.get(f.name, MAX_OTHER_SIZE)
+        if f.type in (int, float):
+            check_type(f"{prefix}{f.name}", value, f.type)
+            if not (0 < value <= most if f.type is int else value > 0):
+                allowed = f"in 1..{most}" if f.type is int else "above 0"
+                raise ValueError(f"{prefix}{f.name} must be {allowed}, got {value}")
+
+
+class DrafterConfig(Settings):
+    """Sizes and options of a body: a frozen dataclass. What a family is like, the rest of the project reads here.
+
+    All fields but those `of_target` are options, as the `drafter` entry of a training config and of a checkpoint has
+    them. `tap_layers`: the target layers whose input is tapped (HF `hidden_states[i]`).
+    """
+
+    kind: ClassVar[str]  # the family's name
+    architecture: ClassVar[str]  # what `architectures` of a checkpoint names
+    of_target: ClassVar[tuple[str, ...]]
+    tree_kinds: ClassVar[tuple[str, ...]] = ()  # of draft_tree that it takes
+    takes_trees: ClassVar[str] = ""  # why it takes these alone: "which ..."
+    expands_tree: ClassVar[bool] = False  # as it drafts, whatever its draft_tree
+    feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
+    reads_target: ClassVar[bool] = True  # its states, and not its tokens alone
+    taps_output: ClassVar[bool] = False  # the last tap is no layer's input, but what the target's LM head reads
+    has_stock_form: ClassVar[bool] = False  # SGLang serves a checkpoint of it without rayspec
+
+    hidden_size: int  # that the head reads
+    vocab_size: int
+    max_position_embeddings: int
+    tap_layers: Any  # tuple[int, ...]; None where a stock checkpoint leaves them to SGLang
+
+    @property
+    def max_draft_steps(self) -> int | None:
+        """That it was made for; None for a drafter that goes on as long as one likes."""
+        return None
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: Any) -> Self:
+        """From a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of config.json that describe the body; inverse of `from_json`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def own_name(name: str) -> str:
+        """Our name of a stored tensor."""
+        return name
+
+    def heads(self, make: Callable[[], DraftHead]) -> DraftHead | PositionHeads:
+        """The drafter's head, of whatever `make` gives: one for all draft steps."""
+        return make()
+
+    @classmethod
+    def check_tree(cls, kind: str, setting: str) -> None:
+        """Raise ValueError for a kind of tree that drafters of this family do not take; `setting` is where it is
+        asked for."""
+        if kind not in cls.tree_kinds:
+            way_out = f"use {setting}.kind {' or '.join(cls.tree_kinds)}" if cls.tree_kinds else f"leave {setting} out"
+            raise ValueError(
+                f"{setting}.kind {kind!r} does not fit a drafter of kind {cls.kind}, {cls.takes_trees}; {way_out}"
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
+        """From a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are taken.
+        Raises ValueError for unknown options."""
+        return build(cls, options, "drafter", given={name: sizes[name] for name in cls.of_target})
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A `drafter` entry without its kind, every default written out, whatever the target. Raises ValueError."""
+        types = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
+        sizes = {name: 2 if types[name] in (int, float) else (2,) for name in cls.of_target}
+        return cls.from_options(options, sizes).options()
+
+    def options(self) -> dict[str, Any]:
+        """The `drafter` entry without its kind; inverse of `from_options`."""
+        own = [f.name for f in fields(self) if f.name not in self.of_target]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in own}
+
+
+class Drafter(nn.Module):
+    """A body and its head. `draft_tree` says which candidates are verified; None where only a chain of the best is, or
+    where the body expands a tree, for EAGLE-2's choice."""
+
+    config: DrafterConfig
+    lm_head: DraftHead | PositionHeads
+
+    def __init__(
+        self, config: DrafterConfig, head: DraftHead | PositionHeads, draft_tree: CandidateTree | None = None
+    ) -> None:
+        super().__init__()
+        if draft_tree is not None:
+            config.check_tree(draft_tree.kind, "draft_tree")
+        self.config = config
+        self.lm_head = head
+        self.draft_tree = draft_tree
+
+    @property
+    def kind(self) -> str:
+        return self.config.kind

@@ -1,0 +1,16 @@
+"""How a Hydra drafter begins, and what its head reads along an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_ext.drafters.hydra.config import HydraConfig
+from sglang_ext.drafters.last_hidden.training import carried, draft_steps, head_rows, init_body, roll_out
+from sglang_ext.drafters.training import Steps, Target
+
+__all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
+
+
+def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> HydraConfig:
+    return HydraConfig.from_options(options, target.sizes())

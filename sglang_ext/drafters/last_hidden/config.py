@@ -1,0 +1,65 @@
+"""The sizes of a drafter that drafts from one vector a request, and their form in config.json."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from sglang_ext.drafters.base import DrafterConfig, check_sizes
+from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastHiddenConfig(DrafterConfig):
+    """`positions`: how many tokens ahead it can draft. `shared_head`: one vocabulary projection for all positions
+    instead of one each. The other sizes are the target's."""
+
+    hidden_size: int
+    vocab_size: int
+    positions: int = 4
+    shared_head: bool = False
+    max_position_embeddings: int = 2048
+
+    tap_layers: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
+    of_target: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "max_position_embeddings")
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "drafter.")
+
+    @property
+    def max_draft_steps(self) -> int:
+        return self.positions
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
+        """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
+        if taps:
+            raise ValueError(f"rayspec.target.tap_layers must be empty for this drafter, got {list(taps)}")
+        missing = [name for name in (*cls.of_target, "drafter") if config.get(name) is None]
+        if missing:
+            raise ValueError(f"config.json has no '{missing[0]}'")
+        if config["hidden_size"] != target_hidden:
+            raise ValueError(f"hidden_size ({config['hidden_size']}) must equal the target's ({target_hidden})")
+        options = {name: value for name, value in config["drafter"].items() if name != "kind"}
+        return cls.from_options(options, {name: config[name] for name in cls.of_target})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            # SGLang reads a config of every drafter; a Llama without layers costs it no cache
+            "model_type": "llama",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.hidden_size,
+            "num_hidden_layers": 0,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": self.hidden_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "vocab_size": self.vocab_size,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+            "drafter": self.options(),
+        }
+
+    def heads(self, make: Callable[[], DraftHead]) -> DraftHead | PositionHeads:
+        """The drafter's heads, of whatever `make` gives."""
+        return make() if self.shared_head else PositionHeads([make() for _ in range(self.positions)])

@@ -1,0 +1,53 @@
+"""What a verify step costs a drafter that reads the target's last hidden state alone."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_ext.drafters.counting import StepShape, head_cost, sizes
+from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.trees import CandidateTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastHiddenCost:
+    """Of a drafter that reads the target's last hidden state alone.
+
+    `position_flops`: of one row at each draft position, its head left out. `reads_path`: whether every node with
+    children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
+    """
+
+    params: int
+    body_bytes: int
+    position_flops: tuple[int, ...]
+    head: DraftHead | PositionHeads
+    reads_path: bool
+    tree: CandidateTree | None
+
+    def rows(self, shape: StepShape) -> list[int]:
+        """Of each draft position."""
+        if self.tree is None or shape.topk == 1:
+            return [1] * shape.draft_steps
+        fitted = self.tree.fit(shape.draft_steps, shape.topk, shape.num_draft_tokens, torch.device("cpu"))
+        return [n if self.reads_path else 1 for n in fitted.rows_by_level()]
+
+    def drafting(self, shape: StepShape, keys: float) -> float:
+        """FLOPs of one step."""
+        rows = self.rows(shape)
+        states = sum(n * flops for n, flops in zip(rows, self.position_flops, strict=False))
+        return states + head_cost(self.head, rows, shape).flops
+
+    def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
+        """Of one step; without an embedding of its own, and the body is read once."""
+        return self.body_bytes + head_cost(self.head, self.rows(shape), shape).bytes
+
+
+def count(drafter: LastHiddenDrafter, itemsize: int) -> LastHiddenCost:
+    return LastHiddenCost(
+        **sizes(drafter, itemsize),
+        position_flops=tuple(drafter.state_flops(i) for i in range(drafter.config.positions)),
+        reads_path=drafter.reads_path,
+        tree=drafter.draft_tree,
+    )

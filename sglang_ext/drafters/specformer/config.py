@@ -1,0 +1,94 @@
+"""SpecFormer's sizes and options, and their form in config.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
+from sglang_ext.drafters.target import stored_taps
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecFormerConfig(LastHiddenConfig):
+    """Shapes like those of a layer of the target. `positions` is l_d of the paper.
+
+    `causal` and `position_projection` are the paper's ablations: slots that see only those before them, and one
+    vector for all slots, told apart by their position codes alone. `tap_layers`: HF's `hidden_states[i]`, of which the
+    last is the target's output after its final norm.
+    """
+
+    positions: int = 8
+    shared_head: bool = True
+    causal: bool = False
+    position_projection: bool = True
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tap_layers: tuple[int, ...]  # type: ignore[misc]  # the target's own here, none for the others
+
+    kind: ClassVar[str] = "specformer"
+    architecture: ClassVar[str] = "RaySpecSpecFormer"
+    takes_trees: ClassVar[str] = "which is served as a chain"
+    taps_output: ClassVar[bool] = True
+    of_target: ClassVar[tuple[str, ...]] = (
+        *LastHiddenConfig.of_target,
+        *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+        *("rope_theta", "tap_layers"),
+    )
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
+        if len(taps) < 2:
+            raise ValueError(
+                f"rayspec.target.tap_layers must be at least two layers for this drafter, got {list(taps)}"
+            )
+        found = stored_taps(config)
+        if found != list(taps[:-1]) or config.get("num_aux_hidden_states") != len(taps):
+            raise ValueError(  # SGLang reads the first two, the drafter was trained on the third
+                f"taps {found} in eagle_config and num_aux_hidden_states {config.get('num_aux_hidden_states')}, but "
+                f"rayspec.target.tap_layers is {list(taps)}; eagle_aux_hidden_state_layer_ids must be all but the last "
+                "minus one, and num_aux_hidden_states their number with the last"
+            )
+        if config.get("num_hidden_layers", 1) != 1:
+            raise ValueError(f"num_hidden_layers must be 1 for SpecFormer, got {config['num_hidden_layers']}")
+        return super().from_json({**config, **_rope(config), "tap_layers": taps}, target_hidden, ())
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "num_aux_hidden_states": len(self.tap_layers),
+            # SGLang counts the layer whose output it takes; the last tap is no layer's input
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers[:-1]],
+            },
+        }
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, float]:
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
+    theta = rope.get("rope_theta")
+    return {} if theta is None else {"rope_theta": theta}
+
+
+def specformer_taps(num_layers: int) -> tuple[int, ...]:
+    """Embedding, middle layer, last layer's input, output: [0, L // 2, L - 1, L]. Raises ValueError for a target of
+    fewer than three layers."""
+    if num_layers < 3:
+        raise ValueError(f"a target of {num_layers} layers has no four different taps; SpecFormer needs at least 3")
+    return (0, num_layers // 2, num_layers - 1, num_layers)
+
+
+Config = SpecFormerConfig

@@ -1,0 +1,5 @@
+"""The algorithm that serves SpecFormer."""
+
+from sglang_ext.drafters.serving import Serving
+
+SERVING = Serving(chain="SPECFORMER", trees={}, algorithm="sglang_ext.adapter.spec_algorithm:SpecFormerAlgorithm")
