@@ -16,7 +16,6 @@ COMMANDS = {
     "serve": "serve a champion through SGLang's endpoint",
     "export": "write drafters in the form that SGLang serves without rayspec",
     "pack": "write drafters without the rows of their target's head",
-    "train_target": "train a small target of one's own",
 }
 
 

@@ -11,8 +11,6 @@ PACKED = "packed.json"  # beside a drafter that ships without the rows that its 
 SERVING = "serving.json"  # beside a champion: what it was measured to be, and what it is served with
 CALIBRATED, CALIBRATION_JSON = "calibration.safetensors", "calibration.json"
 CONVERTED = "rayspec.json"  # beside a target made from a GGUF file: where it comes from
-RECIPE = "recipe.yaml"  # beside a target that was trained here
-TRAINED = (RECIPE, "manifest.json", "training.json")
 
 
 def _is_drafter(folder: Path) -> bool:
@@ -46,17 +44,4 @@ CONVERTED_TARGET = Artefact(
         "special_tokens_map.json",
     ),
     is_ours=lambda folder: (folder / CONVERTED).is_file(),
-)
-TRAINED_TARGET = Artefact(
-    what="target",
-    files=(
-        *TRAINED,
-        "loss.png",
-        "README.md",
-        "model*.safetensors*",
-        "*config.json",
-        "*token*.json",
-        "chat_template.jinja",
-    ),
-    is_ours=lambda folder: all((folder / name).is_file() for name in TRAINED),
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixture_models import CALIBRATIONS, FIXTURES, PROMPTS, TARGET
+from fixtures.target_trainer.config import TargetTrainConfig
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
@@ -14,7 +15,6 @@ from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterTrainConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.target_config import TargetTrainConfig
 from sglang_ext.drafters.checkpoint_config import read_info
 
 MAX_BYTES = 10 * 2**20

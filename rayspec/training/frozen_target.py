@@ -26,8 +26,8 @@ def target_sha256(folder: str | Path) -> str:
     files = sorted(Path(folder).glob("*.safetensors")) if os.path.isdir(folder) else []
     if not files or not os.path.isfile(Path(folder) / "config.json"):
         raise ValueError(
-            f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, "
-            "or train the demo target first: rayspec train_target"
+            f"target={folder} holds no config.json with *.safetensors; give the folder of a Hugging Face model, or "
+            "fetch one: rayspec fetch"
         )
     digest = hashlib.sha256()
     for file in (Path(folder) / "config.json", *files):

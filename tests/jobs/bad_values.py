@@ -203,47 +203,7 @@ def export_cases(world: World, out: Path) -> list[Case]:
     ]
 
 
-def target_cases(out: Path) -> list[Case]:
-    bad = {
-        "name": ("''", "..", ".", "a/b", "x" * 300, '"a\\nb"'),
-        "token_budget": (0, 4095, -1),
-        "export_dir": ("''",),
-        "seed": (-1, 10**12),
-        "tokenizer_bytes": (0,),
-        "batch_tokens": (0, 1000, -1024),
-        "seq_len": (0, 3, -1, 2048),
-        "long_seq_len": (0, 3, 2048),
-        "long_fraction": (-0.1, 1, 2),
-        "decay_fraction": (-0.1, 1),
-        "optimizer": ("sgd", "''"),
-        "matrix_lr": (0, -1),
-        "embedding_lr": (0, -1),
-        "weight_decay": (-1,),
-        "warmup_tokens": (-1,),
-        "grad_clip": (0, -1),
-        "num_threads": (0, 5000),
-        "eval_every_s": (0,),
-        "checkpoint_every_s": (0,),
-        "held_out_tokens": (0,),
-        "model.vocab_size": (0, 256, 65537),
-        "model.hidden_size": (0, -1, 10**12),
-        "model.num_layers": (0, 10**9),
-        "model.num_heads": (0, 3),
-        "model.num_kv_heads": (0, 3),
-        "model.head_dim": (0, 7),
-        "model.intermediate_size": (0,),
-        "model.rope_theta": (0, -1),
-        "model.max_position_embeddings": (0, 128),
-        "corpus.held_out_percent": (0, 51),
-        "corpus.min_bytes": (0,),
-    }
-    # a width that the heads do not divide is a Llama all the same; so is any head_dim that is even
-    return [one(f"{name}={value}", name.split(".")[-1]) for name, values in bad.items() for value in values]
-
-
 def cases_of(job: str, world: World, out: Path) -> list[Case]:
     if job == "sweep":
         return sweep_cases(world)
-    if job == "train_target":
-        return target_cases(out)
     return {"train": train_cases, "calibrate": calibrate_cases, "export": export_cases}[job](world, out)

@@ -31,5 +31,4 @@ def place(tmp_path: Path, world: World) -> Path:
         f"sources: {{raw: {{kind: raw, documents: {world.texts}}}}}\n"
         "calibrations: [{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]\n"
     )
-    (tmp_path / "target.yaml").write_text("name: tiny\ntoken_budget: 4096\n")
     return tmp_path

@@ -137,7 +137,7 @@ def wrong_settings(schema: type, may_be_negative: Iterable[str] = ()) -> Iterato
 # --- arguments
 
 Case = tuple[list[str], tuple[str, ...]]  # arguments of a job, words that its refusal must hold
-JOBS = ("sweep", "train", "calibrate", "export", "train_target")
+JOBS = ("sweep", "train", "calibrate", "export")
 
 
 def base(job: str, world: World, out: Path) -> list[str]:
@@ -163,10 +163,8 @@ def base(job: str, world: World, out: Path) -> list[str]:
             f"target={world.target}",
             f"output_dir={out / 'out'}",
         ]
-    if job == "export":
-        return ["--plan", f"drafters=[{world.drafters}/full]", f"output_dir={out / 'out'}"]
-    assert job == "train_target", "every job is here"
-    return ["--plan", "--config", str(out / "target.yaml"), f"export_dir={out / 'out'}"]
+    assert job == "export", "every job is here"
+    return ["--plan", f"drafters=[{world.drafters}/full]", f"output_dir={out / 'out'}"]
 
 
 def one(argument: str, *words: str) -> Case:

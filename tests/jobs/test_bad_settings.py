@@ -18,7 +18,6 @@ from rayspec.calibration.config import CalibrationConfig
 from rayspec.export import ExportConfig
 from rayspec.sweep.config import SweepConfig
 from rayspec.training.drafter_config import DrafterTrainConfig
-from rayspec.training.target_config import TargetTrainConfig
 
 pytestmark = pytest.mark.usefixtures("untouched_home")
 
@@ -34,7 +33,6 @@ SCHEMAS: dict[str, tuple[type, tuple[str, ...]]] = {
     "train": (DrafterTrainConfig, ()),
     "calibrate": (CalibrationConfig, ()),
     "export": (ExportConfig, ()),
-    "train_target": (TargetTrainConfig, ()),
 }
 
 

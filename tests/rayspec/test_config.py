@@ -12,7 +12,6 @@ from rayspec.config import flatten, load_config, to_yaml
 from rayspec.export import ExportConfig
 from rayspec.sweep.config import SweepConfig
 from rayspec.training.drafter_config import DrafterTrainConfig
-from rayspec.training.target_config import TargetTrainConfig
 from sglang_ext.settings import Settings, build
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "sweep").glob("*.yaml"))
@@ -134,7 +133,7 @@ def test_flatten_gives_yaml_paths() -> None:
 
 
 OTHER = {"other.depth": "7", "other.label": "its own"}
-SCHEMAS = (SweepConfig, DrafterTrainConfig, CalibrationConfig, TargetTrainConfig, ExportConfig)
+SCHEMAS = (SweepConfig, DrafterTrainConfig, CalibrationConfig, ExportConfig)
 
 
 def nested(kind: Any) -> Iterator[type]:

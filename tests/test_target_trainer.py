@@ -9,20 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from fixture_models import TARGET, prompt_texts
+from fixtures.target_trainer.checkpoint import load_checkpoint
+from fixtures.target_trainer.config import TargetModelConfig, TargetTrainConfig
+from fixtures.target_trainer.data import TargetData, WindowSampler, prepare
+from fixtures.target_trainer.export import export
+from fixtures.target_trainer.train import build_model, train
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rayspec.commands.train_target import main
-from rayspec.config import load_config
 from rayspec.training.sources import STDLIB, CorpusConfig
-from rayspec.training.target import build_model, train
-from rayspec.training.target_checkpoint import load_checkpoint
-from rayspec.training.target_config import TargetModelConfig, TargetTrainConfig
-from rayspec.training.target_data import TargetData, WindowSampler, prepare
-from rayspec.training.target_export import export
 from tests.rayspec.test_corpus import make_document
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 TINY = TargetTrainConfig(
     name="tiny",
     corpus=CorpusConfig(min_bytes=10, held_out_percent=20),
@@ -38,7 +36,6 @@ TINY = TargetTrainConfig(
     embedding_lr=0.01,
     compile=False,
     num_threads=1,
-    mlflow=False,
 )
 
 
@@ -140,29 +137,6 @@ def test_every_window_comes_once_a_pass(home: Path) -> None:
     assert inputs.shape == labels.shape == (32, 64)
     assert torch.equal(inputs[0, 1:], labels[0, :-1])
     assert len(starts) == sampler.num_windows
-
-
-def test_mlflow_gets_the_curve(home: Path) -> None:
-    from mlflow import MlflowClient
-
-    config = replace(TINY, mlflow=True, token_budget=2 * 1024)
-    state = train(config, tiny_data(home, config))
-    client = MlflowClient(tracking_uri=f"sqlite:///{home / 'home' / 'mlflow.db'}")
-    assert state.mlflow_run_id
-    history = client.get_metric_history(state.mlflow_run_id, "held_out_nats_per_token")
-    assert [point.step for point in history] == [1, 2]
-
-
-def test_shipped_config_loads() -> None:
-    config = load_config(TargetTrainConfig, ROOT / "configs" / "train" / "target.yaml", ["model.num_layers=9"])
-    assert config.model.num_layers == 9
-    assert config.name == "python-10m"
-
-
-def test_unknown_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(ROOT / "configs/train/target.yaml"), "model.depth=3", "--plan"]) == 2
-    said = capsys.readouterr().err
-    assert "unknown key 'model.depth'; known under model: vocab_size, hidden_size, num_layers" in said
 
 
 def test_learning_rate_schedule() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from fixture_models import TARGET, VOCABULARY
+from fixtures.target_trainer.tokenizer import END_OF_TEXT, save_tokenizer, token_byte_lengths, train_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-from rayspec.training.tokenizer import END_OF_TEXT, save_tokenizer, token_byte_lengths, train_tokenizer
 
 SAMPLE = ["def f(self, x):\n    if x:\n        return self.value\n\n\nclass A:\n    pass\n"] * 4
 TEXTS = [
