@@ -6,13 +6,12 @@ nothing but its content, so two machines never disagree about a file they share.
 
 from __future__ import annotations
 
-import platform
 import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rayspec.training.sources import STDLIB, CorpusConfig, Document, discover
 
@@ -86,33 +85,6 @@ def cut_prompts(
 ) -> list[str]:
     """The texts of `cut_prompt_records`."""
     return [prompt.text for prompt in cut_prompt_records(tokenizer, documents, count, prompt_tokens, seed)]
-
-
-def manifest(
-    config: CorpusConfig, training: Iterable[tuple[Document, int]], held_out: Iterable[tuple[Document, int]]
-) -> dict[str, Any]:
-    """What the corpus was, from (document, tokens) pairs: figures per package, totals, and the held-out files."""
-    packages: dict[str, dict[str, Any]] = {}
-    totals = {"training": {"files": 0, "bytes": 0, "tokens": 0}, "held_out": {"files": 0, "bytes": 0, "tokens": 0}}
-    held_out = list(held_out)
-    for side, pairs in (("training", training), ("held_out", held_out)):
-        for document, num_tokens in pairs:
-            package = document.package
-            entry = packages.setdefault(
-                package.name,
-                {"version": package.version, "licence": package.licence, "files": 0, "bytes": 0, "tokens": 0},
-            )
-            for figures in (totals[side], *([entry] if side == "training" else [])):
-                figures["files"] += 1
-                figures["bytes"] += document.num_bytes
-                figures["tokens"] += num_tokens
-    return {
-        "python": platform.python_version(),
-        "split": f"held out: int(sha256(content), 16) % 100 < {config.held_out_percent}",
-        "totals": totals,
-        "training_packages": dict(sorted(packages.items())),
-        "held_out": [[d.package.name, d.name, d.sha256] for d, _ in held_out],
-    }
 
 
 def _capped(documents: Iterable[Document], cap_bytes: int) -> list[Document]:

@@ -48,7 +48,7 @@ def _algorithm(info: CheckpointInfo, topk: int) -> str:
     kind = None if info.tree is None else info.tree.get("kind")
     if kind is None and None not in serving.trees:  # it needs a tree and has none, which others say with more words
         return next(iter(serving.trees.values()))
-    if kind not in serving.trees:
+    if kind not in tuple(serving.trees):  # whatever a config.json may hold there
         raise ValueError(f"drafter {info.path}: no algorithm serves draft_tree.kind {kind!r} of a {info.kind} drafter")
     return serving.trees[kind]
 

@@ -286,7 +286,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),
     "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "unknown key 'tree.node'"),
     "tree_nodes": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "nodes": 1}}, "nodes must be at least 2"),
-    "eagle_tree": ({"tree": {"kind": "static"}}, "an EAGLE-3 drafter has no options and builds its tree"),
+    "eagle_tree": ({"tree": {"kind": "static"}}, "which builds its tree as it drafts"),
     "specformer_tree": (
         {"drafter": {"kind": "specformer"}, "tree": {"kind": "static"}},
         "served as a chain; leave tree",

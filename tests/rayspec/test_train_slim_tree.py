@@ -135,8 +135,8 @@ def test_what_is_counted_is_the_bases(family: Family) -> None:
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "static": ({"tree": {"kind": "static"}}, "from which tree.kind slim alone can choose; leave tree out"),
-    "option": ({"drafter": {"kind": "eagle3", "positions": 3}}, "has no options .*; leave positions out"),
+    "static": ({"tree": {"kind": "static"}}, "only what chooses from that one fits; use tree.kind slim"),
+    "option": ({"drafter": {"kind": "eagle3", "positions": 3}}, "unknown key 'drafter.positions'; known under drafter: none"),
     "bigram": ({"tree": {"kind": "slim"}}, r"heads\[x\]: tree.*name the calibration of the pairs"),
     "hypotheses": ({"tree": {"kind": "slim", "correlation": False, "hypotheses": 0}}, "hypotheses must be at least 1"),
 }

@@ -221,12 +221,12 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_tree_made_before_the_draft_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="draft_tree of kind 'static' needs a tree before anything is drafted"):
+    with pytest.raises(ValueError, match="draft_tree.kind 'static' does not fit a drafter of kind eagle3, which builds its tree as it drafts"):
         eagle3(StaticTree(PATHS))
     save_drafter(tmp_path / "d", eagle3(SlimTree(SlimOptions(correlation=False), V)), TARGET)
     config = json.loads((tmp_path / "d" / "config.json").read_text())
     for tree, message in (
-        ({"kind": "static", "paths": [[0]]}, "d: draft_tree of kind 'static' .*; use draft_tree.kind 'slim'"),
+        ({"kind": "static", "paths": [[0]]}, "d: draft_tree.kind 'static' .*; use draft_tree.kind slim"),
         ({"kind": "oak"}, r"d: unknown draft_tree\.kind 'oak'; known: static, slim"),
     ):
         (tmp_path / "d" / "config.json").write_text(json.dumps(config | {"draft_tree": tree}))

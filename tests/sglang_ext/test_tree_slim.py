@@ -148,7 +148,7 @@ def test_correlations_change_the_tree_and_a_small_budget_cuts_it() -> None:
 
 def test_a_hydra_drafter_cannot_have_such_a_tree() -> None:
     hydra = make_drafter("hydra")
-    with pytest.raises(ValueError, match="a drafter of kind 'hydra' reads the path"):
+    with pytest.raises(ValueError, match="a drafter of kind hydra, which reads the path"):
         type(hydra)(hydra.config, hydra.lm_head, make_tree())
 
 
