@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rayspec.training.answers import Answerer, AnswersConfig, Prompt, Request, TargetName, make_answers
+from rayspec.training.data.answers import Answerer, AnswersConfig, Prompt, Request, TargetName, make_answers
 from rayspec.training.frozen_target import FrozenTarget
 
 

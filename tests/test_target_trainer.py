@@ -17,7 +17,7 @@ from fixtures.target_trainer.train import build_model, train
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rayspec.training.sources import STDLIB, CorpusConfig
+from rayspec.training.data.sources import STDLIB, CorpusConfig
 from tests.rayspec.test_corpus import make_document
 
 ROOT = Path(__file__).parents[1]

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rayspec.calibration.counting import PairCounts, add_up_pairs, pair_ids, partial_counts
-from rayspec.calibration.sources import TENSORS
+from rayspec.calibration.sources.kinds import TENSORS
+from rayspec.calibration.sources.counting import PairCounts, add_up_pairs, pair_ids, partial_counts
 from rayspec.home import home
 from rayspec.provenance import provenance
 from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import drafter_path, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
-from rayspec.training.answers import AnswerSet, read_answers
+from rayspec.training.data.answers import AnswerSet, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.tree_acceptance import measure_tree
 from sglang_ext.drafters.checkpoint import load_drafter

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rayspec.calibration.rule import Rule
 from rayspec.calibration.rules import RULES
-from rayspec.calibration.sources import SOURCES, Source
+from rayspec.calibration.rules.base import Rule
+from rayspec.calibration.sources.kinds import SOURCES, Source
 from rayspec.entries import entry_of, parse
 from rayspec.home import home
 from rayspec.shipped import drafter_label, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
-from rayspec.training.sources import CorpusConfig
+from rayspec.training.data.sources import CorpusConfig
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Any
 from rayspec.artifacts import CALIBRATION, read_description
 from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.sources import Context, TargetAnswers
+from rayspec.calibration.sources.kinds import Context, TargetAnswers
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.identity import differences
 from sglang_ext.folders import check_place

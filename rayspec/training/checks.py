@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from rayspec.target import check_weights
-from rayspec.training.answers import AnswersConfig, missing_shards
+from rayspec.training.data.answers import AnswersConfig, missing_shards
+from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import origin_of, read_base
-from rayspec.training.prompts import is_text
 from rayspec.training.tree_config import StaticTreeConfig, parse_tree
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides

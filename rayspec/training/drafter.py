@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_log import DrafterLog
 from rayspec.training.drafter_report import report_files

@@ -10,10 +10,10 @@ from rayspec.entries import entry_of
 from rayspec.home import home
 from rayspec.shipped import drafter_path, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
-from rayspec.training.answer_engines import AnswerEnginesConfig
-from rayspec.training.answers import AnswersConfig
+from rayspec.training.data.answer_engines import AnswerEnginesConfig
+from rayspec.training.data.answers import AnswersConfig
+from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
-from rayspec.training.sources import CorpusConfig
 from rayspec.training.tree_config import parse_tree
 from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name

@@ -8,8 +8,9 @@ import torch
 
 from rayspec.identity import differences
 from rayspec.training.acceptance import Acceptance
-from rayspec.training.answer_engines import answer_engines
-from rayspec.training.answers import (
+from rayspec.training.checks import check_config
+from rayspec.training.data.answer_engines import answer_engines
+from rayspec.training.data.answers import (
     AnswersConfig,
     TargetName,
     check_index,
@@ -17,13 +18,12 @@ from rayspec.training.answers import (
     missing_shards,
     read_answers,
 )
-from rayspec.training.chat import ChatTemplate
-from rayspec.training.checks import check_config
+from rayspec.training.data.chat import ChatTemplate
+from rayspec.training.data.prompts import check_source, evaluation_hashes, prompts_of
+from rayspec.training.data.self_prompts import prompt_hash
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.prompts import check_source, evaluation_hashes, prompts_of
-from rayspec.training.self_prompts import prompt_hash
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters import DEFAULT
 from sglang_ext.drafters.checkpoint_config import read_config

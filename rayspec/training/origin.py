@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rayspec.artifacts import load_artifacts
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments

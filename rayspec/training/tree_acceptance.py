@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayspec.training.answers import AnswerSet
 from rayspec.training.csra import csra_gradient
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayspec_kernels.sampling_law.reference import sampling_law_reference
+from rayspec_kernels.cpu.sampling_law import sampling_law_reference
 from sglang_ext.adapter.internals import TOP_K_FILTER
 from sglang_ext.adapter.patches import lent
 

@@ -12,20 +12,20 @@ import torch
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
-from rayspec_kernels.kv_slots.reference import (
+from rayspec_kernels.cpu.kv_slots import (
     pack_front_reference,
     read_slots_reference,
     read_window_reference,
     write_slots_reference,
 )
-from rayspec_kernels.murmur_hash.reference import murmur_hash32_reference
-from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
-from rayspec_kernels.tree_verify.reference import (
+from rayspec_kernels.cpu.murmur_hash import murmur_hash32_reference
+from rayspec_kernels.cpu.tree_verify import (
     Accepted,
     verify_chain_reference,
     verify_greedy_reference,
     verify_sampled_reference,
 )
+from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
 from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend
 from sglang_ext.adapter.contracts import demands
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from rayspec.artifacts import BIGRAM, load_artifacts
 from rayspec.calibration.config import CalibrationConfig
-from rayspec.calibration.drafts import DraftSettings, proposals
 from rayspec.calibration.prepare import describe, prepare
-from rayspec.calibration.ranking import coverage, rank
+from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.runs import calibrate_all
+from rayspec.calibration.sources.drafts import DraftSettings, proposals
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.commands import calibrate
 from rayspec.config import load_config
-from rayspec.training.answers import AnswersConfig, read_answers
+from rayspec.training.data.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter

@@ -15,7 +15,7 @@ from answerers import answer_in_process
 from fixture_models import DRAFTERS, TARGET, drafters_setting, prompt_texts, sweep_settings
 from mlflow import MlflowClient
 
-from rayspec.training.answers import AnswersConfig
+from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters import families
 

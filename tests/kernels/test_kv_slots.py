@@ -2,7 +2,7 @@
 
 import torch
 
-from rayspec_kernels.kv_slots.reference import (
+from rayspec_kernels.cpu.kv_slots import (
     pack_front_reference,
     read_slots_reference,
     read_window_reference,

@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from rayspec_kernels.murmur_hash.reference import murmur_hash32_reference
+from rayspec_kernels.cpu.murmur_hash import murmur_hash32_reference
 
 SEEDS = [0, 1, 42, 2**31 + 5, 2**40 + 3, -1, -(2**63), 2**63 - 1]
 POSITIONS = [0, 1, 7, 2**31 + 1, 2**32 - 1, 2**32 + 4, 3, 3]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayspec_kernels.sampling_law.reference import sampling_law_reference
+from rayspec_kernels.cpu.sampling_law import sampling_law_reference
 
 T, V = 60, 37
 ALL = 1 << 30

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 
 
 def random_rows() -> AnswerSet:

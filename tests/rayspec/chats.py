@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rayspec.training.answers import Request
+from rayspec.training.data.answers import Request
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from answerers import answer_in_process, answerer, as_prompts, name_of
 
-from rayspec.training.answers import AnswersConfig, Request, make_answers, read_answers
+from rayspec.training.data.answers import AnswersConfig, Request, make_answers, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 
 CONFIG = AnswersConfig(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.ranking import coverage, rank
 from rayspec.calibration.rules import RULES
-from rayspec.calibration.truncation import FrSpec, VocabTrim
+from rayspec.calibration.rules.ranking import coverage, rank
+from rayspec.calibration.rules.truncation import FrSpec, VocabTrim
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.entries import entry_of, parse
 from sglang_ext.heads import head_from_target

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayspec.calibration.bcl import Bcl, search_tpe
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter, drafter_flops
-from rayspec.calibration.ranking import coverage, rank
+from rayspec.calibration.rules.bcl import Bcl, search_tpe
+from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.eagle3 import Eagle3Config

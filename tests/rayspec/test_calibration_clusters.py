@@ -9,9 +9,9 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from rayspec.calibration.clusters import Contiguous, KMeans
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.kmeans import assign, assign_with_room, fill_empty, spherical_kmeans
+from rayspec.calibration.rules.clusters import Contiguous, KMeans
+from rayspec.calibration.rules.kmeans import assign, assign_with_room, fill_empty, spherical_kmeans
 from rayspec.calibration.vocabulary import Vocabulary
 from sglang_ext.heads import head_from_target
 from sglang_ext.heads.base import NO_TOKEN

@@ -11,17 +11,16 @@ import pytest
 import torch
 from answerers import answer_in_process
 
-from rayspec.calibration import counting
 from rayspec.calibration.config import CalibrationConfig
-from rayspec.calibration.counting import add_up, add_up_pairs, pair_ids, partial_counts
-from rayspec.calibration.drafts import DraftSettings, answer_columns, answer_rows, proposals
-from rayspec.calibration.sources import Context, DraftTokens, RawText, TargetAnswers
-from rayspec.calibration.texts import counter_of, pair_counter_of
+from rayspec.calibration.sources.kinds import Context, DraftTokens, RawText, TargetAnswers, counting
+from rayspec.calibration.sources.counting import add_up, add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.sources.drafts import DraftSettings, answer_columns, answer_rows, proposals
+from rayspec.calibration.sources.texts import counter_of, pair_counter_of
 from rayspec.config import load_config
 from rayspec.training.acceptance import _rollout
-from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.sources import CorpusConfig
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for

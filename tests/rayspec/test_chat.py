@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from chats import TEMPLATES, TURNS, chat_tokenizer
 
-from rayspec.training.chat import ChatTemplate
+from rayspec.training.data.chat import ChatTemplate
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -11,8 +11,16 @@ from fixture_models import PROMPTS, TARGET
 from fixtures.target_trainer.data import manifest
 from fixtures.target_trainer.tokenizer import load_tokenizer
 
-from rayspec.training.corpus import cut_prompts, held_out_documents, training_documents
-from rayspec.training.sources import STDLIB, STDLIB_TESTS, CorpusConfig, Document, Package, discover, is_usable_source
+from rayspec.training.data.corpus import cut_prompts, held_out_documents, training_documents
+from rayspec.training.data.sources import (
+    STDLIB,
+    STDLIB_TESTS,
+    CorpusConfig,
+    Document,
+    Package,
+    discover,
+    is_usable_source,
+)
 
 CODE = "def add(a, b):\n    return a + b\n\n\nclass Box:\n    size = 3\n    name = None\n\nprint(add(1, 2))\n"
 

@@ -7,7 +7,7 @@ import torch
 from answer_rows import random_rows
 
 from rayspec.training import moments
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments

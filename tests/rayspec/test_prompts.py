@@ -9,13 +9,13 @@ import pytest
 from chats import SYSTEM, TURNS, Scripted, chat_tokenizer
 
 from rayspec.training import drafter_runs
-from rayspec.training.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
-from rayspec.training.chat import ChatTemplate
+from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
+from rayspec.training.data.chat import ChatTemplate
+from rayspec.training.data.prompts import check_source, evaluation_hashes, hashes, prompts_of
+from rayspec.training.data.self_prompts import prompt_hash
+from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.prompts import check_source, evaluation_hashes, hashes, prompts_of
-from rayspec.training.self_prompts import prompt_hash
-from rayspec.training.sources import CorpusConfig
 from rayspec.workloads import load_workload
 
 CONFIG = AnswersConfig(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from chats import Scripted, chat_tokenizer
 
-from rayspec.training.answers import AnswersConfig
-from rayspec.training.chat import ChatTemplate
-from rayspec.training.self_prompts import is_sensible, new_and_sensible, prompt_hash, write_prompts
+from rayspec.training.data.answers import AnswersConfig
+from rayspec.training.data.chat import ChatTemplate
+from rayspec.training.data.self_prompts import is_sensible, new_and_sensible, prompt_hash, write_prompts
 
 CONFIG = AnswersConfig(count=3, batch_size=2, max_prompt_tokens=40)
 FIG, ELM, OAK, ASH = (

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rayspec.training import ttt
 from rayspec.training.acceptance import measure
-from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import batch_indices, provenance_of, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported

@@ -15,7 +15,7 @@ from rayspec import export
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import inspect_drafter
 from rayspec.training.acceptance import measure
-from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan

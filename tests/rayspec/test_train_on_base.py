@@ -10,7 +10,7 @@ import torch
 from answerers import answer_in_process
 from safetensors.torch import load_file
 
-from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported

@@ -12,10 +12,10 @@ from answerers import answer_in_process
 from safetensors.torch import load_file
 
 from rayspec.artifacts import BIGRAM, write_artifacts
-from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.sources.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import drafter_cost
-from rayspec.training.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
@@ -136,7 +136,10 @@ def test_what_is_counted_is_the_bases(family: Family) -> None:
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "static": ({"tree": {"kind": "static"}}, "only what chooses from that one fits; use tree.kind slim"),
-    "option": ({"drafter": {"kind": "eagle3", "positions": 3}}, "unknown key 'drafter.positions'; known under drafter: none"),
+    "option": (
+        {"drafter": {"kind": "eagle3", "positions": 3}},
+        "unknown key 'drafter.positions'; known under drafter: none",
+    ),
     "bigram": ({"tree": {"kind": "slim"}}, r"heads\[x\]: tree.*name the calibration of the pairs"),
     "hypotheses": ({"tree": {"kind": "slim", "correlation": False, "hypotheses": 0}}, "hypotheses must be at least 1"),
 }

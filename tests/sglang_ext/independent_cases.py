@@ -9,7 +9,7 @@ from small_world import untrained
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import save_drafter

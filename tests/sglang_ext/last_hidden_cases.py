@@ -12,7 +12,7 @@ from fixture_models import CALIBRATIONS
 from small_world import untrained
 
 from rayspec.artifacts import load_artifacts
-from rayspec.training.answers import AnswerSet
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter

@@ -11,8 +11,8 @@ import torch
 from chi_square import p_value
 from torch import Tensor
 
-from rayspec_kernels.murmur_hash.reference import murmur_hash32_reference
-from rayspec_kernels.sampling_law.reference import sampling_law_reference
+from rayspec_kernels.cpu.murmur_hash import murmur_hash32_reference
+from rayspec_kernels.cpu.sampling_law import sampling_law_reference
 from sglang_ext.adapter.sampling import draw_drafts, requested_law, sample_min_p
 from sglang_ext.adapter.seeds import merge_with_seeds
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
-from rayspec.calibration.ranking import coverage, rank
-from rayspec.calibration.rule import MAX_SEED, Made, Rule, check_range
-from rayspec.calibration.truncation import kept
+from rayspec.calibration.rules.base import MAX_SEED, Made, Rule, check_range
+from rayspec.calibration.rules.ranking import coverage, rank
+from rayspec.calibration.rules.truncation import kept
 from rayspec.calibration.vocabulary import Vocabulary
 
 SEARCHES = ("scan", "tpe")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rayspec.calibration.bcl import Bcl
-from rayspec.calibration.bigram import Bigram
-from rayspec.calibration.clusters import Contiguous, KMeans
-from rayspec.calibration.rule import Rule
-from rayspec.calibration.truncation import FrSpec, VocabTrim
+from rayspec.calibration.rules.base import Rule
+from rayspec.calibration.rules.bcl import Bcl
+from rayspec.calibration.rules.bigram import Bigram
+from rayspec.calibration.rules.clusters import Contiguous, KMeans
+from rayspec.calibration.rules.truncation import FrSpec, VocabTrim
 
 RULES: dict[str, type[Rule]] = {
     "frspec": FrSpec,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.training.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request
-from rayspec.training.chat import ChatTemplate
+from rayspec.training.data.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request
+from rayspec.training.data.chat import ChatTemplate
 from sglang_ext.whole import write_whole
 
 MIN_CHARS = 12

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rayspec.training.sources import STDLIB, CorpusConfig, Document, discover
+from rayspec.training.data.sources import STDLIB, CorpusConfig, Document, discover
 
 DEFINITION_SHARE = 0.8  # of prompts that begin at a def or class; most other unindented lines are imports
 

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rayspec.training import corpus
-from rayspec.training.answers import Answerer, AnswersConfig, Prompt
-from rayspec.training.chat import ChatTemplate
-from rayspec.training.corpus import Encoder
-from rayspec.training.self_prompts import prompt_hash, write_prompts
-from rayspec.training.sources import CorpusConfig, Document, Package
+from rayspec.training.data import corpus
+from rayspec.training.data.answers import Answerer, AnswersConfig, Prompt
+from rayspec.training.data.chat import ChatTemplate
+from rayspec.training.data.corpus import Encoder
+from rayspec.training.data.self_prompts import prompt_hash, write_prompts
+from rayspec.training.data.sources import CorpusConfig, Document, Package
 from rayspec.workloads import Conversation, load_workload
 from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
 from rayspec.workloads.selection import parse_selection

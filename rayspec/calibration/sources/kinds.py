@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from rayspec.calibration.counting import pair_ids, partial_counts
-from rayspec.calibration.rule import MAX_SEED, check_range
+from rayspec.calibration.rules.base import MAX_SEED, check_range
+from rayspec.calibration.sources.counting import pair_ids, partial_counts
 from rayspec.shipped import drafter_label, drafter_path
-from rayspec.training.answers import AnswerSet, read_answers, read_index
+from rayspec.training.data.answers import AnswerSet, read_answers, read_index
+from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import target_sha256
-from rayspec.training.sources import CorpusConfig
 from sglang_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Source(Settings, ABC):
 
     @abstractmethod
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        """Partial counts of tokens (rayspec.calibration.counting), worked on in about `blocks` parts."""
+        """Partial counts of tokens (rayspec.calibration.sources.counting), worked on in about `blocks` parts."""
 
     def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
         """Partial counts of neighbouring pairs within a document; rules that need them name the sources that have
@@ -74,17 +74,17 @@ class RawText(Source):
     documents: str = "training"
 
     def describe(self, context: Context) -> dict[str, Any]:
-        from rayspec.calibration.texts import describe_texts  # imports Ray
+        from rayspec.calibration.sources.texts import describe_texts  # imports Ray
 
         return describe_texts(self.documents, context.corpus)
 
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        from rayspec.calibration.texts import counter_of, text_counts
+        from rayspec.calibration.sources.texts import counter_of, text_counts
 
         return text_counts(self.documents, context.corpus, counter_of(context.tokenizer), blocks)
 
     def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        from rayspec.calibration.texts import pair_counter_of, text_counts
+        from rayspec.calibration.sources.texts import pair_counter_of, text_counts
 
         return text_counts(self.documents, context.corpus, pair_counter_of(context.tokenizer), blocks)
 
@@ -190,7 +190,7 @@ class DraftTokens(TargetAnswers):
         import pyarrow as pa
         import ray.data
 
-        from rayspec.calibration.drafts import DraftSettings, answer_columns, count_drafts
+        from rayspec.calibration.sources.drafts import DraftSettings, answer_columns, count_drafts
 
         table = pa.table(answer_columns(self.read(context)))
         rows = max(1, -(-len(table) // blocks // self.batch_size)) * self.batch_size  # a part is whole batches

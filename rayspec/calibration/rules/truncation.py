@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.ranking import check_size, coverage, rank
-from rayspec.calibration.rule import Made, Rule
+from rayspec.calibration.rules.base import Made, Rule
+from rayspec.calibration.rules.ranking import check_size, coverage, rank
 from rayspec.calibration.vocabulary import Vocabulary
 
 

@@ -26,7 +26,7 @@ from sglang_ext.settings import Settings
 from sglang_ext.whole import whole_file, write_whole
 
 if TYPE_CHECKING:
-    from rayspec.training.chat import ChatTemplate
+    from rayspec.training.data.chat import ChatTemplate
 
 FORMAT_VERSION = 2
 INDEX = "answers.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayspec.training.answers import Answerer, Request
+from rayspec.training.data.answers import Answerer, Request
 from sglang_ext.settings import Settings
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.kmeans import spherical_kmeans
-from rayspec.calibration.ranking import rank
-from rayspec.calibration.rule import MAX_SEED, Made, Rule, check_range
+from rayspec.calibration.rules.base import MAX_SEED, Made, Rule, check_range
+from rayspec.calibration.rules.kmeans import spherical_kmeans
+from rayspec.calibration.rules.ranking import rank
 from rayspec.calibration.vocabulary import Vocabulary
 
 

@@ -1,1 +1,0 @@
-"""Which drafted nodes of a tree the target accepts: greedily, or by sampling from the target."""

@@ -1,0 +1,1 @@
+"""What drafters are trained on: prompts, and the target's own answers to them."""
