@@ -41,7 +41,7 @@ def test_the_drafters_are_their_recipes() -> None:
     for recipe in RECIPES:
         config = training(recipe)
         assert config.target_folder == str(TARGET)
-        for head in config.heads:
+        for head in config.drafters:
             assert is_exported(config, head, sha256), f"{head.name} is missing"
             trained_on = read_info(config.output_folder / head.name).provenance["trained_on"]
             assert trained_on["sequences"] == config.answers.count

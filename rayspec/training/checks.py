@@ -39,12 +39,12 @@ def check_config(config: DrafterTrainConfig) -> None:
             f"held_out.answer_tokens must be at least {steps + 2} for evaluation.draft_steps={steps}, got "
             f"{config.held_out.answer_tokens}"
         )
-    for i, head in enumerate(config.heads):
+    for i, head in enumerate(config.drafters):
         try:
-            _check_head(config, head, target, made_before={earlier.name for earlier in config.heads[:i]})
+            _check_head(config, head, target, made_before={earlier.name for earlier in config.drafters[:i]})
         except ValueError as error:
             text = str(error)
-            raise ValueError(text if text.startswith("heads[") else f"heads[{head.name}]: {text}") from error
+            raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
     for name in ("answers", "held_out"):
         _check_answers(getattr(config, name), name, config.work_folder / name, target)
 

@@ -48,19 +48,21 @@ class DrafterEntry(Settings):
     train_body: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name, "heads[].name")
+        check_name(self.name, "drafters[].name")
         found = self.drafter.get("kind")
         if not isinstance(found, str) or found not in families():
-            raise ValueError(f"heads[{self.name}].drafter.kind must be one of {', '.join(families())}, got {found!r}")
+            raise ValueError(
+                f"drafters[{self.name}].drafter.kind must be one of {', '.join(families())}, got {found!r}"
+            )
         if self.train_body and self.base is None:
             raise ValueError(
-                f"heads[{self.name}].train_body goes on training the body of a base, but there is none; name one "
+                f"drafters[{self.name}].train_body goes on training the body of a base, but there is none; name one "
                 "in base, or leave train_body out: without a base, body and head are trained anyway"
             )
         try:
             self.asked()
         except ValueError as error:
-            raise ValueError(f"heads[{self.name}]: {error}") from error
+            raise ValueError(f"drafters[{self.name}]: {error}") from error
 
     @property
     def drafter_kind(self) -> str:
@@ -103,7 +105,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTrainConfig(Settings):
-    """Answers are made once; then every head of `heads` is trained on them with the same recipe."""
+    """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe."""
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
@@ -114,31 +116,31 @@ class DrafterTrainConfig(Settings):
     engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    heads: list[DrafterEntry] = field(default_factory=list)
+    drafters: list[DrafterEntry] = field(default_factory=list)
     checkpoint_every: int = 100  # steps
     log_every: int = 10  # steps
     mlflow: bool = True
     num_threads: int | None = None  # None = torch's own choice, the number of cores
 
     def __post_init__(self) -> None:
-        if not self.heads:
-            raise ValueError("heads is empty; give a list such as [{name: full, draft_head: {kind: full}}]")
-        names = [head.name for head in self.heads]
+        if not self.drafters:
+            raise ValueError("drafters is empty; give a list such as [{name: full, draft_head: {kind: full}}]")
+        names = [head.name for head in self.drafters]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"heads[].name must be unique, got {twice[0]!r} more than once")
-        frozen = [head.name for head in self.heads if head.base is not None and not head.train_body]
+            raise ValueError(f"drafters[].name must be unique, got {twice[0]!r} more than once")
+        frozen = [head.name for head in self.drafters if head.base is not None and not head.train_body]
         if self.recipe.csra_weight and frozen:
             raise ValueError(
-                f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but heads[{frozen[0]}].base "
-                "takes over a body and freezes it; set train_body or leave base out to train it, or set "
-                "recipe.csra_weight=0"
+                f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but "
+                f"drafters[{frozen[0]}].base takes over a body and freezes it; set train_body or leave base out to "
+                "train it, or set recipe.csra_weight=0"
             )
-        others = [head.name for head in self.heads if not family(head.drafter_kind).config_class.feeds_back]
+        others = [head.name for head in self.drafters if not family(head.drafter_kind).config_class.feeds_back]
         if self.recipe.csra_weight and others:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
-                f"it made, which heads[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
+                f"it made, which drafters[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
@@ -157,7 +159,7 @@ class DrafterTrainConfig(Settings):
             return Path(drafter_path(head.base, self.target))
         except ValueError as error:
             raise ValueError(
-                f"heads[{head.name}].base is {head.base!r}: not under {self.output_folder}, and {error}; train it "
+                f"drafters[{head.name}].base is {head.base!r}: not under {self.output_folder}, and {error}; train it "
                 "first, in a run of its own or earlier in the list"
             ) from error
 

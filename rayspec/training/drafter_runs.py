@@ -54,7 +54,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         f"({r.num_steps * r.batch_size / config.answers.count:.2f} passes), {r.ttt_steps} rollout steps, {r.optimizer}"
         + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
-    for head in config.heads:
+    for head in config.drafters:
         folder = config.output_folder / head.name
         unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
         if is_exported(config, head, sha256):
@@ -76,7 +76,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     check_config(config)
     results: dict[str, Acceptance | None] = {}
     todo = []
-    for head in config.heads:
+    for head in config.drafters:
         if is_exported(config, head, target.sha256):
             print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
             results[head.name] = None

@@ -82,7 +82,7 @@ def _freeze_rows(lm_head: DraftHead, head: DrafterEntry, dtype: torch.dtype) -> 
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
     if not lm_head.taken_over:
         raise ValueError(
-            f"heads[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
+            f"drafters[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
             "leave it out"
         )
     for name in lm_head.taken_over:
@@ -115,14 +115,14 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
         info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), str(base))
     if info.kind != head.drafter_kind:
         raise ValueError(
-            f"heads[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
+            f"drafters[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
             "both must be the same"
         )
     asked = head.all_drafter_options()
     if asked != drafter.config.options():
         raise ValueError(
-            f"heads[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; leave "
-            "those options as they are there"
+            f"drafters[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "
+            "leave those options as they are there"
         )
     if drafter.config.tap_layers is None:  # of a stock drafter
         drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
@@ -132,7 +132,7 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
     )
     if not _is_same_head_otherwise_used(first, kind, wanted) and dict(info.head) != {"kind": "full"}:
         raise ValueError(
-            f"heads[{head.name}].base is {base}, whose head is {dict(info.head)}; a base needs a full head, "
+            f"drafters[{head.name}].base is {base}, whose head is {dict(info.head)}; a base needs a full head, "
             f"whose rows the new head takes over, or the same head up to "
             f"{', '.join(sorted(wanted.inference_options))}, not yet stored in fewer bits"
         )

@@ -79,7 +79,7 @@ def sweep_cases(world: World) -> list[Case]:
 
 def train_cases(world: World, out: Path) -> list[Case]:
     def heads(*entries: str) -> str:
-        return f"heads=[{', '.join('{' + entry + '}' for entry in entries)}]"
+        return f"drafters=[{', '.join('{' + entry + '}' for entry in entries)}]"
 
     def medusa(tree: str = "", options: str = "positions: 2") -> str:
         own = f", tree: {{{tree}}}" if tree else ""
@@ -91,7 +91,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         (out / f"{name}.json").write_text(text)
     return [
         *(one(heads(f"name: {name}, {FULL}"), "name") for name in ("''", "a/b", "/", "x/..")),
-        one(heads(f"name: a, {FULL}", f"name: a, {FULL}"), "heads[].name must be unique"),
+        one(heads(f"name: a, {FULL}", f"name: a, {FULL}"), "drafters[].name must be unique"),
         *(one(heads(f"name: a, draft_head: {{kind: {kind}}}"), "kind") for kind in ("fulll", "3", "[full]", "null", "{a: b}")),
         one(heads("name: a, draft_head: {}"), "kind"),
         *(one(heads(f"name: a, draft_head: {{kind: slimspec, rank: {r}}}"), "rank") for r in (0, -1, 33, 1.5, "x", "null", ".nan")),
@@ -106,7 +106,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         one(heads("name: a, draft_head: {kind: rdk, base: {kind: truncated, size: 8}}"), "ids"),
         one(heads("name: a, draft_head: {kind: rdk, base: 3}"), "base"),
         *(one(heads(f"name: a, base: {b}, {FULL}"), "base") for b in ("nowhere", "''", "~nobody-of-this-name/x", "x" * 300)),
-        one(heads(f"name: a, base: {world.drafters}/medusa, {FULL}"), "heads[a].base", "medusa"),
+        one(heads(f"name: a, base: {world.drafters}/medusa, {FULL}"), "drafters[a].base", "medusa"),
         one(heads(f"name: a, artifacts: nowhere, {FULL}"), "nowhere"),
         one(heads(f"name: a, artifacts: {world.drafters}/full, {FULL}"), "calibration"),
         one(heads("name: a, train_body: true, draft_head: {kind: full}"), "train_body", "base"),

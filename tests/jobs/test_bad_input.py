@@ -69,21 +69,21 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("--config=/no/such/sweep.yaml", "no config file at /no/such/sweep.yaml"),
     ],
     "train": [
-        ("heads=[]", "heads is empty"),
-        ("heads=[{name: ../full, draft_head: {kind: full}}]", "heads[].name must be a plain folder name"),
-        ("heads=[{name: .., draft_head: {kind: full}}]", "heads[].name must be a plain folder name", "'..'"),
-        ("heads=[{name: ., draft_head: {kind: full}}]", "heads[].name must be a plain folder name", "'.'"),
-        (f"heads=[{{name: {'a' * 201}, draft_head: {{kind: full}}}}]", "of at most 200 bytes"),
-        ("heads=[{name: a, draft_head: {kind: fulll}}]", "fulll", "slimspec"),
-        ("heads=[{name: a, draft_head: {kind: slimspec}}]", "heads[a]", "draft_head.rank has no value"),
-        ("heads=[{name: a, draft_head: {kind: slimspec, rank: 0}}]", "draft_head.rank must be in 1.."),
-        ("heads=[{name: a, draft_head: {kind: full, rank: 8}}]", "unknown key 'draft_head.rank'"),
-        ("heads=[{name: a, base: nothing, draft_head: {kind: full}}]", "heads[a].base is 'nothing'", "train it first"),
-        ("heads=[{name: a, drafter: {kind: medusa, heads: 4}, draft_head: {kind: full}}]", "heads[a]", "drafter.heads"),
-        ("heads=[{name: a, drafter: {kind: meduza}, draft_head: {kind: full}}]", "'meduza'", "medusa, hydra"),
-        ("heads=[{name: a, tree: {kind: static}, draft_head: {kind: full}}]", "heads[a]", "use tree.kind slim"),
-        (f"heads=[{{{MEDUSA}, tree: {{kind: static, file: none.json}}}}]", "heads[a]", "no tree in none.json"),
-        (f"heads=[{{{MEDUSA}, tree: {{kind: slim, bigram: {COUNTS}}}}}]", "vocabtrim-2048 holds counts", "rule bigram"),
+        ("drafters=[]", "drafters is empty"),
+        ("drafters=[{name: ../full, draft_head: {kind: full}}]", "drafters[].name must be a plain folder name"),
+        ("drafters=[{name: .., draft_head: {kind: full}}]", "drafters[].name must be a plain folder name", "'..'"),
+        ("drafters=[{name: ., draft_head: {kind: full}}]", "drafters[].name must be a plain folder name", "'.'"),
+        (f"drafters=[{{name: {'a' * 201}, draft_head: {{kind: full}}}}]", "of at most 200 bytes"),
+        ("drafters=[{name: a, draft_head: {kind: fulll}}]", "fulll", "slimspec"),
+        ("drafters=[{name: a, draft_head: {kind: slimspec}}]", "drafters[a]", "draft_head.rank has no value"),
+        ("drafters=[{name: a, draft_head: {kind: slimspec, rank: 0}}]", "draft_head.rank must be in 1.."),
+        ("drafters=[{name: a, draft_head: {kind: full, rank: 8}}]", "unknown key 'draft_head.rank'"),
+        ("drafters=[{name: a, base: nothing, draft_head: {kind: full}}]", "base is 'nothing'", "train it first"),
+        ("drafters=[{name: a, drafter: {kind: medusa, heads: 4}, draft_head: {kind: full}}]", "drafters[a]", "drafter.heads"),  # noqa: E501
+        ("drafters=[{name: a, drafter: {kind: meduza}, draft_head: {kind: full}}]", "'meduza'", "medusa, hydra"),
+        ("drafters=[{name: a, tree: {kind: static}, draft_head: {kind: full}}]", "drafters[a]", "use tree.kind slim"),
+        (f"drafters=[{{{MEDUSA}, tree: {{kind: static, file: none.json}}}}]", "drafters[a]", "no tree in none.json"),
+        (f"drafters=[{{{MEDUSA}, tree: {{kind: slim, bigram: {COUNTS}}}}}]", "holds counts", "rule bigram"),
         ("recipe.num_steps=0", "recipe.num_steps must be at least 1"),
         ("recipe.optimizer=sgd", "recipe.optimizer must be one of", "'sgd'"),
         ("recipe.warmup_steps=99999", "recipe.warmup_steps must be in 0.."),
@@ -220,7 +220,7 @@ DESTINATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (lambda d: d.symlink_to("elsewhere"), "a link is there"),
 }
 TEXT_PROMPTS = "answers: {prompts: training}, held_out: {prompts: held_out}"
-TRAIN = f"{{target: {TARGET}, {TEXT_PROMPTS}, heads: [{{name: full, draft_head: {{kind: full}}}}]}}"
+TRAIN = f"{{target: {TARGET}, {TEXT_PROMPTS}, drafters: [{{name: full, draft_head: {{kind: full}}}}]}}"
 CALIBRATE = (
     f"target: {TARGET}"
     + """

@@ -136,7 +136,7 @@ def test_a_broken_drafter_is_named_and_does_not_stop_the_others(world: World, pl
         jobs: dict[str, list[str]] = {
             "sweep": [f"drafters=[{folder}]", f"baseline={name}"],
             "export": [f"drafters=[{folder}]"],
-            "train": [f"heads=[{{name: a, base: {folder}, {FULL}}}]"],
+            "train": [f"drafters=[{{name: a, base: {folder}, {FULL}}}]"],
         }
         for job, arguments in jobs.items():
             if not (job == "export" and name in ("of_another_target", "taps_outside")):  # which an export does not know
@@ -168,7 +168,7 @@ def test_a_base_of_no_numbers(world: World, place: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
         tensors["fc.weight"][0, 0] = value
         save_file(tensors, folder / "model.safetensors")
-        answer = ask("train", *base("train", world, place), f"heads=[{{name: a, base: {folder}, {FULL}}}]")
+        answer = ask("train", *base("train", world, place), f"drafters=[{{name: a, base: {folder}, {FULL}}}]")
         assert answer.is_refusal, answer
         assert "NaN or Inf" in answer.err
         assert str(folder) in answer.err
@@ -245,12 +245,12 @@ def test_broken_calibrations(world: World, place: Path) -> None:
     tensors = {"ids": torch.arange(8), "counts": torch.zeros(info.vocab_size, dtype=torch.int64)}
     write_artifacts(folder, tensors, description, {})
     entry = "name: a, artifacts: {}, draft_head: {{kind: {}}}"
-    good = ask("train", *base("train", world, place), f"heads=[{{{entry.format(folder, 'truncated, size: 8')}}}]")
+    good = ask("train", *base("train", world, place), f"drafters=[{{{entry.format(folder, 'truncated, size: 8')}}}]")
     assert good.code == 0, good
     cases: list[Case] = [
-        one(f"heads=[{{{entry.format(folder, 'truncated, size: 9')}}}]", "size 9", "got 8"),
-        one(f"heads=[{{{entry.format(folder, 'coral, clusters: 4, top: 1')}}}]", "cluster map"),
-        one(f"heads=[{{{entry.format(folder, 'rdk, base: {kind: truncated, size: 9}')}}}]", "size 9"),
+        one(f"drafters=[{{{entry.format(folder, 'truncated, size: 9')}}}]", "size 9", "got 8"),
+        one(f"drafters=[{{{entry.format(folder, 'coral, clusters: 4, top: 1')}}}]", "cluster map"),
+        one(f"drafters=[{{{entry.format(folder, 'rdk, base: {kind: truncated, size: 9}')}}}]", "size 9"),
     ]
     found = complaints("train", base("train", world, place), cases)
     stored = json.loads((folder / CALIBRATION_JSON).read_text())

@@ -13,7 +13,7 @@ from sglang_ext.drafters.checkpoint import load_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "train" / "drafters.yaml"
-HEADS = "heads=[{name: full, draft_head: {kind: full}}, {name: slim, draft_head: {kind: slimspec, rank: 8}}]"
+HEADS = "drafters=[{name: full, draft_head: {kind: full}}, {name: slim, draft_head: {kind: slimspec, rank: 8}}]"
 
 
 def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
 
 def test_shipped_config_loads_and_its_heads_differ_in_the_head_alone() -> None:
     config = load_config(DrafterTrainConfig, CONFIG)
-    assert [head.name for head in config.heads] == [
+    assert [head.name for head in config.drafters] == [
         "full",
         "slimspec-r72",
         "slimspec-r144",

@@ -61,7 +61,7 @@ def test_interpolations_see_the_defaults() -> None:
 
 def test_a_nested_setting_is_named_where_it_stands() -> None:
     with pytest.raises(ValueError, match=r"held_out\.count must be at least 1, got 0"):
-        load_config(DrafterTrainConfig, None, ["held_out.count=0", "heads=[{name: a, draft_head: {kind: full}}]"])
+        load_config(DrafterTrainConfig, None, ["held_out.count=0", "drafters=[{name: a, draft_head: {kind: full}}]"])
 
 
 def test_what_is_not_given_of_a_nested_config_keeps_its_defaults_there() -> None:

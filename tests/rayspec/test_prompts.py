@@ -112,7 +112,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         work_dir=str(tmp_path),
         answers=replace(CONFIG, max_prompt_tokens=200),
         held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
-        heads=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
     )
     drafter_runs._make_answers(config, target)
     chat = ChatTemplate.of(tokenizer)

@@ -80,7 +80,7 @@ def run_config(folder: Path, **changes: object) -> DrafterTrainConfig:
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=[FULL, SLIM],
+        drafters=[FULL, SLIM],
         recipe=RECIPE,
         evaluation=EvaluationConfig(draft_steps=3, every=4, sequences=2),
         checkpoint_every=2,
@@ -308,11 +308,11 @@ def test_a_drafter_from_before_csra_is_still_recognised(
 
 def test_csra_on_a_frozen_body_is_refused(tmp_path: Path) -> None:
     heads = [FULL, DrafterEntry(name="coral", draft_head=KINDS["coral"], base="full")]
-    run_config(tmp_path, heads=heads)
+    run_config(tmp_path, drafters=heads)
     with pytest.raises(
-        ValueError, match=r"recipe\.csra_weight=0\.1 trains the drafter's body, but heads\[coral\]\.base takes over"
+        ValueError, match=r"recipe\.csra_weight=0\.1 trains the drafter's body, but drafters\[coral\]\.base takes over"
     ):
-        run_config(tmp_path, heads=heads, recipe=replace(RECIPE, csra_weight=0.1))
+        run_config(tmp_path, drafters=heads, recipe=replace(RECIPE, csra_weight=0.1))
 
 
 def test_csra_needs_two_steps_to_align() -> None:

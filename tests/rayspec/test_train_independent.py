@@ -153,7 +153,7 @@ def run_config(folder: Path, *heads: DrafterEntry, **changes: Any) -> DrafterTra
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=list(heads),
+        drafters=list(heads),
         answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=RECIPE,
@@ -243,7 +243,7 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
     assert line.startswith("full {'kind': 'independent', 'hidden_size': 24,")
     # the drafter's own width bounds a head, and not the target's of 32
     wide = replace(FULL, name="wide", draft_head={"kind": "slimspec", "rank": 25})
-    with pytest.raises(ValueError, match=r"heads\[wide\].*24"):
+    with pytest.raises(ValueError, match=r"drafters\[wide\].*24"):
         plan(run_config(trained, wide, target=str(tiny_target_folder)))
 
 
@@ -257,7 +257,7 @@ def test_another_head_on_a_trained_base(trained: Path, tiny_target: FrozenTarget
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"heads\[x\]: unknown key 'drafter.layers'"),
+    "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"drafters\[x\]: unknown key 'drafter.layers'"),
     "type": ({"drafter": {"kind": "independent", "num_layers": 2.5}}, "num_layers must be a whole number, got 2.5"),
     "size": ({"drafter": {"kind": "independent", "num_layers": 0}}, r"drafter.num_layers must be in 1\.\.\d+, got 0"),
     "tree": ({"drafter": {"kind": "independent"}, "tree": {"kind": "static"}}, "leave tree out"),

@@ -130,7 +130,7 @@ def run_config(folder: Path, *heads: DrafterEntry, **changes: Any) -> DrafterTra
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=list(heads),
+        drafters=list(heads),
         answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=RECIPE,
@@ -281,7 +281,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
     "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
-    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"heads\[x\]: unknown key 'drafter.heads'"),
+    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"drafters\[x\]: unknown key 'drafter.heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, r"drafter.positions must be in 1\.\.\d+, got 0"),
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),
     "tree_option": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "static", "node": 3}}, "unknown key 'tree.node'"),
@@ -308,15 +308,15 @@ def test_there_is_no_stock_form(trained: Path) -> None:
 
 
 def test_csra_needs_an_eagle_body() -> None:
-    with pytest.raises(ValueError, match=r"which heads\[medusa\] does not have"):
-        DrafterTrainConfig(heads=[MEDUSA], recipe=Recipe(csra_weight=0.1))
+    with pytest.raises(ValueError, match=r"which drafters\[medusa\] does not have"):
+        DrafterTrainConfig(drafters=[MEDUSA], recipe=Recipe(csra_weight=0.1))
 
 
 def test_from_yaml(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
-        "heads:\n- {name: m, draft_head: {kind: full}, drafter: {kind: medusa}, tree: {kind: static, nodes: 8}}\n"
+        "drafters:\n- {name: m, draft_head: {kind: full}, drafter: {kind: medusa}, tree: {kind: static, nodes: 8}}\n"
     )
-    head = load_config(DrafterTrainConfig, str(tmp_path / "c.yaml"), []).heads[0]
+    head = load_config(DrafterTrainConfig, str(tmp_path / "c.yaml"), []).drafters[0]
     assert head.asked() == {
         "drafter": {"kind": "medusa", "positions": 4, "shared_head": False},
         "tree": {"kind": "static", "nodes": 8, "topk": 10, "sequences": 64, "file": None},

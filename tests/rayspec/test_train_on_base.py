@@ -42,7 +42,7 @@ def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) 
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
         recipe=Recipe(num_steps=4, batch_size=3, warmup_steps=1, ttt_steps=2, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
         log_every=1,
@@ -104,11 +104,11 @@ def test_fewer_bits_are_a_knob(family: Family, tiny_target: FrozenTarget) -> Non
 
 
 def test_a_base_with_other_tensors_is_refused(family: Family, tiny_target: FrozenTarget) -> None:
-    with pytest.raises(ValueError, match=r"heads\[other\].base is .*routed.*the same head up to group_size, size,"):
+    with pytest.raises(ValueError, match=r"drafters\[other\].base is .*routed.*the same head up to group_size, size,"):
         make(family, tiny_target, "other", "routed", {**SPECVOCAB, "rank": 5})
     with pytest.raises(ValueError, match="a base needs a full head"):
         make(family, tiny_target, "other", "routed", {"kind": "slimspec", "rank": 4})
-    with pytest.raises(ValueError, match=r"heads\[other\].base is .nobody.: not under"):
+    with pytest.raises(ValueError, match=r"drafters\[other\].base is .nobody.: not under"):
         make(family, tiny_target, "other", "nobody", SPECVOCAB)
 
 

@@ -70,7 +70,7 @@ def family(
         target=str(tiny_target_folder),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        heads=[FULL, slim],
+        drafters=[FULL, slim],
         answers=AnswersConfig(prompts="training", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         held_out=AnswersConfig(prompts="held_out", min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14),
         recipe=Recipe(num_steps=2, batch_size=2, warmup_steps=1, ttt_steps=2, bfloat16=False),
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "eagle3", "positions": 3}},
         "unknown key 'drafter.positions'; known under drafter: none",
     ),
-    "bigram": ({"tree": {"kind": "slim"}}, r"heads\[x\]: tree.*name the calibration of the pairs"),
+    "bigram": ({"tree": {"kind": "slim"}}, r"drafters\[x\]: tree.*name the calibration of the pairs"),
     "hypotheses": ({"tree": {"kind": "slim", "correlation": False, "hypotheses": 0}}, "hypotheses must be at least 1"),
 }
 
@@ -160,14 +160,14 @@ def test_a_calibration_without_pairs_is_refused_before_anything_is_made(
     tensors = {"ids": torch.arange(9), "counts": torch.ones(info.vocab_size, dtype=torch.int64)}
     write_artifacts(tmp_path / "ids", tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "frspec"}}, {})
     wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(tmp_path / "ids")})
-    with pytest.raises(ValueError, match=r"heads\[x\]: .*but no pairs"):
-        plan(replace(family[0], heads=[wrong]))
+    with pytest.raises(ValueError, match=r"drafters\[x\]: .*but no pairs"):
+        plan(replace(family[0], drafters=[wrong]))
 
 
 def test_from_yaml() -> None:
     config = load_config(DrafterTrainConfig, str(Path(__file__).parents[2] / "configs/train/slim_trees.yaml"), [])
-    assert [head.drafter_kind for head in config.heads] == ["eagle3"] * 3
-    found = [head.asked()["tree"] for head in config.heads]
+    assert [head.drafter_kind for head in config.drafters] == ["eagle3"] * 3
+    found = [head.asked()["tree"] for head in config.drafters]
     assert [(tree["kind"], tree["bigram"], tree["hypotheses"]) for tree in found] == [
         ("slim", "bigram", count) for count in (1, 20, 40)
     ]
