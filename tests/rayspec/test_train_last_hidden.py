@@ -279,7 +279,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "medusa"}, "tree": {"kind": "slim", "bigram": "b", "unseen": "two"}},
         "unseen must be one of zero, one, smoothed",
     ),
-    "slim_hydra": ({"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}}, "a hydra drafter reads"),
+    "slim_hydra": (
+        {"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}},
+        "of kind hydra, which reads the path",
+    ),
     "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
     "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"drafters\[x\]: unknown key 'drafter.heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, r"drafter.positions must be in 1\.\.\d+, got 0"),
@@ -291,7 +294,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "specformer"}, "tree": {"kind": "static"}},
         "served as a chain; leave tree",
     ),
-    "eagle_options": ({"drafter": {"kind": "eagle3", "positions": 2}}, "leave positions out"),
+    "eagle_options": (
+        {"drafter": {"kind": "eagle3", "positions": 2}},
+        "unknown key 'drafter.positions'; known under drafter: none",
+    ),
 }
 
 
@@ -308,7 +314,7 @@ def test_there_is_no_stock_form(trained: Path) -> None:
 
 
 def test_csra_needs_an_eagle_body() -> None:
-    with pytest.raises(ValueError, match=r"which drafters\[medusa\] does not have"):
+    with pytest.raises(ValueError, match=r"which drafters\[medusa\] has not"):
         DrafterTrainConfig(drafters=[MEDUSA], recipe=Recipe(csra_weight=0.1))
 
 
