@@ -63,7 +63,7 @@ def _of_the_fastest(results: "Sequence[TrialResult]") -> "list[TrialResult]":
     """The trials of the heads with the highest throughput in any trial, and of plain decoding."""
     best: dict[str, float] = {}
     for r in results:
-        if r.trial.drafter is not None:
+        if r.trial.candidate is not None:
             best[r.trial.label] = max(best.get(r.trial.label, 0.0), r.metrics.get("output_tokens_per_s", 0.0))
     kept = set(sorted(best, key=lambda head: -best[head])[:MAX_HEADS])
-    return [r for r in results if r.trial.drafter is None or r.trial.label in kept]
+    return [r for r in results if r.trial.candidate is None or r.trial.label in kept]

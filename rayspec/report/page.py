@@ -70,7 +70,7 @@ def chosen_category_speedups(sweep: StoredSweep) -> tuple[dict[str, dict[str, In
     speedups: dict[str, dict[str, Interval]] = {}
     counts: dict[str, int] = {}
     for choice in choices(sweep.results):
-        plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
+        plain = Trial(candidate=None, traffic=choice.traffic)
         if choice.best is not None and plain in measured:
             base = sweep.requests(plain)
             speedups[choice.best.trial.name] = category_speedups(sweep.requests(choice.best.trial), base)
@@ -193,7 +193,7 @@ def _serve(sweep: StoredSweep) -> str:
     if not made:
         return ""
     if not paying:
-        plain = Trial(drafter=None, draft_steps=0, traffic=made[0].traffic)
+        plain = Trial(candidate=None, traffic=made[0].traffic)
         return f"## Serve it\n\nWithout speculation:\n\n```\n{serve_command(sweep, plain)}\n```"
     commands = [f"`{name}`:\n\n```\n{serve_command(sweep, trial)}\n```" for name, trial in paying.items()]
     return "\n\n".join(["## Serve it", *commands])

@@ -63,7 +63,7 @@ class OptunaCohorts(Searcher):
 
 
 def _point(cohort: Cohort, baseline: str) -> dict[str, Any]:
-    heads = [d.label for d in cohort.drafters]
+    heads = [c.label for c in cohort.candidates]
     return {"drafter": next((h for h in heads if h != baseline), baseline), "draft_steps": cohort.draft_steps}
 
 

@@ -118,8 +118,8 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
     more = []
     for n in range(8):
         for r in (r for r in results if r.trial.label == "slimspec-r64"):
-            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+            candidate = dataclasses.replace(r.trial.candidate, label=f"head-{n}") if r.trial.candidate else None
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
     write_figures([*results, *more], tmp_path)
     for name in ("pareto", "prediction"):
         assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
@@ -131,11 +131,13 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
 def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
     more = []
     for nodes in (8, 16, 32):
-        for r in (r for r in results if r.trial.label == "slimspec-r64" and r.trial.drafter):
+        for r in (r for r in results if r.trial.label == "slimspec-r64" and r.trial.candidate):
             shape = DraftShape(topk=8, num_draft_tokens=nodes)
-            drafter = dataclasses.replace(r.trial.drafter, label=f"slimspec-r64@8x{nodes}", shape=shape)
+            candidate = dataclasses.replace(r.trial.candidate, label=f"slimspec-r64@8x{nodes}", shape=shape)
             metrics = {**r.metrics, "gflops_per_token": 0.1 * nodes}
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+            more.append(
+                dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate), metrics=metrics)
+            )
     files = write_figures([*results, *more], tmp_path)
     assert {"speedup_by_budget", "work"} <= {f.stem for f in files} <= set(CAPTIONS)
     text = svg_text(tmp_path / "speedup_by_budget.svg")
@@ -146,9 +148,9 @@ def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialRes
 
 def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResult]) -> None:
     medusa = []
-    for r in (r for r in results if r.trial.drafter):
-        drafter = dataclasses.replace(r.trial.drafter, label="m", algorithm="BPD")
-        medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+    for r in (r for r in results if r.trial.candidate):
+        candidate = dataclasses.replace(r.trial.candidate, label="m", algorithm="BPD")
+        medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
     assert set(Heads.of(results).kinds) == {"full", "slimspec"}
     assert set(Heads.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
 
@@ -157,9 +159,11 @@ def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], 
     more = []
     for n in range(50):
         for r in (r for r in results if r.trial.label == "slimspec-r64"):
-            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
+            candidate = dataclasses.replace(r.trial.candidate, label=f"head-{n}") if r.trial.candidate else None
             metrics = {**r.metrics, "output_tokens_per_s": 1000.0 + n}
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+            more.append(
+                dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate), metrics=metrics)
+            )
     write_figures([*results, *more], tmp_path)
     text = svg_text(tmp_path / "speedup.svg")
     assert "head-49" in text
