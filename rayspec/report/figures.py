@@ -16,6 +16,7 @@ from rayspec.report.head_figures import (
     shortlist_figure,
     tradeoff_figure,
 )
+from rayspec.report.option_figures import option_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 from rayspec.report.style import Heads, attempt, save_figures
 
@@ -31,6 +32,7 @@ FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {
     "work": work_figure,
     "head_tradeoff": tradeoff_figure,
     "tau_by_shortlist": shortlist_figure,
+    "by_option": option_figure,
     "prediction": prediction_figure,
     "acceptance": acceptance_figure,
 }

@@ -35,6 +35,8 @@ CAPTIONS = {
     "head is beaten in both.",
     "tau_by_shortlist": "tau kept (rho) against the tokens that the head scored for a row, in the mean over rows and "
     "draft positions. Truncations and routed heads compare at equal mean size.",
+    "by_option": "tau and speed-up over plain decoding, with 95% intervals, against an option of the head, along heads "
+    "that differ in nothing else; dotted is the baseline.",
     "prediction": "Measured speed-up over the baseline against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",
@@ -100,7 +102,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         *show("speedup_by_category"),
         "## Why: the head's trade-off",
         _prediction(r),
-        *show("head_tradeoff", "prediction"),
+        *show("head_tradeoff", "by_option", "prediction"),
         "## Acceptance",
         *show("acceptance", "tau_by_category", "work"),
         "## All trials",

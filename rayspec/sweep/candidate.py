@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from rayspec.sweep.shape import CHAIN, DraftShape, split_shape
 from sglang_ext.adapter.algorithms import swap_group
+from sglang_ext.drafters import DEFAULT
 
 Option = int | float | str | bool | tuple[int, ...]
 
@@ -74,6 +75,7 @@ class Candidate:
     head: Head = field(default=Head(kind="unknown"))
     draft_steps: int
     shape: DraftShape = CHAIN
+    family: str = DEFAULT  # of the drafter
     algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
     base: str | None = None
     calibration: str | None = None
@@ -88,8 +90,8 @@ class Candidate:
     @property
     def worker(self) -> str:
         """What an engine is started for, but for draft steps and body."""
-        family = swap_group(self.algorithm)
-        return family if self.shape.topk == 1 else f"{family}-{self.shape.label}"
+        group = swap_group(self.algorithm)
+        return group if self.shape.topk == 1 else f"{group}-{self.shape.label}"
 
     @property
     def engine(self) -> tuple[str, object, int]:
@@ -104,16 +106,16 @@ class Candidate:
     @property
     def series(self) -> str:
         """What the candidate is apart from its numbers: those of one series differ in numbers alone."""
-        family = "" if self.algorithm == "EAGLE3" else f"{self.algorithm} "
+        drafter = "" if self.algorithm == "EAGLE3" else f"{self.algorithm} "
         words = "".join(f", {text_of(v)}" for v in self.head.words.values())
         source = f" by {self.calibration}" if self.calibration else ""
         base = f" on {self.base}" if self.base else ""
         shape = "" if self.shape.topk == 1 else f" @{self.shape.label}"
-        return f"{family}{self.head.kind}{words}{source}{base}{shape}"
+        return f"{drafter}{self.head.kind}{words}{source}{base}{shape}"
 
     def params(self) -> dict[str, object]:
         """MLflow's parameters; inverse of `from_params`, but for what only an engine needs."""
-        origin = {"origin.drafter": self.base, "origin.calibration": self.calibration}
+        origin = {"drafter": self.base, "calibration": self.calibration, "family": self.family}
         return {
             "speculative_algorithm": self.algorithm,
             "draft_steps": self.draft_steps,
@@ -122,13 +124,14 @@ class Candidate:
             "speculative_num_draft_tokens": self.num_draft_tokens,
             "head.kind": self.head.kind,
             **{f"head.{name}": text_of(value) for name, value in self.head.options.items()},
-            **{name: value for name, value in origin.items() if value is not None},
+            **{f"origin.{name}": value for name, value in origin.items() if value is not None},
         }
 
     @classmethod
     def from_params(cls, label: str, params: Mapping[str, str]) -> Self:
         """Of a run. Sweeps had no algorithms but EAGLE3, and one shape for all, before each trial named its own."""
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
+        algorithm = params.get("speculative_algorithm", "EAGLE3")
         topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))
         nodes = params.get("speculative_num_draft_tokens", params.get("sweep.num_draft_tokens"))
         return cls(
@@ -137,7 +140,8 @@ class Candidate:
             head=Head.of({"kind": own.pop("kind", "unknown")} | {name: option_of(text) for name, text in own.items()}),
             draft_steps=int(params["draft_steps"]),
             shape=CHAIN if topk == 1 else DraftShape(topk=topk, num_draft_tokens=int(str(nodes))),
-            algorithm=params.get("speculative_algorithm", "EAGLE3"),
+            family=params.get("origin.family", algorithm.lower()),
+            algorithm=algorithm,
             base=params.get("origin.drafter"),
             calibration=params.get("origin.calibration"),
         )

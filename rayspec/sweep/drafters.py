@@ -44,6 +44,7 @@ def candidate_of(info: CheckpointInfo, label: str, shape: DraftShape, algorithm:
         head=Head.of({"kind": kind.kind, **options.options()}),
         draft_steps=0,
         shape=shape,
+        family=info.kind,
         algorithm=algorithm,
         base=base.get("drafter"),
         calibration=calibration.get("name"),

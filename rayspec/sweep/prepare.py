@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.config import EngineConfig, SweepConfig
 from rayspec.sweep.drafters import inspect_drafter
+from rayspec.sweep.head_plan import plan_heads
 from rayspec.sweep.lengths import fitting
+from rayspec.sweep.made_heads import MadeHead, make_heads
 from rayspec.sweep.plan import Plan, describe, make_plan
 from rayspec.target import TargetModel, read_target
 from rayspec.workloads import Conversation, load_workload
@@ -20,11 +22,14 @@ class Prepared:
     prompts: tuple[Conversation, ...]
     target: str
     plan: Plan
+    heads: tuple[MadeHead, ...] = ()  # to make before it runs
     dropped: int = 0  # prompts that no engine could take
 
     def describe(self) -> str:
         turns = sum(len(p.turns) for p in self.prompts)
         lines = [describe(self.plan, self.config, len(self.prompts), turns)]
+        if self.heads:
+            lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
             lines.append(f"{self.dropped} prompts are too long and left out.")
         largest = max(last - first for first, last in self.plan.spans)
@@ -36,12 +41,18 @@ class Prepared:
             )
         return "\n".join(lines)
 
+    def make_heads(self) -> None:
+        """Those of `heads` that are not there yet. Raises ValueError and OSError."""
+        make_heads(self.heads, self.config, self.target)
+
 
 def prepare(config: SweepConfig) -> Prepared:
     """Resolve names and make the plan. Raises ValueError."""
     asked = load_workload(config.workload, config.seed)
     target = _read_target(config)
     candidates = [c for entry in config.drafters for c in inspect_drafter(entry, config, target)]
+    heads = plan_heads(config, target.path)
+    candidates += [c for head in heads for c in head.candidates(config, target)]
     prompts = fitting(asked, config, target, candidates)
     if all(c.problem for c in candidates):
         causes = {c.label: c.problem for c in candidates}
@@ -58,6 +69,7 @@ def prepare(config: SweepConfig) -> Prepared:
         prompts=prompts,
         target=target.path,
         plan=plan,
+        heads=tuple(heads),
         dropped=len(asked) - len(prompts),
     )
 

@@ -114,10 +114,16 @@ def _read(client: MlflowClient, parent: Run) -> StoredSweep:
     if not any("sweep.baseline" in child.data.params for child in children):
         raise TrackingError(f"sweep {parent.info.run_name} ({parent.info.run_id}) holds no trial that can be read")
     results = [_result(child) for child in children]
-    order = {d: i for i, d in enumerate(_names(parent.data.params.get("sweep.drafters", "")))}
-    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.label, -1)))
+    order = {d: i for i, d in enumerate([PLAIN, *_names(parent.data.params.get("sweep.drafters", ""))])}
+    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.label, len(order)), *_made(r)))
     run_ids = {_trial(child): child.info.run_id for child in children}
     return StoredSweep(client=client, parent=parent, results=tuple(results), run_ids=run_ids)
+
+
+def _made(result: TrialResult) -> tuple[str, list[float]]:
+    """Where a head belongs that the sweep has made: beside those of its series, by its numbers."""
+    candidate = result.trial.candidate
+    return (candidate.series, list(candidate.head.numbers.values())) if candidate else ("", [])
 
 
 def _names(drafters: str) -> list[str]:
