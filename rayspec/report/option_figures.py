@@ -22,7 +22,7 @@ WIDE_RANGE = 4  # largest over smallest value, from which on the axis is logarit
 COLUMNS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """Heads of one series and of as many draft steps, all other numbers equal, in the order of the option."""
 
@@ -110,7 +110,7 @@ def _draw_tau(
         own = [r for r in line.results if r.trial.traffic == traffic]
         axis.plot([_value(r, option) for r in own], [r.metrics["tau"] for r in own], linewidth=1.5, **look[line])
         for base in _baselines(results, line, traffic):
-            axis.axhline(base.metrics["tau"], color="0.4", linestyle=":", linewidth=1.2)
+            _draw_baseline(axis, line, option, base.metrics["tau"], look)
     axis.set_ylabel("tau (tokens per verify step)")
 
 
@@ -130,11 +130,19 @@ def _draw_speedup(
         low, high = zip(*(bounds(i) for _, i in own), strict=True)
         axis.plot(values, [i.value for _, i in own], linewidth=1.5, **look[line])
         axis.fill_between(values, low, high, color=look[line]["color"], alpha=0.12, linewidth=0)
+        for edge in (low, high):  # where bands lie on each other
+            axis.plot(values, edge, color=look[line]["color"], linewidth=0.7, alpha=0.5)
         for base in _baselines(results, line, traffic):
             if (interval := base.speedup("plain")) is not None:
-                axis.axhline(interval.value, color="0.4", linestyle=":", linewidth=1.2)
+                _draw_baseline(axis, line, option, interval.value, look)
     axis.axhline(1, color="black", linestyle="--", linewidth=1)
     axis.set_ylabel("over plain decoding (95% CI)")
+
+
+def _draw_baseline(axis: Axes, line: Line, option: str, y: float, look: Mapping[Line, Mapping[str, Any]]) -> None:
+    """Over the values of the line, with its marker of the draft steps."""
+    ends = [_value(line.results[i], option) for i in (0, -1)]
+    axis.plot(ends, [y, y], **{**look[line], "color": "0.4"}, markersize=4, linestyle=":", linewidth=1.2)
 
 
 def _baselines(results: "Sequence[TrialResult]", line: Line, traffic: Traffic) -> "list[TrialResult]":

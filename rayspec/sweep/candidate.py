@@ -66,8 +66,8 @@ def option_of(text: str) -> Any:
 class Candidate:
     """A drafter's folder with its head, the shape of its draft and how many steps it has.
 
-    `base` and `calibration` name what the head was made of, where it was not trained with its drafter. `problem` is why
-    it cannot be measured: its trials fail, the others do not.
+    `base` and `calibration` name what the head was made of, where it was not trained with its drafter; `is_made`: by a
+    sweep, without training. `problem` is why it cannot be measured: its trials fail, the others do not.
     """
 
     label: str  # of the drafter, and of its shape where that is its own
@@ -79,6 +79,7 @@ class Candidate:
     algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
     base: str | None = None
     calibration: str | None = None
+    is_made: bool = False
     body: object = field(default=None, hash=False)  # `fixed_body`: what only a new engine changes
     problem: str | None = None
 
@@ -109,13 +110,14 @@ class Candidate:
         drafter = "" if self.algorithm == "EAGLE3" else f"{self.algorithm} "
         words = "".join(f", {text_of(v)}" for v in self.head.words.values())
         source = f" by {self.calibration}" if self.calibration else ""
-        base = f" on {self.base}" if self.base else ""
+        base = f"{' made' if self.is_made else ''} on {self.base}" if self.base else ""
         shape = "" if self.shape.topk == 1 else f" @{self.shape.label}"
         return f"{drafter}{self.head.kind}{words}{source}{base}{shape}"
 
     def params(self) -> dict[str, object]:
         """MLflow's parameters; inverse of `from_params`, but for what only an engine needs."""
         origin = {"drafter": self.base, "calibration": self.calibration, "family": self.family}
+        origin |= {"made_by": "sweep"} if self.is_made else {}
         return {
             "speculative_algorithm": self.algorithm,
             "draft_steps": self.draft_steps,
@@ -144,4 +146,5 @@ class Candidate:
             algorithm=algorithm,
             base=params.get("origin.drafter"),
             calibration=params.get("origin.calibration"),
+            is_made="origin.made_by" in params,
         )

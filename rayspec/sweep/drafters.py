@@ -48,6 +48,7 @@ def candidate_of(info: CheckpointInfo, label: str, shape: DraftShape, algorithm:
         algorithm=algorithm,
         base=base.get("drafter"),
         calibration=calibration.get("name"),
+        is_made="made" in info.provenance,
         body=fixed_body(info),
     )
 

@@ -48,7 +48,7 @@ class HeadPlanner:
     def answers(self) -> tuple[Path, str] | None:
         """The folder of this target's own, and their fingerprint, where rayspec train has made them."""
         folder = home() / "training" / target_name(self.config.target) / "answers"
-        if not any(folder.glob("answers-*.safetensors")):
+        if not Path(self.target_folder).is_dir() or not any(folder.glob("answers-*.safetensors")):
             return None
         made_by = read_index(folder, "make the answers again with rayspec train")["target_sha256"]
         return (folder, read_answers(folder).sha256) if made_by == target_sha256(self.target_folder) else None

@@ -75,14 +75,20 @@ class MadeHead:
 
 def make_heads(heads: Sequence[MadeHead], config: SweepConfig, target_folder: str) -> None:
     """Write the drafters that are not there, each whole or not at all. Raises ValueError and OSError."""
+    missing = [head for head in heads if not head.is_made]
+    if not missing:
+        return
+    target = FrozenTarget.without_weights(target_folder)
     met: dict[Path, Mapping[str, Tensor]] = {}  # by base: each takes seconds to minutes
-    for head in heads:
-        if head.is_made:
-            continue
+    for head in missing:
         print(f"making {head.label}", flush=True)
         if head.answers is not None and head.base not in met:
             met[head.base] = _moments(head.base, head.answers, target_folder)
-        _make(head, met.get(head.base, {}) if head.answers else {}, config, target_folder)
+        try:
+            _make(head, met[head.base] if head.answers else {}, target, target_name(config.target))
+        except OSError:
+            if not head.is_made:  # by another sweep, meanwhile
+                raise
 
 
 def _moments(base: Path, folder: Path, target_folder: str) -> Mapping[str, Tensor]:
@@ -93,13 +99,12 @@ def _moments(base: Path, folder: Path, target_folder: str) -> Mapping[str, Tenso
     return head_moments(FrozenTarget.load(target_folder), answers, drafter, steps)
 
 
-def _make(head: MadeHead, met: Mapping[str, Tensor], config: SweepConfig, target_folder: str) -> None:
-    target, body = FrozenTarget.without_weights(target_folder), head.info.body
+def _make(head: MadeHead, met: Mapping[str, Tensor], target: FrozenTarget, name: str) -> None:
     entry = DrafterEntry(
         name=head.label,
         base=str(head.base),
         draft_head=dict(head.info.head),
-        drafter={"kind": head.info.kind, **body.options()},
+        drafter={"kind": head.info.kind, **head.info.body.options()},
     )
     artifacts = load_artifacts(head.artifacts)[0] if head.artifacts else {}
     origin = Origin({**artifacts, **met}, head.base)
@@ -110,7 +115,7 @@ def _make(head: MadeHead, met: Mapping[str, Tensor], config: SweepConfig, target
     save_drafter(
         head.info.path,
         drafter,
-        target.info(target_name(config.target), drafter.config.tap_layers),
+        target.info(name, drafter.config.tap_layers),
         {**head.info.provenance, "commit": git_state()[0]},
         share_with=head.base,
     )

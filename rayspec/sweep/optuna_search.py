@@ -67,19 +67,20 @@ class SearchSpace:
     """The series of a candidate's head, its numbers, and the draft steps.
 
     A number's dimension is the place of its value among those that the series has: ordered, so that ranks of 32 and 128
-    say something of 64, and without values that no candidate has. Where numbers do not tell the candidates of a series
-    apart, each drafter is a series of its own.
+    say something of 64, and without values that no candidate has. Where a series' candidates have not all the same
+    numbers, or are not told apart by them, each drafter is a series of its own.
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         heads = {c.label: (c.series, tuple(sorted(c.head.numbers.items()))) for c in candidates}
-        shared = Counter(heads.values())
-        twice = {series for (series, numbers), count in shared.items() if count > 1}
-        self._series = {label: label if series in twice else series for label, (series, _) in heads.items()}
+        twice = {series for (series, _), count in Counter(heads.values()).items() if count > 1}
+        named = {(series, tuple(name for name, _ in numbers)) for series, numbers in heads.values()}
+        uneven = {series for series, count in Counter(series for series, _ in named).items() if count > 1}
+        self._series = {label: label if series in twice | uneven else series for label, (series, _) in heads.items()}
         self._values: dict[str, dict[str, list[float]]] = {}  # of each series, by the name of a number
         for series in dict.fromkeys(self._series.values()):
             own = [c.head.numbers for c in candidates if self._series[c.label] == series]
-            values = {name: sorted({n[name] for n in own if name in n}) for n in own for name in n}
+            values = {name: sorted({numbers[name] for numbers in own}) for name in own[0]}
             self._values[series] = {name: found for name, found in values.items() if len(found) > 1}
         self._steps = sorted({c.draft_steps for c in candidates})
 

@@ -10,17 +10,19 @@ from synthetic import SyntheticSweep
 from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
 from rayspec.report.head_figures import unbeaten
+from rayspec.report.option_figures import option_lines
 from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
 from rayspec.report.style import Heads, panels, plt
 from rayspec.report.table import summary
+from rayspec.sweep.candidate import Head
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import DraftShape
 from rayspec.tables import render_table
 
-NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category"}
+NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category", "by_option"}
 
 
 def svg_text(file: Path) -> str:
@@ -246,3 +248,25 @@ def failed(result: TrialResult, cause: str) -> TrialResult:
 def test_failed_trials_are_listed_with_their_cause(results: list[TrialResult]) -> None:
     text = summary([*results[:-1], failed(results[-1], "missing fc.weight")])
     assert f"{results[-1].trial.name} FAILED: missing fc.weight" in text
+
+
+def test_options_are_lines_where_heads_differ_in_them_alone(results: list[TrialResult], tmp_path: Path) -> None:
+    """Three ranks are one; two values of another option and a head of another making are none, and are not mixed in."""
+    more = []
+    for r in (r for r in results if r.trial.candidate and r.trial.candidate.head.kind == "slimspec"):
+        assert r.trial.candidate is not None
+        rank = r.trial.candidate.head.numbers["rank"]
+        for base, options in (("full", {"rank": rank}), (None, {"rank": rank, "other": 7 if rank == 32 else 8})):
+            head = Head(kind="slimspec", options=options)
+            candidate = dataclasses.replace(r.trial.candidate, label=f"{base}-{rank}", head=head, base=base)
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
+    lines = option_lines([r for r in [*results, *more] if r.trial.candidate])
+    assert {key: [(line.name, line.draft_steps) for line in own] for key, own in lines.items()} == {
+        ("slimspec", "rank"): [("slimspec", 2), ("slimspec on full", 2), ("slimspec", 4), ("slimspec on full", 4)]
+    }
+    write_figures([*results, *more], tmp_path)
+    text = svg_text(tmp_path / "by_option.svg")
+    for shown in ("slimspec: tau, 1 stream", "slimspec: speed-up, 4 streams", "rank", "slimspec on full", "128"):
+        assert shown in text
+    two = [r for r in results if r.trial.label != "slimspec-r32"]
+    assert "by_option" not in {f.stem for f in write_figures(two, tmp_path / "two")}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fixture_models import CALIBRATIONS, DRAFTERS, HIDDEN, PROMPTS, TARGET, drafter_folder
+from answerers import answer_in_process
+from fixture_models import CALIBRATIONS, DRAFTERS, HIDDEN, PROMPTS, TARGET, drafter_folder, prompt_texts
 from safetensors.torch import load_file
 
 from rayspec.artifacts import load_artifacts
@@ -17,6 +18,9 @@ from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.head_values import combinations, label
 from rayspec.sweep.made_heads import MadeHead
 from rayspec.sweep.prepare import Prepared, prepare
+from rayspec.training.answers import AnswersConfig, read_answers
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.moments import head_moments
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 
@@ -116,7 +120,7 @@ def test_fewer_bits_of_the_full_head_and_of_a_trained_one() -> None:
     want = full.target_logits(hidden_TH)
     for head, most in zip(heads[:2], (0.02, 0.2), strict=True):
         got = load_drafter(head.info.path)[0].lm_head.at(0).target_logits(hidden_TH)
-        assert 0 < float((got - want).norm() / want.norm()) < most
+        assert 0 < float(((got - want).norm() / want.norm()).detach()) < most
     slim = load_drafter(heads[2].info.path)[1].head
     assert (slim["rank"], slim["weight_format"]) == (32, "int8"), "what is not said is the trained head's"
 
@@ -185,6 +189,45 @@ def test_a_sweep_of_made_heads_goes_on_though_somebody_has_deleted_them(home: Pa
     later = prepare(folder.config())
     later.make_heads()
     folder.check(later)  # the same weights again
+
+
+def answered(home: Path) -> None:
+    """Answers of the target where rayspec train leaves them."""
+    target = FrozenTarget.load(TARGET, torch.float32)
+    config = AnswersConfig(count=8, answer_tokens=24, greedy_share=1.0, batch_size=8)
+    prompts = [target.tokenizer(text)["input_ids"][:24] for text in prompt_texts(8)]
+    answer_in_process(home / "training" / TARGET.name / "answers", target, config, prompts)
+
+
+def test_with_the_targets_own_answers_factors_are_weighted_by_what_the_base_meets_on_them(home: Path) -> None:
+    entry = {"kind": "slimspec", "rank": 16}
+    (plain,) = made(entry)
+    answered(home)
+    assert f"weighted by what it meets on {home}/training/target/answers" in prepared(entry).describe()
+    (weighted,) = made(entry)
+    assert weighted.info.path != plain.info.path
+    base = load_drafter(FULL)[0]
+    answers = read_answers(home / "training" / "target" / "answers")
+    target = FrozenTarget.load(TARGET)
+    moment_HH = head_moments(target, answers, base, 4)["hidden_moment"]
+    want = base.lm_head.at(0).get_parameter("weight").detach()
+
+    def error(head: MadeHead) -> float:
+        matrix, _ = load_drafter(head.info.path)[0].lm_head.at(0).as_matrix() or pytest.fail("it has one")
+        rest = matrix - want
+        return float((rest @ moment_HH * rest).sum())  # over the states that are met, of all logits
+
+    assert error(weighted) < 0.8 * error(plain)
+    spec = {"kind": "rdk", "base": {"kind": "truncated", "size": 64}, "affinity": "counted", "artifacts": VOCABTRIM}
+    (counted,) = made(spec)
+    assert load_drafter(counted.info.path)[1].head["affinity"] == "counted"
+
+
+def test_answers_of_another_target_weigh_nothing(home: Path) -> None:
+    answered(home)
+    index = home / "training" / "target" / "answers" / "answers.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "target_sha256": "0" * 64}))
+    assert "weighted" not in prepared({"kind": "slimspec", "rank": 16}).describe()
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
