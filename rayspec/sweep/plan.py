@@ -132,6 +132,7 @@ def make_plan(config: SweepConfig, num_prompts: int, candidates: Sequence[Candid
     """
     traffic = config.traffic()
     ordered = [c for s in config.draft_steps for c in candidates if c.draft_steps == s]
+    place = {c: i for i, c in enumerate(ordered)}
     plain = tuple(Trial(candidate=None, traffic=t) for t in traffic)
     trials = [
         Trial(candidate=c, traffic=t)
@@ -149,7 +150,8 @@ def make_plan(config: SweepConfig, num_prompts: int, candidates: Sequence[Candid
     for (worker, body, steps), members in engines.items():
         prefix = f"s{steps}" if len(names) == 1 else f"s{steps}-{names[worker, body]}"
         for name, group in _groups(config, prefix, members):
-            own = tuple(t for t in trials if t.candidate in group)
+            in_order = sorted(group, key=place.__getitem__)
+            own = (Trial(candidate=c, traffic=t) for t in traffic for c in in_order)
             cohorts.append(Cohort(name=name, number=len(cohorts), trials=(*plain, *own)))
     return Plan(
         trials=(*plain, *trials),
