@@ -35,7 +35,7 @@ def option_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """A row for each option of a kind of head that was measured at three values or more: tau under the lightest traffic
     (which it does not depend on), and the speed-up over plain decoding with its 95% interval, a panel a traffic. A
     dotted line is the baseline."""
-    drafted = [r for r in results if r.trial.candidate is not None and "tau" in r.metrics]
+    drafted = [r for r in results if r.trial.candidate is not None and "tau" in r.metrics and r.speedup("plain")]
     rows = option_lines(drafted)
     if not rows:
         return None

@@ -1,11 +1,13 @@
 """Optuna chooses the next candidate by the speed-ups of those that were measured; no candidate twice."""
 
 import random
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
@@ -26,7 +28,9 @@ class OptunaCohorts(Searcher):
     def __init__(self, cohorts: Sequence[Cohort], begun: Sequence[str], baseline: str, seed: int, metric: str) -> None:
         super().__init__(metric=metric, mode="max")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # `group`, which models the numbers of each series
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         candidates = {c.name: _candidate(c, baseline) for c in cohorts}
         self._space = SearchSpace(list(candidates.values()))

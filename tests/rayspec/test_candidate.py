@@ -145,4 +145,4 @@ def test_the_search_learns_along_the_rank() -> None:
     """After its first ten, which TPE draws at random, it asks for larger ranks than those of what is left."""
     found = [list(searched(seed)) for seed in range(4)]
     early, late = (fmean(p for one in found for p in part(one)) for part in (lambda x: x[:10], lambda x: x[10:]))
-    assert late > early + 2  # places of 0..13; of those left the mean is below that of all
+    assert late > early + 1  # places of 0..13, of which the best are taken first
