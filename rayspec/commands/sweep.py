@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
         if options.resume is not None:
             folder = find_resumable(prepared_home(), options.resume or None)
             prepared = prepare(folder.config())
+            prepared.make_heads()
             folder.check(prepared)
             print(f"resuming {folder.id}")
         else:
@@ -58,6 +59,7 @@ def main(arguments: list[str]) -> int:
         if options.resume is None:
             home = prepared_home()
             connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
+            prepared.make_heads()
             folder = SweepFolder.create(home, prepared, shlex.join(["rayspec", "sweep", *arguments]))
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)

@@ -115,7 +115,7 @@ def _run(
             follower.stop()
         state = follower.state
         follower.finish(PATIENCE_S)
-    measured = {t.drafter.label: t.drafter.path for t in state.blocks if t.drafter and t not in state.errors}
+    measured = {t.label: t.candidate.path for t in state.blocks if t.candidate and t not in state.errors}
     costs = read_costs(prepared.target, measured, config.engine.dtype)
     blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
     results = score(config, blocks, state.errors, state.head_latency_s, costs)
@@ -147,8 +147,8 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
         actor = journal_actor(folder.journal)
         journal = RemoteJournal(actor)
         for trial in plan.trials:
-            if trial.drafter is not None and trial.drafter.problem:
-                journal.append({"event": "failed", "trial": trial.name, "cause": trial.drafter.problem})
+            if trial.candidate is not None and trial.candidate.problem:
+                journal.append({"event": "failed", "trial": trial.name, "cause": trial.candidate.problem})
         run_cohorts(prepared, placement, actor, state, folder, trainable)
         ray.kill(actor)
 

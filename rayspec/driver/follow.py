@@ -16,7 +16,7 @@ from rayspec.driver.publish import Publisher
 from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.journal import GIVEN_UP, Event, lines
 from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import PLAIN, Drafter, Plan, Trial
+from rayspec.sweep.plan import PLAIN, Plan, Trial
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Follower(threading.Thread):
         self._retry_at = 0.0
         self._refusal: BaseException | None = None
         self._is_over = threading.Event()
-        self._warned: set[Drafter] = set()
+        self._warned: set[str] = set()  # labels
 
     def run(self) -> None:
         self._read()
@@ -84,16 +84,18 @@ class Follower(threading.Thread):
         """Once for each drafter, after its first block."""
         for trial in trials:
             requests = self.state.blocks[trial][0].requests
-            steps, drafter = sum(r.verify_steps for r in requests), trial.drafter
-            if drafter is None or drafter in self._warned or not steps or any(r.accepted_drafts for r in requests):
+            steps, candidate = sum(r.verify_steps for r in requests), trial.candidate
+            if candidate is None or trial.label in self._warned or not steps:
                 continue
-            self._warned.add(drafter)
+            if any(r.accepted_drafts for r in requests):
+                continue
+            self._warned.add(trial.label)
             logger.warning(
                 "%s: none of its drafts was accepted in its first %d steps (tau 1.00); look whether %s holds the "
                 "weights of a drafter that was trained for this target",
                 trial.name,
                 steps,
-                drafter.path,
+                candidate.path,
             )
 
     def _what_to_write(self, event: Event) -> list[Callable[[], None]]:

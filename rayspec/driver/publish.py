@@ -27,7 +27,6 @@ from rayspec.records import BlockRecord
 from rayspec.report.decision import choices, decision, ratio, verdicts
 from rayspec.report.figures import write_figures
 from rayspec.report.table import busy
-from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.metric_names import metric_key
 from rayspec.sweep.plan import PLAIN, Trial
@@ -56,7 +55,7 @@ class Publisher:
         self.config = config
         self.tags = tags
         self._sweep_params = {f"sweep.{key}": value for key, value in flatten(config).items()}
-        self._short = short_names([PLAIN, *map(drafter_label, config.drafters)])
+        self._short: Mapping[str, str] = {}  # names of heads that fit on an axis
         self._weights: Mapping[str, str] = {}
         self._dataset: Dataset | None = None
         self._runs: dict[Trial, Run] = {}
@@ -65,6 +64,7 @@ class Publisher:
     def open(self, description: str, prompts: Sequence[Conversation], weights: Mapping[str, str]) -> None:
         """Parameters of the sweep and what it is measured on; `weights` are fingerprints by drafter."""
         self._weights = weights
+        self._short = short_names([PLAIN, *weights])
         self._dataset = workload_dataset(self.config, prompts)
         self.parent.log_params(self._sweep_params)
         self.parent.log_dataset(self._dataset, "eval")
@@ -140,7 +140,7 @@ class Publisher:
         """The trial's run, made with its parameters when it is first asked for."""
         if trial not in self._runs:
             tags = {**self.tags, "kind": "trial", "head": trial.label}
-            if trial.drafter is not None:
+            if trial.candidate is not None:
                 tags["drafter.sha256"] = self._weights.get(trial.label, "unknown")
             run = self.tracker.child(self.parent, trial.name, tags)
             short = self._short.get(trial.label, trial.label)
@@ -175,18 +175,12 @@ def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:
 
 def trial_params(trial: Trial) -> dict[str, object]:
     """What sets a trial apart, beside the sweep's own parameters."""
-    params: dict[str, object] = {
-        "speculative_algorithm": trial.algorithm,
+    own = trial.candidate.params() if trial.candidate else {"speculative_algorithm": PLAIN, "draft_steps": 0}
+    load = {
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
-        "draft_steps": trial.draft_steps,
         "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
     }
-    if trial.drafter is not None:
-        params["head.checkpoint"] = trial.drafter.path
-        params["speculative_eagle_topk"] = trial.drafter.shape.topk
-        params["speculative_num_draft_tokens"] = trial.drafter.shape.verified(trial.draft_steps)
-        params |= {f"head.{k}": v for k, v in trial.drafter.head.items()}
-    return params
+    return {**own, **load}
 
 
 def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Dataset:

@@ -18,8 +18,8 @@ MIN_BUDGETS = 3  # of one drafter; fewer are better read from the table
 
 def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Tokens of a verify step against GFLOPs of an emitted token, under the lightest traffic."""
-    results = [r for r in results if {"tau", "gflops_per_token"} <= set(r.metrics) or r.trial.drafter is None]
-    drafted = [r for r in results if r.trial.drafter is not None]
+    results = [r for r in results if {"tau", "gflops_per_token"} <= set(r.metrics) or r.trial.candidate is None]
+    drafted = [r for r in results if r.trial.candidate is not None]
     if len(drafted) < 2:
         return None
     lightest = min(r.trial.traffic for r in drafted)
@@ -27,7 +27,7 @@ def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
     figure, (axis,) = panels(1, width=7.0, height=4.8)
     for r in (r for r in results if r.trial.traffic == lightest and "gflops_per_token" in r.metrics):
         x = r.metrics["gflops_per_token"]
-        if r.trial.drafter is None:
+        if r.trial.candidate is None:
             axis.plot(x, 1.0, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
         else:
             heads.point(axis, x, r.metrics["tau"], r.trial.label, marker(steps.index(r.trial.draft_steps)))
@@ -45,9 +45,8 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
     measured in several shapes."""
     lines: dict[tuple[str, int], list[TrialResult]] = {}
     for r in results:
-        if r.trial.drafter is not None and r.speedup("plain"):
-            name = r.trial.label.rpartition("@")[0] or r.trial.label
-            lines.setdefault((name, r.trial.draft_steps), []).append(r)
+        if r.trial.candidate is not None and r.speedup("plain"):
+            lines.setdefault((r.trial.candidate.drafter, r.trial.draft_steps), []).append(r)
     lines = {key: own for key, own in lines.items() if len({_verified(r) for r in own}) >= MIN_BUDGETS}
     if not lines:
         return None
@@ -81,5 +80,5 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def _verified(result: "TrialResult") -> int:
-    assert result.trial.drafter is not None, "of drafted trials"
-    return result.trial.drafter.shape.verified(result.trial.draft_steps)
+    assert result.trial.candidate is not None, "of drafted trials"
+    return result.trial.candidate.num_draft_tokens

@@ -16,6 +16,7 @@ from rayspec.report.head_figures import (
     shortlist_figure,
     tradeoff_figure,
 )
+from rayspec.report.option_figures import option_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 from rayspec.report.style import Heads, attempt, save_figures
 
@@ -31,6 +32,7 @@ FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {
     "work": work_figure,
     "head_tradeoff": tradeoff_figure,
     "tau_by_shortlist": shortlist_figure,
+    "by_option": option_figure,
     "prediction": prediction_figure,
     "acceptance": acceptance_figure,
 }
@@ -63,7 +65,7 @@ def _of_the_fastest(results: "Sequence[TrialResult]") -> "list[TrialResult]":
     """The trials of the heads with the highest throughput in any trial, and of plain decoding."""
     best: dict[str, float] = {}
     for r in results:
-        if r.trial.drafter is not None:
+        if r.trial.candidate is not None:
             best[r.trial.label] = max(best.get(r.trial.label, 0.0), r.metrics.get("output_tokens_per_s", 0.0))
     kept = set(sorted(best, key=lambda head: -best[head])[:MAX_HEADS])
-    return [r for r in results if r.trial.drafter is None or r.trial.label in kept]
+    return [r for r in results if r.trial.candidate is None or r.trial.label in kept]

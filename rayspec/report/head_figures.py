@@ -28,7 +28,7 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
     Under the lightest traffic: acceptance does not depend on it under greedy decoding.
     """
-    results = [r for r in results if r.trial.drafter is not None and "tau" in r.metrics]
+    results = [r for r in results if r.trial.candidate is not None and "tau" in r.metrics]
     if not results:
         return None
     lightest = min(r.trial.traffic for r in results)

@@ -35,6 +35,8 @@ CAPTIONS = {
     "head is beaten in both.",
     "tau_by_shortlist": "tau kept (rho) against the tokens that the head scored for a row, in the mean over rows and "
     "draft positions. Truncations and routed heads compare at equal mean size.",
+    "by_option": "tau and speed-up over plain decoding, with 95% intervals, against an option of the head, along heads "
+    "that differ in nothing else; dotted is the baseline.",
     "prediction": "Measured speed-up over the baseline against the one that rho, nu and kappa predict; on the dashed "
     "line they agree.",
     "work": "What a verify step yields against what a token costs in multiplications.",
@@ -70,7 +72,7 @@ def chosen_category_speedups(sweep: StoredSweep) -> tuple[dict[str, dict[str, In
     speedups: dict[str, dict[str, Interval]] = {}
     counts: dict[str, int] = {}
     for choice in choices(sweep.results):
-        plain = Trial(drafter=None, draft_steps=0, traffic=choice.traffic)
+        plain = Trial(candidate=None, traffic=choice.traffic)
         if choice.best is not None and plain in measured:
             base = sweep.requests(plain)
             speedups[choice.best.trial.name] = category_speedups(sweep.requests(choice.best.trial), base)
@@ -100,7 +102,7 @@ def markdown(sweep: StoredSweep, figures: Sequence[str], speedups: Mapping[str, 
         *show("speedup_by_category"),
         "## Why: the head's trade-off",
         _prediction(r),
-        *show("head_tradeoff", "prediction"),
+        *show("head_tradeoff", "by_option", "prediction"),
         "## Acceptance",
         *show("acceptance", "tau_by_category", "work"),
         "## All trials",
@@ -193,7 +195,7 @@ def _serve(sweep: StoredSweep) -> str:
     if not made:
         return ""
     if not paying:
-        plain = Trial(drafter=None, draft_steps=0, traffic=made[0].traffic)
+        plain = Trial(candidate=None, traffic=made[0].traffic)
         return f"## Serve it\n\nWithout speculation:\n\n```\n{serve_command(sweep, plain)}\n```"
     commands = [f"`{name}`:\n\n```\n{serve_command(sweep, trial)}\n```" for name, trial in paying.items()]
     return "\n\n".join(["## Serve it", *commands])

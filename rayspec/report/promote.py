@@ -72,17 +72,17 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     is gone or has changed since it was measured.
     """
     client, trial = sweep.client, best.trial
-    assert trial.drafter is not None, "the winner is a drafter"
+    assert trial.candidate is not None, "the winner is a drafter"
     run_id = sweep.run_ids[trial]
     run = client.get_run(run_id)
-    if drafter_sha256(trial.drafter) != run.data.tags.get("drafter.sha256"):
+    if drafter_sha256(trial.candidate) != run.data.tags.get("drafter.sha256"):
         raise ValueError(
-            f"the drafter at {trial.drafter.path} is not the one that trial {trial.name} measured (its weights have "
+            f"the drafter at {trial.candidate.path} is not the one that trial {trial.name} measured (its weights have "
             "changed or are gone); put the measured folder back there, or sweep again"
         )
     model = model or default_model(sweep.params["target"])
     with TemporaryDirectory() as folder:
-        write_complete(trial.drafter.path, Path(folder) / ARTIFACT)
+        write_complete(trial.candidate.path, Path(folder) / ARTIFACT)
         pinned = _record(sweep, best, Path(folder) / ARTIFACT).write(Path(folder) / ARTIFACT)
         for name in ("report.md", "report.html"):
             client.log_artifact(sweep.run_id, str(report / name), REPORT)

@@ -62,16 +62,16 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
 def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     """vLLM's server with the drafter in stock form; None for a head, drafter or tree that has none. Not run here."""
     trial = best.trial
-    assert trial.drafter is not None, "the winner is a drafter"
-    if trial.algorithm != "EAGLE3" or trial.drafter.shape.topk != 1:
+    assert trial.candidate is not None, "the winner is a drafter"
+    if trial.algorithm != "EAGLE3" or trial.candidate.shape.topk != 1:
         return None
     try:
-        (export,) = prepare(ExportConfig(drafters=[trial.drafter.path], output_dir=EXPORTED_TO))
+        (export,) = prepare(ExportConfig(drafters=[trial.candidate.path], output_dir=EXPORTED_TO))
     except ValueError:
         return None
     config = {"method": "eagle3", "model": str(export.folder), "num_speculative_tokens": trial.draft_steps}
     return (
         "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server; rayspec has not run it\n"
-        f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.drafter.path}]', f'output_dir={EXPORTED_TO}'])}\n"
+        f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.candidate.path}]', f'output_dir={EXPORTED_TO}'])}\n"
         f'{shlex.join(["vllm", "serve", sweep.params["target"], "--speculative-config", json.dumps(config)])} "$@"\n'
     )

@@ -25,7 +25,7 @@ MIN_LOADS = 3  # fewer are better read from the panels of the speed-up figure
 
 def axes_of(results: "Sequence[TrialResult]") -> tuple[list[int], list[Traffic]]:
     """Draft steps and traffics of the speculative trials, in increasing order."""
-    drafted = [r.trial for r in results if r.trial.drafter is not None]
+    drafted = [r.trial for r in results if r.trial.candidate is not None]
     return sorted({t.draft_steps for t in drafted}), sorted({t.traffic for t in drafted})
 
 
@@ -112,7 +112,7 @@ def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
     axis.plot(*zip(*map(_latency_and_throughput, best), strict=True), color="0.55", linewidth=1.5, zorder=1)
     for r in results:
         x, y = _latency_and_throughput(r)
-        if r.trial.drafter is None:
+        if r.trial.candidate is None:
             axis.plot(x, y, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
         else:
             heads.point(axis, x, y, r.trial.label, marker(steps.index(r.trial.draft_steps)))

@@ -76,9 +76,9 @@ class Heads:
 
     @classmethod
     def of(cls, results: "Sequence[TrialResult]") -> Self:
-        drafted = {r.trial.label: r.trial.drafter for r in results if r.trial.drafter is not None}
-        is_mixed = len({d.algorithm for d in drafted.values()}) > 1
-        kinds = {head: d.algorithm if is_mixed else str(d.head.get("kind")) for head, d in drafted.items()}
+        drafted = {r.trial.label: r.trial.candidate for r in results if r.trial.candidate is not None}
+        is_mixed = len({c.algorithm for c in drafted.values()}) > 1
+        kinds = {head: c.algorithm if is_mixed else c.head.kind for head, c in drafted.items()}
         return cls(names=tuple(kinds), kinds=tuple(kinds.values()))
 
     @property

@@ -23,13 +23,12 @@ def serving_flags(engine: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     """ServerArgs fields that a trial was measured with, but for the paths of target and drafter. `engine` is that of
     the sweep's config."""
     flags: dict[str, Any] = {}
-    if trial.drafter is not None:
-        shape = trial.drafter.shape
+    if trial.candidate is not None:
         flags |= {
             "speculative_algorithm": trial.algorithm,
             "speculative_num_steps": trial.draft_steps,
-            "speculative_eagle_topk": shape.topk,
-            "speculative_num_draft_tokens": shape.verified(trial.draft_steps),
+            "speculative_eagle_topk": trial.candidate.shape.topk,
+            "speculative_num_draft_tokens": trial.candidate.num_draft_tokens,
         }
     flags |= {name: engine[name] for name in ENGINE_FLAGS if engine.get(name) is not None}
     return flags | (engine.get("extra") or {})
@@ -39,8 +38,8 @@ def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) 
     """A line for a shell; `drafter` is the folder to take instead of the measured one."""
     engine = engine_config(sweep)
     flags = serving_flags(engine, trial)
-    if trial.drafter is not None:
-        flags |= {"speculative_draft_model_path": drafter or trial.drafter.path}
+    if trial.candidate is not None:
+        flags |= {"speculative_draft_model_path": drafter or trial.candidate.path}
     if engine.get("nodes", 1) > 1:
         flags |= {"nnodes": engine["nodes"], "node_rank": "RANK", "dist_init_addr": "HOST:PORT"}
     threads = engine.get("num_threads")

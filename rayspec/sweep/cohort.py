@@ -17,10 +17,11 @@ from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
 from rayspec.statistics import Interval
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.journal import Event, JournalWriter
 from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import Cohort, Drafter, Round, Trial
+from rayspec.sweep.plan import Cohort, Round, Trial
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.results import speedups
 from rayspec.sweep.stopping import hopeless, is_finished
@@ -102,7 +103,7 @@ class CohortRun:
         return False
 
     def _is_candidate(self, trial: Trial) -> bool:
-        return trial.drafter is not None and self._is_measured(trial)
+        return trial.candidate is not None and self._is_measured(trial)
 
     def _is_measured(self, trial: Trial) -> bool:
         return trial not in self.state.errors and trial not in self.state.dropped
@@ -115,9 +116,10 @@ class CohortRun:
         logs: dict[str, list[float]] = {}
         last = max(r.index for r in self.plan.rounds(self.cohort, self.passes - 1))
         blocks = {t: [b for b in self.state.blocks[t] if b.index <= last] for t in self.cohort.trials}
-        drafters = [d for d in self.cohort.drafters if d.label != self.config.baseline] or self.cohort.drafters
+        candidates = self.cohort.candidates
+        others = [c for c in candidates if c.label != self.config.baseline] or candidates
         for trial in self.cohort.trials:
-            if trial.drafter in drafters and trial not in self.state.errors:
+            if trial.candidate in others and trial not in self.state.errors:
                 found = speedups(self.config, trial, blocks, self.state.errors).get("plain")
                 if found is not None:
                     logs.setdefault(trial.label, []).append(log(found.value))
@@ -151,21 +153,21 @@ class CohortRun:
         if self.engines.placement.side_by_side:
             return list(round_.trials)
         is_plain_up = self.engines.plain is not None and self.engines.plain.is_alive
-        return sorted(round_.trials, key=lambda trial: (trial.drafter is None) != is_plain_up)
+        return sorted(round_.trials, key=lambda trial: (trial.candidate is None) != is_plain_up)
 
     def _block(self, trial: Trial, round_: Round) -> Measured | None:
         """None where the trial failed."""
         if not self.engines.placement.side_by_side:
-            self._take_turn(trial.drafter)
+            self._take_turn(trial.candidate)
             if not self._is_measured(trial):
                 return None
         prompts = self.prepared.prompts[round_.first : round_.last]
         try:
-            engine = self.engines.use(trial.drafter)
+            engine = self.engines.use(trial.candidate)
         except EngineDied as error:
-            raise _TrialDied(self._trials(trial.drafter), str(error)) from error
+            raise _TrialDied(self._trials(trial.candidate), str(error)) from error
         except EngineFailed as error:
-            self._fail_drafter(trial.drafter, str(error))
+            self._fail_candidate(trial.candidate, str(error))
             return None
         try:
             one = Traffic(concurrency=1)
@@ -192,10 +194,10 @@ class CohortRun:
         self._start_plain()
         self._time_heads()
 
-    def _take_turn(self, drafter: Drafter | None) -> None:
-        """Have the engine of a drafter running where there is room for one, and the other one gone."""
+    def _take_turn(self, candidate: Candidate | None) -> None:
+        """Have the engine of a candidate running where there is room for one, and the other one gone."""
         start = time.perf_counter()
-        if drafter is None:
+        if candidate is None:
             self.engines.stop_speculative()
             self._start_plain()
         else:
@@ -205,20 +207,20 @@ class CohortRun:
         self._starting_s += time.perf_counter() - start
 
     def _start_speculative(self) -> None:
-        """Start with the first drafter that works, where the running engine does not do; those that do not, fail."""
+        """Start with the first candidate that works, where the running engine does not do; those that do not, fail."""
         if self.engines.has_speculative(self.cohort):
             return
-        for drafter in self.cohort.drafters:
+        for candidate in self.cohort.candidates:
             for attempt in range(ATTEMPTS):
-                if not self._is_wanted(drafter):
+                if not self._is_wanted(candidate):
                     break
                 try:
-                    started = self.engines.start_speculative(self.cohort, drafter)
+                    started = self.engines.start_speculative(self.cohort, candidate)
                     self._warm_up(self.engines.speculative)
                 except EngineFailed as error:
                     self.engines.stop_speculative()
                     if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
-                        self._fail_drafter(drafter, str(error))
+                        self._fail_candidate(candidate, str(error))
                 else:
                     self._record("engine", engine=f"steps{self.cohort.draft_steps}", **started)
                     return
@@ -237,10 +239,10 @@ class CohortRun:
             except EngineFailed as error:
                 self.engines.stop_plain()
                 if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
-                    self._fail_drafter(None, str(error))
+                    self._fail_candidate(None, str(error))
 
-    def _is_wanted(self, drafter: Drafter | None) -> bool:
-        return any(map(self._is_measured, self._trials(drafter)))
+    def _is_wanted(self, candidate: Candidate | None) -> bool:
+        return any(map(self._is_measured, self._trials(candidate)))
 
     def _warm_up(self, engine: RuntimeHandle | None) -> None:
         """A whole block under every traffic, so that no trial pays for what a new engine does once."""
@@ -255,11 +257,11 @@ class CohortRun:
             return
         self._has_timed_heads = True
         healthy: dict[int, dict[str, str]] = {}  # by the candidates of a draft position
-        for d in self.prepared.drafters:
-            if not d.problem:
-                healthy.setdefault(d.shape.topk, {})[d.label] = d.path
+        for c in self.plan.candidates:
+            if not c.problem:
+                healthy.setdefault(c.shape.topk, {})[c.label] = c.path
         # how many rows an open loop gives the head is not known beforehand
-        closed = [Traffic(concurrency=c) for c in self.config.concurrency]
+        closed = [Traffic(concurrency=n) for n in self.config.concurrency]
         steps = max(self.config.draft_steps)
         try:
             timed = {
@@ -275,11 +277,11 @@ class CohortRun:
             return
         self._append({"event": "heads", "latency_s": {t.label: latency for t, latency in timed.items()}})
 
-    def _trials(self, drafter: Drafter | None) -> list[Trial]:
-        return [t for t in self.cohort.trials if t.drafter == drafter]
+    def _trials(self, candidate: Candidate | None) -> list[Trial]:
+        return [t for t in self.cohort.trials if t.candidate == candidate]
 
-    def _fail_drafter(self, drafter: Drafter | None, cause: str) -> None:
-        for trial in self._trials(drafter):
+    def _fail_candidate(self, candidate: Candidate | None, cause: str) -> None:
+        for trial in self._trials(candidate):
             self._fail(trial, cause)
 
     def _fail(self, trial: Trial, cause: str) -> None:

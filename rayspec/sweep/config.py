@@ -172,6 +172,8 @@ class SweepConfig(Settings):
     target: str = DEFAULT_TARGET  # a fetched target, a folder, or a Hugging Face name
     # shipped names or checkpoint folders; NAME@chain and NAME@8x32 (topk x num_draft_tokens) have a shape of their own
     drafters: list[str] = field(default_factory=lambda: ["full"])
+    # to make on a drafter that is there: {kind, options, drafter, artifacts}, each value one or a list (docs/farm.md)
+    heads: list[dict[str, Any]] = field(default_factory=list)
     baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
     draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain

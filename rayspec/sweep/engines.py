@@ -7,9 +7,10 @@ from typing import Any
 from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineDied, EngineSpec
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Cohort, Drafter
+from rayspec.sweep.plan import Cohort
 from rayspec.sweep.shape import CHAIN
 from rayspec.workloads import Conversation
 
@@ -25,13 +26,13 @@ class Engines:
         self.plain: RuntimeHandle | None = None
         self.speculative: RuntimeHandle | None = None
         self._plain_start: Any = None
-        self._serves: tuple[tuple[str, object], int] | None = None  # family and draft steps of the speculative engine
+        self._serves: tuple[str, object, int] | None = None  # what the speculative engine was started for
         self._loaded: str | None = None  # label of the drafter that the speculative engine runs with
 
     def begin_plain(self, cohort: Cohort) -> None:
         """Begin the plain engine's start, unless it runs."""
         if self.plain is None or not self.plain.is_alive:
-            self.plain = self._handle(None, 0, f"{cohort.name}.plain")
+            self.plain = self._handle(None, f"{cohort.name}.plain")
             self._plain_start = self.plain.begin_start()
 
     def wait_for_plain(self) -> dict[str, Any] | None:
@@ -40,20 +41,19 @@ class Engines:
         start, self._plain_start = self._plain_start, None
         return None if start is None else self._finish(self.plain, start)
 
-    def start_speculative(self, cohort: Cohort, drafter: Drafter) -> dict[str, Any]:
+    def start_speculative(self, cohort: Cohort, candidate: Candidate) -> dict[str, Any]:
         """Replace the speculative engine; {seconds, machine} of its start."""
         self.stop_speculative()
-        self.speculative = self._handle(drafter, cohort.draft_steps, f"{cohort.name}.{drafter.label}")
+        self.speculative = self._handle(candidate, f"{cohort.name}.{candidate.label}")
         started = self._finish(self.speculative, self.speculative.begin_start())
-        self._serves = cohort.family, cohort.draft_steps
-        self._loaded = drafter.label
+        self._serves = candidate.engine
+        self._loaded = candidate.label
         return started
 
     def has_speculative(self, cohort: Cohort) -> bool:
-        """Whether one runs that the cohort's drafters can be swapped in."""
+        """Whether one runs that the cohort's candidates can be swapped in."""
         engine = self.speculative
-        wanted = cohort.family, cohort.draft_steps
-        return engine is not None and engine.is_alive and self._serves == wanted
+        return engine is not None and engine.is_alive and self._serves == cohort.engine
 
     def stop_plain(self) -> None:
         if self.plain is not None:
@@ -71,15 +71,15 @@ class Engines:
         self.stop_plain()
         self.stop_speculative()
 
-    def use(self, drafter: Drafter | None) -> RuntimeHandle:
+    def use(self, candidate: Candidate | None) -> RuntimeHandle:
         """The engine of a trial, with its drafter in place."""
-        handle = self.plain if drafter is None else self.speculative
+        handle = self.plain if candidate is None else self.speculative
         if handle is None or not handle.is_alive:
             raise EngineDied("the engine of this trial is not running")
-        if drafter is not None and drafter.label != self._loaded:
+        if candidate is not None and candidate.label != self._loaded:
             self._loaded = None  # unknown until the swap has succeeded
-            handle.swap(drafter.path)
-            self._loaded = drafter.label
+            handle.swap(candidate.path)
+            self._loaded = candidate.label
         return handle
 
     def load(
@@ -102,14 +102,14 @@ class Engines:
             chat_template=c.chat_template,
         )
 
-    def _handle(self, drafter: Drafter | None, draft_steps: int, name: str) -> RuntimeHandle:
-        c, shape = self.config, drafter.shape if drafter else CHAIN
-        other = self.speculative if drafter is None else self.plain
+    def _handle(self, candidate: Candidate | None, name: str) -> RuntimeHandle:
+        c, shape = self.config, candidate.shape if candidate else CHAIN
+        other = self.speculative if candidate is None else self.plain
         memory = self.placement.memory_fraction(is_alone=other is None or not other.is_alive)
         spec = EngineSpec(
             target=self.target,
-            drafter=drafter.path if drafter else None,
-            draft_steps=draft_steps,
+            drafter=candidate.path if candidate else None,
+            draft_steps=candidate.draft_steps if candidate else 0,
             topk=shape.topk,
             num_draft_tokens=shape.num_draft_tokens,
             nodes=c.engine.nodes,

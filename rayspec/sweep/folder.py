@@ -23,9 +23,9 @@ from huggingface_hub import snapshot_download
 
 from rayspec.config import load_config, to_yaml
 from rayspec.identity import differences
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.measured import read_state
-from rayspec.sweep.plan import Drafter
 from rayspec.sweep.prepare import Prepared
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.fingerprints import weights_sha256
@@ -197,7 +197,7 @@ def fingerprints(prepared: Prepared) -> dict[str, dict[str, str]]:
     prompts = json.dumps([asdict(p) for p in prepared.prompts]).encode()
     return {
         "target": target_sha256(prepared.target),
-        "drafters": {d.label: drafter_sha256(d) for d in prepared.drafters},
+        "drafters": {c.label: drafter_sha256(c) for c in prepared.plan.candidates},
         "prompts": {prepared.config.workload: hashlib.sha256(prompts).hexdigest()},
     }
 
@@ -215,7 +215,7 @@ def target_sha256(target: str) -> dict[str, str]:
         return dict(zip([f.name for f in files], pool.map(weights_sha256, files), strict=True))
 
 
-def drafter_sha256(drafter: Drafter) -> str:
+def drafter_sha256(candidate: Candidate) -> str:
     """The fingerprint of a drafter's weights, `unknown` for one without."""
-    file = Path(drafter.path) / WEIGHTS
+    file = Path(candidate.path) / WEIGHTS
     return weights_sha256(file) if file.is_file() else "unknown"

@@ -1,9 +1,10 @@
 """Whether the engines can take every request of a workload: one that they refuse would fail the whole sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rayspec.farm.chat import turn_request
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.target import TargetModel
 from rayspec.workloads import Conversation
@@ -23,11 +24,9 @@ def engine_context(config: SweepConfig, target: TargetModel) -> int | None:
     return min(limits, default=None)
 
 
-def reserve(config: SweepConfig) -> int:
-    """Tokens that SGLang keeps free behind a request for its draft: the most of all drafters."""
-    steps = max(config.draft_steps)
-    shapes = [config.shape_of(entry)[1] for entry in config.drafters]
-    return max(PLAIN_RESERVE, *(max(shape.topk * steps, shape.verified(steps)) for shape in shapes))
+def reserve(candidates: Iterable[Candidate]) -> int:
+    """Tokens that SGLang keeps free behind a request for its draft: the most of all candidates."""
+    return max(PLAIN_RESERVE, *(max(c.shape.topk * c.draft_steps, c.num_draft_tokens) for c in candidates))
 
 
 def longest_request(conversation: Conversation, tokenizer: Any, config: SweepConfig) -> int:
@@ -41,13 +40,15 @@ def longest_request(conversation: Conversation, tokenizer: Any, config: SweepCon
     return longest
 
 
-def fitting(prompts: Sequence[Conversation], config: SweepConfig, target: TargetModel) -> tuple[Conversation, ...]:
+def fitting(
+    prompts: Sequence[Conversation], config: SweepConfig, target: TargetModel, candidates: Iterable[Candidate]
+) -> tuple[Conversation, ...]:
     """The prompts that the engines can take. Raises ValueError for others, where `long_prompts` is refuse, and where
     none is left."""
     context = engine_context(config, target)
     if context is None:
         return tuple(prompts)
-    new_tokens, kept_free = max(config.max_new_tokens, config.warmup_tokens), reserve(config)
+    new_tokens, kept_free = max(config.max_new_tokens, config.warmup_tokens), reserve(candidates)
     room = context - new_tokens - kept_free
     lengths = {prompt.id: longest_request(prompt, target.tokenizer, config) for prompt in prompts}
     too_long = [prompt for prompt in prompts if lengths[prompt.id] > room]

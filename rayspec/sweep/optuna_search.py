@@ -1,16 +1,21 @@
 """Optuna chooses the next candidate by the speed-ups of those that were measured; no candidate twice."""
 
 import random
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.plan import Cohort
 
 ASKS = 20  # for a candidate that was not measured yet, before one is taken at random
+Point = dict[str, str | int]
 
 
 class OptunaCohorts(Searcher):
@@ -23,9 +28,13 @@ class OptunaCohorts(Searcher):
     def __init__(self, cohorts: Sequence[Cohort], begun: Sequence[str], baseline: str, seed: int, metric: str) -> None:
         super().__init__(metric=metric, mode="max")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # `group`, which models the numbers of each series
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._points = {c.name: _point(c, baseline) for c in cohorts}
+        candidates = {c.name: _candidate(c, baseline) for c in cohorts}
+        self._space = SearchSpace(list(candidates.values()))
+        self._points = {name: self._space.point(c) for name, c in candidates.items()}
         self._left = list(self._points)
         self._trials: dict[str, optuna.Trial] = {}
         self._random = random.Random(seed)
@@ -37,11 +46,7 @@ class OptunaCohorts(Searcher):
             if attempt == ASKS:
                 self._study.enqueue_trial(self._points[self._random.choice(self._left)])
             trial = self._study.ask()
-            drafter = trial.suggest_categorical("drafter", sorted({d for d, _ in map(_values, self._points.values())}))
-            steps = trial.suggest_categorical(
-                "draft_steps", sorted({s for _, s in map(_values, self._points.values())})
-            )
-            wanted = {"drafter": drafter, "draft_steps": steps}
+            wanted = self._space.suggest(trial)
             name = next((n for n in self._left if self._points[n] == wanted), None)
             if name is not None:
                 self._left.remove(name)
@@ -62,10 +67,52 @@ class OptunaCohorts(Searcher):
         """Nothing, as `save`."""
 
 
-def _point(cohort: Cohort, baseline: str) -> dict[str, Any]:
-    heads = [d.label for d in cohort.drafters]
-    return {"drafter": next((h for h in heads if h != baseline), baseline), "draft_steps": cohort.draft_steps}
+class SearchSpace:
+    """The series of a candidate's head, its numbers, and the draft steps.
+
+    A number's dimension is the place of its value among those that the series has: ordered, so that ranks of 32 and 128
+    say something of 64, and without values that no candidate has. Where a series' candidates have not all the same
+    numbers, or are not told apart by them, each drafter is a series of its own.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        heads = {c.label: (c.series, tuple(sorted(c.head.numbers.items()))) for c in candidates}
+        twice = {series for (series, _), count in Counter(heads.values()).items() if count > 1}
+        named = {(series, tuple(name for name, _ in numbers)) for series, numbers in heads.values()}
+        uneven = {series for series, count in Counter(series for series, _ in named).items() if count > 1}
+        self._series = {label: label if series in twice | uneven else series for label, (series, _) in heads.items()}
+        self._values: dict[str, dict[str, list[float]]] = {}  # of each series, by the name of a number
+        for series in dict.fromkeys(self._series.values()):
+            own = [c.head.numbers for c in candidates if self._series[c.label] == series]
+            values = {name: sorted({numbers[name] for numbers in own}) for name in own[0]}
+            self._values[series] = {name: found for name, found in values.items() if len(found) > 1}
+        self._steps = sorted({c.draft_steps for c in candidates})
+
+    def point(self, candidate: Candidate) -> Point:
+        series = self._series[candidate.label]
+        places = {
+            _dimension(series, name): values.index(candidate.head.numbers[name])
+            for name, values in self._values[series].items()
+        }
+        return {"series": series, "draft_steps": self._steps.index(candidate.draft_steps), **places}
+
+    def suggest(self, trial: optuna.Trial) -> Point:
+        series = trial.suggest_categorical("series", sorted(self._values))
+        assert isinstance(series, str), "one of those that were given"
+        places = {
+            key: trial.suggest_int(key, 0, len(values) - 1)
+            for key, values in {"draft_steps": self._steps, **self._of(series)}.items()
+        }
+        return {"series": series, **places}
+
+    def _of(self, series: str) -> Mapping[str, Sequence[float]]:
+        return {_dimension(series, name): values for name, values in self._values[series].items()}
 
 
-def _values(point: dict[str, Any]) -> tuple[str, int]:
-    return point["drafter"], point["draft_steps"]
+def _dimension(series: str, number: str) -> str:
+    return f"{number} of {series}"
+
+
+def _candidate(cohort: Cohort, baseline: str) -> Candidate:
+    """The one that a cohort is measured for."""
+    return next((c for c in cohort.candidates if c.label != baseline), cohort.candidates[0])

@@ -9,67 +9,40 @@ round, so that no trial always comes first and a change of the machine's speed m
 many passes over the workload are made.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rayspec.farm.load import Traffic
-from rayspec.shipped import drafter_label, drafter_path
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.fits import check_fits
-from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tables import render_table
-from rayspec.target import TargetModel
-from sglang_ext.adapter.algorithms import algorithm_of, fixed_body, swap_group
-from sglang_ext.drafters.checkpoint import check_files
-from sglang_ext.drafters.checkpoint_config import read_info
 
 PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafter:
-    """A checkpoint of the sweep. `problem` is why it cannot be measured: its trials fail, the others do not."""
-
-    label: str
-    path: str
-    head: Mapping[str, object] = field(hash=False)  # kind and options
-    algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
-    body: object = field(default=None, hash=False)  # `fixed_body`: what only a new engine changes
-    shape: DraftShape = CHAIN
-    problem: str | None = None
-
-    @property
-    def worker(self) -> str:
-        """What an engine is started for."""
-        group = swap_group(self.algorithm)
-        return group if self.shape.topk == 1 else f"{group}-{self.shape.label}"
-
-    @property
-    def family(self) -> tuple[str, object]:
-        """Those of one family can be swapped for each other in a running engine."""
-        return self.worker, self.body
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One point of the sweep. `drafter` None is plain decoding; then draft_steps is 0."""
+    """One point of the sweep. `candidate` None is plain decoding."""
 
-    drafter: Drafter | None
-    draft_steps: int
+    candidate: Candidate | None
     traffic: Traffic
 
     @property
     def label(self) -> str:
-        return self.drafter.label if self.drafter else PLAIN
+        return self.candidate.label if self.candidate else PLAIN
 
     @property
     def algorithm(self) -> str:
-        return self.drafter.algorithm if self.drafter else PLAIN
+        return self.candidate.algorithm if self.candidate else PLAIN
+
+    @property
+    def draft_steps(self) -> int:
+        """0 for plain decoding."""
+        return self.candidate.draft_steps if self.candidate else 0
 
     @property
     def name(self) -> str:
-        steps = f"-s{self.draft_steps}" if self.drafter else ""
+        steps = f"-s{self.draft_steps}" if self.candidate else ""
         return f"{self.label}{steps}-{self.traffic.label}"
 
 
@@ -95,13 +68,20 @@ class Cohort:
 
     name: str
     number: int  # in the plan
-    draft_steps: int
-    family: tuple[str, object]
     trials: tuple[Trial, ...]
 
     @property
-    def drafters(self) -> list[Drafter]:
-        return list(dict.fromkeys(t.drafter for t in self.trials if t.drafter))
+    def candidates(self) -> list[Candidate]:
+        """At least one, and all of one engine."""
+        return _candidates(self.trials)
+
+    @property
+    def engine(self) -> tuple[str, object, int]:
+        return self.candidates[0].engine
+
+    @property
+    def draft_steps(self) -> int:
+        return self.candidates[0].draft_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +94,11 @@ class Plan:
     traffic: tuple[Traffic, ...] = ()
     max_passes: int = 1
     num_cohorts: int = 0
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All, those that cannot be measured too."""
+        return _candidates(self.trials)
 
     @property
     def num_blocks(self) -> int:
@@ -136,63 +121,45 @@ class Plan:
         return found
 
 
-def inspect_drafter(entry: str, config: SweepConfig, target: TargetModel | None = None) -> Drafter:
-    """Read a checkpoint's config and the names and shapes of its tensors, not its weights, and hold it against the
-    target, where one is given.
+def _candidates(trials: Iterable[Trial]) -> list[Candidate]:
+    return list(dict.fromkeys(t.candidate for t in trials if t.candidate))
 
-    Raises ValueError for a drafter that does not exist (a typing error); anything wrong inside is its `problem`.
+
+def make_plan(config: SweepConfig, num_prompts: int, candidates: Sequence[Candidate]) -> Plan:
+    """The trials of the candidates and the cohorts that they may be measured in, over `num_prompts` prompts.
+
+    Candidates with a problem are trials, but of no cohort.
     """
-    name, shape = config.shape_of(entry)
-    path, label = drafter_path(name, config.target), drafter_label(entry)
-    try:
-        info = read_info(path)
-        check_files(info)
-        algorithm = algorithm_of(path, shape.topk)
-        check_fits(info, shape, config, target)
-    except ValueError as error:
-        return Drafter(label=label, path=path, head={}, shape=shape, problem=str(error))
-    body = fixed_body(info)
-    return Drafter(label=label, path=path, head=dict(info.head), algorithm=algorithm, body=body, shape=shape)
-
-
-def make_plan(config: SweepConfig, num_prompts: int, drafters: Sequence[Drafter]) -> Plan:
-    """The trials of the config and the cohorts that they may be measured in, over `num_prompts` prompts.
-
-    Drafters with a problem are trials, but of no cohort.
-    """
-    plain = tuple(Trial(drafter=None, draft_steps=0, traffic=t) for t in config.traffic())
+    traffic = config.traffic()
+    ordered = [c for s in config.draft_steps for c in candidates if c.draft_steps == s]
+    place = {c: i for i, c in enumerate(ordered)}
+    plain = tuple(Trial(candidate=None, traffic=t) for t in traffic)
     trials = [
-        Trial(drafter=d, draft_steps=s, traffic=t)
+        Trial(candidate=c, traffic=t)
         for s in config.draft_steps
-        for t in config.traffic()
-        for d in drafters
+        for t in traffic
+        for c in ordered
+        if c.draft_steps == s
     ]
+    engines: dict[tuple[str, object, int], list[Candidate]] = {}
+    for candidate in ordered:
+        if not candidate.problem:
+            engines.setdefault(candidate.engine, []).append(candidate)
+    names = _family_names(dict.fromkeys((worker, body) for worker, body, _ in engines))
     cohorts: list[Cohort] = []
-    families: dict[tuple[str, object], list[Drafter]] = {}
-    for drafter in drafters:
-        if not drafter.problem:
-            families.setdefault(drafter.family, []).append(drafter)
-    names = _family_names(families)
-    for steps, (family, members) in itertools.product(config.draft_steps, families.items()):
-        prefix = f"s{steps}" if len(families) == 1 else f"s{steps}-{names[family]}"
+    for (worker, body, steps), members in engines.items():
+        prefix = f"s{steps}" if len(names) == 1 else f"s{steps}-{names[worker, body]}"
         for name, group in _groups(config, prefix, members):
-            own = tuple(t for t in trials if t.draft_steps == steps and t.drafter in group)
-            cohorts.append(
-                Cohort(
-                    name=name,
-                    number=len(cohorts),
-                    draft_steps=steps,
-                    family=family,
-                    trials=(*plain, *own),
-                )
-            )
+            in_order = sorted(group, key=place.__getitem__)
+            own = (Trial(candidate=c, traffic=t) for t in traffic for c in in_order)
+            cohorts.append(Cohort(name=name, number=len(cohorts), trials=(*plain, *own)))
     return Plan(
         trials=(*plain, *trials),
         cohorts=tuple(cohorts),
         spans=tuple(
             (i, min(i + config.block_prompts, num_prompts)) for i in range(0, num_prompts, config.block_prompts)
         ),
-        traffic=tuple(config.traffic()),
+        traffic=tuple(traffic),
         max_passes=config.max_passes(),
         num_cohorts=min(config.search.samples or len(cohorts), len(cohorts)),
     )
@@ -207,19 +174,19 @@ def _family_names(families: Iterable[tuple[str, object]]) -> dict[tuple[str, obj
     return names
 
 
-def _groups(config: SweepConfig, prefix: str, drafters: Sequence[Drafter]) -> list[tuple[str, list[Drafter]]]:
-    """Names of the cohorts that an engine can serve, and their drafters; the baseline is in each, if it is one."""
+def _groups(config: SweepConfig, prefix: str, members: Sequence[Candidate]) -> list[tuple[str, list[Candidate]]]:
+    """Names of the cohorts that an engine can serve, and their candidates; the baseline is in each, if it is one."""
     size = config.search.candidates_per_cohort if config.search.algorithm == "grid" else 1
-    baseline = [d for d in drafters if d.label == config.baseline]
-    others = [d for d in drafters if d.label != config.baseline]
+    baseline = [c for c in members if c.label == config.baseline]
+    others = [c for c in members if c.label != config.baseline]
     if size is None or len(others) <= size:
-        return [(prefix, list(drafters))]
+        return [(prefix, list(members))]
     chunks = [others[i : i + size] for i in range(0, len(others), size)]
     return [(f"{prefix}-{_group_name(chunk, i)}", [*baseline, *chunk]) for i, chunk in enumerate(chunks)]
 
 
-def _group_name(drafters: Sequence[Drafter], number: int) -> str:
-    return drafters[0].label if len(drafters) == 1 else str(number)
+def _group_name(members: Sequence[Candidate], number: int) -> str:
+    return members[0].label if len(members) == 1 else str(number)
 
 
 def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) -> str:
@@ -229,11 +196,11 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
             t.name,
             t.label,
             t.algorithm,
-            ", ".join(f"{k}={v}" for k, v in t.drafter.head.items()) if t.drafter else "no speculation",
+            str(t.candidate.head) if t.candidate else "no speculation",
             str(t.draft_steps or "-"),
-            t.drafter.shape.label if t.drafter else "-",
+            t.candidate.shape.label if t.candidate else "-",
             str(t.traffic),
-            "cannot be measured" if t.drafter and t.drafter.problem else "ok",
+            "cannot be measured" if t.candidate and t.candidate.problem else "ok",
         ]
         for t in plan.trials
     ]
@@ -244,7 +211,7 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
     until = f", and up to {passes} passes" if passes > config.repeats else ""
     turns = f" ({num_turns} turns)" if num_turns > num_prompts else ""
     chosen = f" of {len(plan.cohorts)}, chosen by {config.search.algorithm} search," if config.search.samples else ""
-    problems = {t.drafter.label: t.drafter.problem for t in plan.trials if t.drafter and t.drafter.problem}
+    problems = {c.label: c.problem for c in plan.candidates if c.problem}
     causes = "".join(f"\n{label} cannot be measured: {problem}" for label, problem in problems.items())
     return (
         f"{table}\n{causes}\n{len(plan.trials)} trials. Every trial answers {num_prompts} prompts{turns} of "

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.config import EngineConfig, SweepConfig
+from rayspec.sweep.drafters import inspect_drafter
+from rayspec.sweep.head_plan import plan_heads
 from rayspec.sweep.lengths import fitting
-from rayspec.sweep.plan import Drafter, Plan, describe, inspect_drafter, make_plan
+from rayspec.sweep.made_heads import MadeHead, make_heads
+from rayspec.sweep.plan import Plan, describe, make_plan
 from rayspec.target import TargetModel, read_target
 from rayspec.workloads import Conversation, load_workload
 from sglang_ext.adapter.server_fields import check_overrides
@@ -18,13 +21,15 @@ class Prepared:
     config: SweepConfig
     prompts: tuple[Conversation, ...]
     target: str
-    drafters: tuple[Drafter, ...]
     plan: Plan
+    heads: tuple[MadeHead, ...] = ()  # to make before it runs
     dropped: int = 0  # prompts that no engine could take
 
     def describe(self) -> str:
         turns = sum(len(p.turns) for p in self.prompts)
         lines = [describe(self.plan, self.config, len(self.prompts), turns)]
+        if self.heads:
+            lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
             lines.append(f"{self.dropped} prompts are too long and left out.")
         largest = max(last - first for first, last in self.plan.spans)
@@ -36,17 +41,24 @@ class Prepared:
             )
         return "\n".join(lines)
 
+    def make_heads(self) -> None:
+        """Those of `heads` that are not there yet. Raises ValueError and OSError."""
+        make_heads(self.heads, self.config, self.target)
+
 
 def prepare(config: SweepConfig) -> Prepared:
     """Resolve names and make the plan. Raises ValueError."""
     asked = load_workload(config.workload, config.seed)
     target = _read_target(config)
-    prompts = fitting(asked, config, target)
-    drafters = tuple(inspect_drafter(d, config, target) for d in config.drafters)
-    if all(d.problem for d in drafters):
-        raise ValueError("no drafter can be measured: " + "; ".join(f"{d.label}: {d.problem}" for d in drafters))
+    candidates = [c for entry in config.drafters for c in inspect_drafter(entry, config, target)]
+    heads = plan_heads(config, target.path)
+    candidates += [c for head in heads for c in head.candidates(config, target)]
+    prompts = fitting(asked, config, target, candidates)
+    if all(c.problem for c in candidates):
+        causes = {c.label: c.problem for c in candidates}
+        raise ValueError("no drafter can be measured: " + "; ".join(f"{k}: {v}" for k, v in causes.items()))
     _check_blocks(config, len(prompts))
-    plan = make_plan(config, len(prompts), drafters)
+    plan = make_plan(config, len(prompts), candidates)
     if (config.search.samples or 0) > len(plan.cohorts):
         raise ValueError(
             f"search.samples must be at most the number of candidates, {len(plan.cohorts)} (drafters without the "
@@ -56,8 +68,8 @@ def prepare(config: SweepConfig) -> Prepared:
         config=config,
         prompts=prompts,
         target=target.path,
-        drafters=drafters,
         plan=plan,
+        heads=tuple(heads),
         dropped=len(asked) - len(prompts),
     )
 

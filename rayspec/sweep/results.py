@@ -17,7 +17,6 @@ from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan import Trial
-from rayspec.sweep.shape import split_shape
 from sglang_ext.drafters.counting import StepShape
 
 
@@ -66,7 +65,7 @@ def score(
         own = dict(metrics[trial])
         if costs is not None:
             own |= _costs(trial, own, blocks[trial], costs)
-        if trial.drafter is not None:
+        if trial.candidate is not None:
             requests = [r for b in blocks[trial] for r in b.requests]
             own |= {category_key(name): tau for name, tau in tau_by_category(requests).items()}
             plain, baseline = _plain(trial), _baseline(config, trial, trials)
@@ -85,15 +84,14 @@ def score(
 
 
 def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Trial | None:
-    """The baseline head, for drafters of its family: what a head saves is a matter of the same body."""
-    family = trial.drafter.family if trial.drafter else None
-    same = (t for t in trials if (t.draft_steps, t.traffic) == (trial.draft_steps, trial.traffic))
-    kin = (t for t in same if t.drafter is not None and t.drafter.family == family)
-    return next((t for t in kin if split_shape(t.label)[0] == config.baseline), None)
+    """The baseline head, for candidates of its engine: what a head saves is a matter of the same body."""
+    engine = trial.candidate.engine if trial.candidate else None
+    kin = (t for t in trials if t.traffic == trial.traffic and t.candidate and t.candidate.engine == engine)
+    return next((t for t in kin if t.candidate and t.candidate.drafter == config.baseline), None)
 
 
 def _plain(trial: Trial) -> Trial:
-    return Trial(drafter=None, draft_steps=0, traffic=trial.traffic)
+    return Trial(candidate=None, traffic=trial.traffic)
 
 
 def speedups(
@@ -136,13 +134,12 @@ def _costs(
     costs: ModelCosts,
 ) -> dict[str, float]:
     requests = [r for b in blocks for r in b.requests]
-    if trial.drafter is None:
+    if trial.candidate is None:
         return cost_metrics(metrics, requests, StepShape(), costs.target, None)
-    steps, own = trial.draft_steps, trial.drafter.shape
     shape = StepShape(
-        draft_steps=steps,
-        topk=own.topk,
-        num_draft_tokens=own.verified(steps),
+        draft_steps=trial.draft_steps,
+        topk=trial.candidate.shape.topk,
+        num_draft_tokens=trial.candidate.num_draft_tokens,
         counted=metrics.get("step_verified_tokens"),
         scored=metrics.get("shortlist_mean"),
     )

@@ -13,10 +13,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from rayspec.farm.load import Traffic
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.metric_names import metric_name
-from rayspec.sweep.plan import PLAIN, Drafter, Trial
+from rayspec.sweep.plan import PLAIN, Trial
 from rayspec.sweep.results import TrialResult
-from rayspec.sweep.shape import CHAIN, DraftShape
 from rayspec.tracking import TrackingError, redacted
 
 PAGE = 1000  # runs a call
@@ -114,10 +114,16 @@ def _read(client: MlflowClient, parent: Run) -> StoredSweep:
     if not any("sweep.baseline" in child.data.params for child in children):
         raise TrackingError(f"sweep {parent.info.run_name} ({parent.info.run_id}) holds no trial that can be read")
     results = [_result(child) for child in children]
-    order = {d: i for i, d in enumerate(_names(parent.data.params.get("sweep.drafters", "")))}
-    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.label, -1)))
+    order = {d: i for i, d in enumerate([PLAIN, *_names(parent.data.params.get("sweep.drafters", ""))])}
+    results.sort(key=lambda r: (r.trial.traffic, r.trial.draft_steps, order.get(r.trial.label, len(order)), *_made(r)))
     run_ids = {_trial(child): child.info.run_id for child in children}
     return StoredSweep(client=client, parent=parent, results=tuple(results), run_ids=run_ids)
+
+
+def _made(result: TrialResult) -> tuple[str, list[float]]:
+    """Where a head belongs that the sweep has made: beside those of its series, by its numbers."""
+    candidate = result.trial.candidate
+    return (candidate.series, list(candidate.head.numbers.values())) if candidate else ("", [])
 
 
 def _names(drafters: str) -> list[str]:
@@ -136,18 +142,5 @@ def _result(child: Run) -> TrialResult:
 
 def _trial(child: Run) -> Trial:
     params, label = child.data.params, child.data.tags["head"]
-    drafter = None
-    if label != PLAIN:
-        own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
-        path = own.pop("checkpoint")
-        algorithm = params.get("speculative_algorithm", "EAGLE3")  # sweeps had no others before they named it
-        drafter = Drafter(label=label, path=path, head=own, algorithm=algorithm, shape=_shape(params))
     traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
-    return Trial(drafter=drafter, draft_steps=int(params["draft_steps"]), traffic=traffic)
-
-
-def _shape(params: Mapping[str, str]) -> DraftShape:
-    """Sweeps had one shape for all drafters before each trial named its own."""
-    topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))
-    nodes = params.get("speculative_num_draft_tokens", params.get("sweep.num_draft_tokens"))
-    return CHAIN if topk == 1 else DraftShape(topk=topk, num_draft_tokens=int(str(nodes)))
+    return Trial(candidate=None if label == PLAIN else Candidate.from_params(label, params), traffic=traffic)

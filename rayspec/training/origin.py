@@ -57,11 +57,13 @@ def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarg
 
 
 def new_drafter(
-    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin = NOTHING
+    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin = NOTHING
 ) -> Drafter:
     """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
-    parameters are then frozen unless `train_body` is set. Raises ValueError."""
+    parameters are then frozen unless `train_body` is set. On a base without `answers`, what a head meets on them is
+    what the origin's artifacts say, and the target needs no weights. Raises ValueError."""
     if origin.base is None:
+        assert answers is not None, "a body begins at the size of what it meets"
         drafter = _drafter_from_target(target, head, recipe, answers, origin)
     else:
         drafter = _drafter_on_base(target, head, recipe, answers, origin)
@@ -130,13 +132,24 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
     kind, wanted = head_config(
         head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
     )
-    if not _is_same_head_otherwise_used(first, kind, wanted) and dict(info.head) != {"kind": "full"}:
+    is_only_used_otherwise(info, first, kind, wanted, f"drafters[{head.name}].base")
+    return drafter, info
+
+
+def is_only_used_otherwise(
+    base: CheckpointInfo, found: DraftHead, kind: type[DraftHead], wanted: HeadConfig, setting: str
+) -> bool:
+    """Whether the wanted head is the `found` one of the base with other inference options, or else a new one, made of
+    the base's rows. Raises ValueError where it can be neither; weights are not looked at."""
+    if _is_same_head_otherwise_used(found, kind, wanted):
+        return True
+    if dict(base.head) != {"kind": "full"}:
         raise ValueError(
-            f"drafters[{head.name}].base is {base}, whose head is {dict(info.head)}; a base needs a full head, "
+            f"{setting} is {base.path}, whose head is {dict(base.head)}; a base needs a full head, "
             f"whose rows the new head takes over, or the same head up to "
             f"{', '.join(sorted(wanted.inference_options))}, not yet stored in fewer bits"
         )
-    return drafter, info
+    return False
 
 
 def _is_same_head_otherwise_used(found: DraftHead, kind: type[DraftHead], wanted: HeadConfig) -> bool:
@@ -147,13 +160,13 @@ def _is_same_head_otherwise_used(found: DraftHead, kind: type[DraftHead], wanted
 
 
 def _drafter_on_base(
-    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
+    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin
 ) -> Drafter:
     assert origin.base is not None, "the caller looked"
     drafter, info = read_base(target, head, origin.base)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
-    if info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
+    if answers is not None and info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
         steps = drafter.config.max_draft_steps or recipe.ttt_steps
         origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
 

@@ -64,6 +64,11 @@ class HeadConfig(Settings):
         """Whether `from_target` takes what the head meets on answers: `hidden_moment`, `token_share`, `states`."""
         return False
 
+    @property
+    def starts_at_random(self) -> bool:
+        """Whether what `from_target` makes is of no use before it was trained."""
+        return False
+
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
         """Build from the `draft_head` entry of a checkpoint or a training config (without its `kind`).

@@ -52,6 +52,10 @@ class DynaSpecConfig(ClusteredConfig):
         if self.router_width < 1:
             raise ValueError(f"draft_head.router_width must be at least 1, got {self.router_width}")
 
+    @property
+    def starts_at_random(self) -> bool:
+        return True  # its router
+
     def budget(self, step: int) -> int:
         if step == 0:
             return self.first

@@ -89,6 +89,10 @@ class RdkConfig(HeadConfig):
     def uses_states(self) -> bool:
         return self.is_counted
 
+    @property
+    def starts_at_random(self) -> bool:
+        return head_config(self.base, hidden_size=self.hidden_size, vocab_size=self.vocab_size)[1].starts_at_random
+
     def options(self) -> dict[str, Any]:
         """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
         left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
@@ -122,18 +126,19 @@ class RdkHead(DraftHead):
     def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:
         base, own = head_config(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
         base.check_artifacts(own, artifacts)
+        if config.is_counted and "states" not in artifacts:
+            raise ValueError(
+                "draft_head.affinity counted is counted along a trained drafter with a full head, on the target's "
+                "answers; give it both, or use affinity cosine"
+            )
 
     @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """`artifacts["states"]` [N, H], for counted: what the full head of these rows reads."""
+        cls.check_artifacts(config, artifacts)
         head = cls(config)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
         if config.is_counted:
-            if "states" not in artifacts:
-                raise ValueError(
-                    "draft_head.affinity counted is counted along a trained drafter with a full head; name it as the "
-                    "head's base, or use affinity cosine"
-                )
             counted = count_affinity(head.base, target_head_VH, artifacts["states"], config.neighbours)
             for name, found in counted.items():
                 getattr(head, name).copy_(found)

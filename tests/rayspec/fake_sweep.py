@@ -23,10 +23,11 @@ from rayspec.config import load_config
 from rayspec.farm.load import Load
 from rayspec.job import set_up
 from rayspec.records import Measured
+from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.folder import SweepFolder, find_resumable
 from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Drafter, make_plan
+from rayspec.sweep.plan import make_plan
 from rayspec.sweep.prepare import Prepared
 from rayspec.sweep.trainable import CohortTrainable
 from rayspec.workloads import Conversation
@@ -69,17 +70,17 @@ class FakeEngines:
     def has_speculative(self, cohort: Any) -> bool:
         return self.speculative is not None and self.speculative.draft_steps == cohort.draft_steps
 
-    def start_speculative(self, cohort: Any, drafter: Drafter) -> dict[str, Any]:
+    def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
         self.speculative = FakeEngine(1.0, cohort.draft_steps)
         return {"seconds": time.time(), "machine": {}}
 
-    def use(self, drafter: Drafter | None) -> FakeEngine:
-        if drafter is None:
+    def use(self, candidate: Candidate | None) -> FakeEngine:
+        if candidate is None:
             return self.plain
         assert self.speculative is not None
-        if drafter.label == os.environ.get("FAKE_KILLER"):
+        if candidate.label == os.environ.get("FAKE_KILLER"):
             os.kill(os.getpid(), signal.SIGKILL)
-        number = 0 if drafter.label == "full" else int(drafter.label[1:])
+        number = 0 if candidate.label == "full" else int(candidate.label[1:])
         self.speculative.gain = 1 + number / self.num_candidates
         return self.speculative
 
@@ -94,7 +95,7 @@ class FakeEngines:
 
 class FakeTrainable(CohortTrainable):
     def make_engines(self, prepared: Prepared, placement: Placement, log_folder: Path) -> Any:
-        return FakeEngines(len(prepared.drafters) - 1)
+        return FakeEngines(len({c.label for c in prepared.plan.candidates}) - 1)
 
 
 def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
@@ -103,10 +104,14 @@ def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
     own = ["head_latency=false", "block_prompts=1", "ray.num_cpus=0.001", f"drafters=[{','.join(names)}]", *overrides]
     config = load_config(SweepConfig, None, own)
     path = str(DRAFTERS["full"])
-    drafters = tuple(Drafter(label=name, path=path, head={"kind": "full"}) for name in names)
+    candidates = [
+        Candidate(label=name, path=path, head=Head(kind="full"), draft_steps=steps)
+        for steps in config.draft_steps
+        for name in names
+    ]
     prompts = tuple(Conversation(id=str(i), category="fake", turns=(f"prompt {i}",)) for i in range(4))
-    plan = make_plan(config, len(prompts), drafters)
-    return Prepared(config=config, prompts=prompts, target=str(TARGET), drafters=drafters, plan=plan)
+    plan = make_plan(config, len(prompts), candidates)
+    return Prepared(config=config, prompts=prompts, target=str(TARGET), plan=plan)
 
 
 def main(arguments: list[str]) -> None:

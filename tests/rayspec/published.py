@@ -10,8 +10,9 @@ from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256, target_sha256
-from rayspec.sweep.plan import Drafter, Trial
+from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
@@ -24,9 +25,8 @@ CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <scri
 
 def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
     """The parent's run id. One trial of a broken drafter fails beside those that were measured."""
-    broken = Trial(
-        drafter=Drafter(label="broken", path="/broken", head={}), draft_steps=2, traffic=Traffic(concurrency=1)
-    )
+    candidate = Candidate(label="broken", path="/broken", draft_steps=2, problem=CAUSE)
+    broken = Trial(candidate=candidate, traffic=Traffic(concurrency=1))
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
     prompts = [
         Conversation(id=id_, category=category, turns=(f"prompt {id_}",))
@@ -35,8 +35,8 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
     tags = {"command": COMMAND, **provenance()}
     with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}) as parent:
         publisher = Publisher(tracker, parent, sweep.config, tags)
-        drafters = {t.drafter for t in sweep.blocks if t.drafter}
-        publisher.open("the plan", prompts, {d.label: drafter_sha256(d) for d in drafters})
+        candidates = [t.candidate for t in sweep.blocks if t.candidate]
+        publisher.open("the plan", prompts, {c.label: drafter_sha256(c) for c in candidates})
         publisher.failed(broken, CAUSE)
         for trial, blocks in sweep.blocks.items():
             for n in range(1, len(blocks) + 1):

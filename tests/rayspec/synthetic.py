@@ -7,8 +7,9 @@ from fixture_models import DRAFTERS
 
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
+from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Drafter, Trial
+from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult, score
 
 HEADS = {"full": 1.0, "slimspec-r128": 0.99, "slimspec-r64": 0.975, "slimspec-r32": 0.92}  # share of acceptance kept
@@ -60,11 +61,11 @@ def make_synthetic_sweep() -> SyntheticSweep:
             for b in range(8):
                 window = float(np.exp(rng.normal(0, 0.2)))
                 for head, kept in (("plain", 0.0), *HEADS.items()):
-                    drafter = None if head == "plain" else _drafter(head)
-                    trial = Trial(drafter=drafter, draft_steps=steps if drafter else 0, traffic=Traffic(concurrency=c))
+                    candidate = None if head == "plain" else _candidate(head, steps)
+                    trial = Trial(candidate=candidate, traffic=Traffic(concurrency=c))
                     noise = window * float(np.exp(rng.normal(0, 0.03)))
-                    cycle_s = 0.012 * noise if drafter is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
-                    histograms = [_histogram(rng, 0.7 * kept, steps) if drafter else () for _ in range(4)]
+                    cycle_s = 0.012 * noise if candidate is None else noise * (0.018 + steps * (0.001 + LATENCY[head]))
+                    histograms = [_histogram(rng, 0.7 * kept, steps) if candidate else () for _ in range(4)]
                     requests = tuple(
                         synthetic_request(f"{b}.{i}", h, cycle_s, category=("chat", "python")[i % 2])
                         for i, h in enumerate(histograms)
@@ -78,10 +79,10 @@ def make_synthetic_sweep() -> SyntheticSweep:
     return SyntheticSweep(config=config, blocks=blocks, results=score(config, blocks, {}, latency))
 
 
-def _drafter(head: str) -> Drafter:
+def _candidate(head: str, draft_steps: int) -> Candidate:
     kind, _, rank = head.partition("-r")
-    path = str(DRAFTERS[kind])
-    return Drafter(label=head, path=path, head={"kind": kind, **({"rank": int(rank)} if rank else {})})
+    own = Head(kind=kind, options={"rank": int(rank)} if rank else {})
+    return Candidate(label=head, path=str(DRAFTERS[kind]), head=own, draft_steps=draft_steps)
 
 
 def _histogram(rng: np.random.Generator, rate: float, steps: int) -> tuple[int, ...]:

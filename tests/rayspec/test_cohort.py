@@ -12,10 +12,10 @@ from fake_sweep import FakeEngine, FakeEngines, fake_sweep
 from rayspec.farm.load import Load
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.cohort import CohortRun, PassResult
 from rayspec.sweep.journal import Journal, read
 from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Drafter
 
 CANDIDATES = 3
 
@@ -28,8 +28,8 @@ class FaultyEngines(FakeEngines):
         self.fault = fault
         self.asked: Counter[str] = Counter()
 
-    def use(self, drafter: Drafter | None) -> Any:
-        head, engine = drafter.label if drafter else "plain", super().use(drafter)
+    def use(self, candidate: Candidate | None) -> Any:
+        head, engine = candidate.label if candidate else "plain", super().use(candidate)
         outer = self
 
         class Checked(FakeEngine):
@@ -63,10 +63,10 @@ class LoggedEngines(FakeEngines):
         self.is_awaited = False
         return {"seconds": 1.0, "machine": {}}
 
-    def start_speculative(self, cohort: Any, drafter: Drafter) -> dict[str, Any]:
+    def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
         self.log.append("speculative starts")
         time.sleep(0.05)
-        return super().start_speculative(cohort, drafter)
+        return super().start_speculative(cohort, candidate)
 
     def stop_plain(self) -> None:
         if self.plain is not None:
@@ -78,9 +78,9 @@ class LoggedEngines(FakeEngines):
             self.log.append("speculative stops")
         self.speculative = None
 
-    def use(self, drafter: Drafter | None) -> Any:
+    def use(self, candidate: Candidate | None) -> Any:
         assert self.placement.side_by_side or self.plain is None or self.speculative is None, "there is room for one"
-        return super().use(drafter)
+        return super().use(candidate)
 
 
 def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int = 99) -> list[PassResult]:

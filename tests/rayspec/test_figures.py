@@ -10,17 +10,19 @@ from synthetic import SyntheticSweep
 from rayspec.farm.load import Traffic
 from rayspec.report.figures import write_figures
 from rayspec.report.head_figures import unbeaten
+from rayspec.report.option_figures import option_lines
 from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
 from rayspec.report.style import Heads, panels, plt
 from rayspec.report.table import summary
+from rayspec.sweep.candidate import Head
 from rayspec.sweep.plan import Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.shape import DraftShape
 from rayspec.tables import render_table
 
-NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category"}
+NAMES = {"speedup", "pareto", "head_tradeoff", "prediction", "acceptance", "tau_by_category", "by_option"}
 
 
 def svg_text(file: Path) -> str:
@@ -118,8 +120,8 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
     more = []
     for n in range(8):
         for r in (r for r in results if r.trial.label == "slimspec-r64"):
-            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+            candidate = dataclasses.replace(r.trial.candidate, label=f"head-{n}") if r.trial.candidate else None
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
     write_figures([*results, *more], tmp_path)
     for name in ("pareto", "prediction"):
         assert "12 head-7" in svg_text(tmp_path / f"{name}.svg")
@@ -131,11 +133,13 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
 def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
     more = []
     for nodes in (8, 16, 32):
-        for r in (r for r in results if r.trial.label == "slimspec-r64" and r.trial.drafter):
+        for r in (r for r in results if r.trial.label == "slimspec-r64" and r.trial.candidate):
             shape = DraftShape(topk=8, num_draft_tokens=nodes)
-            drafter = dataclasses.replace(r.trial.drafter, label=f"slimspec-r64@8x{nodes}", shape=shape)
+            candidate = dataclasses.replace(r.trial.candidate, label=f"slimspec-r64@8x{nodes}", shape=shape)
             metrics = {**r.metrics, "gflops_per_token": 0.1 * nodes}
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+            more.append(
+                dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate), metrics=metrics)
+            )
     files = write_figures([*results, *more], tmp_path)
     assert {"speedup_by_budget", "work"} <= {f.stem for f in files} <= set(CAPTIONS)
     text = svg_text(tmp_path / "speedup_by_budget.svg")
@@ -146,9 +150,9 @@ def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialRes
 
 def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResult]) -> None:
     medusa = []
-    for r in (r for r in results if r.trial.drafter):
-        drafter = dataclasses.replace(r.trial.drafter, label="m", algorithm="BPD")
-        medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter)))
+    for r in (r for r in results if r.trial.candidate):
+        candidate = dataclasses.replace(r.trial.candidate, label="m", algorithm="BPD")
+        medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
     assert set(Heads.of(results).kinds) == {"full", "slimspec"}
     assert set(Heads.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
 
@@ -157,9 +161,11 @@ def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], 
     more = []
     for n in range(50):
         for r in (r for r in results if r.trial.label == "slimspec-r64"):
-            drafter = dataclasses.replace(r.trial.drafter, label=f"head-{n}") if r.trial.drafter else None
+            candidate = dataclasses.replace(r.trial.candidate, label=f"head-{n}") if r.trial.candidate else None
             metrics = {**r.metrics, "output_tokens_per_s": 1000.0 + n}
-            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=drafter), metrics=metrics))
+            more.append(
+                dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate), metrics=metrics)
+            )
     write_figures([*results, *more], tmp_path)
     text = svg_text(tmp_path / "speedup.svg")
     assert "head-49" in text
@@ -242,3 +248,27 @@ def failed(result: TrialResult, cause: str) -> TrialResult:
 def test_failed_trials_are_listed_with_their_cause(results: list[TrialResult]) -> None:
     text = summary([*results[:-1], failed(results[-1], "missing fc.weight")])
     assert f"{results[-1].trial.name} FAILED: missing fc.weight" in text
+
+
+def test_options_are_lines_where_heads_differ_in_them_alone(results: list[TrialResult], tmp_path: Path) -> None:
+    """Three ranks are one; two values of another option and a head of another making are none, and are not mixed in."""
+    more = []
+    for r in (r for r in results if r.trial.candidate and r.trial.candidate.head.kind == "slimspec"):
+        assert r.trial.candidate is not None
+        rank = r.trial.candidate.head.numbers["rank"]
+        for base, options in (("full", {"rank": rank}), (None, {"rank": rank, "other": 7 if rank == 32 else 8})):
+            head = Head(kind="slimspec", options=options)
+            candidate = dataclasses.replace(r.trial.candidate, label=f"{base}-{rank}", head=head, base=base)
+            more.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
+    lines = option_lines([r for r in [*results, *more] if r.trial.candidate])
+    assert {key: sorted((line.name, line.draft_steps) for line in own) for key, own in lines.items()} == {
+        ("slimspec", "rank"): [("slimspec", 2), ("slimspec", 4), ("slimspec on full", 2), ("slimspec on full", 4)]
+    }
+    write_figures([*results, *more], tmp_path)
+    text = svg_text(tmp_path / "by_option.svg")
+    for shown in ("slimspec: tau, 1 stream", "slimspec: speed-up, 4 streams", "rank", "slimspec on full", "128"):
+        assert shown in text
+    two = [r for r in results if r.trial.label != "slimspec-r32"]
+    names = {f.stem for f in write_figures(two, tmp_path)}
+    assert "speedup" in names
+    assert "by_option" not in names

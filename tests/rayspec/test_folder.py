@@ -59,7 +59,7 @@ def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepa
     folder = SweepFolder.create(tmp_path, prepared, "")
     with pytest.raises(ValueError, match=r"cannot go on: the prompts .*heldout_python.jsonl:4 changed"):
         folder.check(replace(prepared, prompts=prepared.prompts[::-1]))
-    weights = Path(prepared.drafters[0].path) / "model.safetensors"
+    weights = Path(prepared.plan.candidates[0].path) / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)

@@ -14,9 +14,9 @@ from rayspec.driver.follow import Follower
 from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Load
 from rayspec.records import Measured
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.cohort import CohortRun
 from rayspec.sweep.journal import Journal
-from rayspec.sweep.plan import Drafter
 
 
 class NeverAccepted(FakeEngine):
@@ -26,9 +26,9 @@ class NeverAccepted(FakeEngine):
 
 
 class OneNeverAccepted(FakeEngines):
-    def use(self, drafter: Drafter | None) -> Any:
-        engine = super().use(drafter)
-        return NeverAccepted(1.0, 2) if drafter is not None and drafter.label == "d1" else engine
+    def use(self, candidate: Candidate | None) -> Any:
+        engine = super().use(candidate)
+        return NeverAccepted(1.0, 2) if candidate is not None and candidate.label == "d1" else engine
 
 
 def test_a_drafter_that_is_never_accepted_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,10 +10,11 @@ from synthetic import SyntheticSweep, synthetic_request
 
 from rayspec.farm.load import Traffic
 from rayspec.records import Measured, StepSeconds
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.journal import Journal, lines, read
 from rayspec.sweep.measured import SweepState, read_state
-from rayspec.sweep.plan import Drafter, make_plan
+from rayspec.sweep.plan import make_plan
 
 ROUND = {"event": "round", "cohort": "s2", "index": 3, "prompt_block": 1, "seconds": 2.0, "blocks": {}}
 
@@ -102,7 +103,7 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_line_of_another_plan_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    plan = make_plan(SweepConfig(draft_steps=[2]), 4, [Drafter(label="full", path="/full", head={})])
+    plan = make_plan(SweepConfig(draft_steps=[2]), 4, [Candidate(label="full", path="/full", draft_steps=2)])
     assert read_state(plan, path).rounds == set()
     journal = Journal(path)
     journal.append(ROUND)
@@ -131,8 +132,8 @@ def test_a_measurement_comes_back_exactly(steps: StepSeconds | None) -> None:
 
 
 def test_a_trial_of_several_cohorts_fails_only_if_it_does_in_all(synthetic_sweep: SyntheticSweep) -> None:
-    drafters = [Drafter(label="full", path="/full", head={})]
-    plan = make_plan(SweepConfig(draft_steps=[2, 4]), 4, drafters)
+    candidates = [Candidate(label="full", path="/full", draft_steps=s) for s in (2, 4)]
+    plan = make_plan(SweepConfig(draft_steps=[2, 4]), 4, candidates)
     plain, s2 = plan.trials[0], plan.trials[1]
     measured = next(iter(synthetic_sweep.blocks.values()))[0].measured.to_dict()
     state = SweepState(plan)

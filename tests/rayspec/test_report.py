@@ -241,8 +241,8 @@ def test_the_champion_comes_back_complete(tracker: Tracker, stored: StoredSweep,
     done = promote(stored, report, best)
     assert (done.model, done.uri) == ("drafter-smollm2-135m", "models:/drafter-smollm2-135m@champion")
     folder = download_champion(tracker.client, "drafter-smollm2-135m", tmp_path)
-    assert best.trial.drafter is not None
-    loaded, measured = (load_drafter(path)[0].state_dict() for path in (folder, best.trial.drafter.path))
+    assert best.trial.candidate is not None
+    loaded, measured = (load_drafter(path)[0].state_dict() for path in (folder, best.trial.candidate.path))
     assert loaded.keys() == measured.keys()
     assert all(torch.equal(loaded[name], measured[name]) for name in loaded)
 
@@ -278,16 +278,16 @@ def test_a_drafter_that_has_changed_is_not_promoted(
     tracker: Tracker, synthetic_sweep: SyntheticSweep, report: Path, tmp_path: Path
 ) -> None:
     best = winner(synthetic_sweep.results)
-    assert best.trial.drafter is not None
-    copy = dataclasses.replace(best.trial.drafter, path=str(tmp_path / best.trial.label))
-    shutil.copytree(best.trial.drafter.path, copy.path)
+    assert best.trial.candidate is not None
+    copy = dataclasses.replace(best.trial.candidate, path=str(tmp_path / best.trial.label))
+    shutil.copytree(best.trial.candidate.path, copy.path)
     moved = {
-        dataclasses.replace(t, drafter=copy) if t.drafter == best.trial.drafter else t: blocks
+        dataclasses.replace(t, candidate=copy) if t.candidate == best.trial.candidate else t: blocks
         for t, blocks in synthetic_sweep.blocks.items()
     }
     results = [
-        dataclasses.replace(r, trial=dataclasses.replace(r.trial, drafter=copy))
-        if r.trial.drafter == best.trial.drafter
+        dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=copy))
+        if r.trial.candidate == best.trial.candidate
         else r
         for r in synthetic_sweep.results
     ]
@@ -302,12 +302,12 @@ def test_a_drafter_that_has_changed_is_not_promoted(
 def test_a_drafter_of_symbolic_links_is_not_promoted(stored: StoredSweep, report: Path, tmp_path: Path) -> None:
     """What they point at may be anything."""
     best = winner(stored.results)
-    assert best.trial.drafter is not None
+    assert best.trial.candidate is not None
     path = tmp_path / best.trial.label
-    shutil.copytree(best.trial.drafter.path, path)
+    shutil.copytree(best.trial.candidate.path, path)
     (tmp_path / "secret").write_text("correct-horse")
     (path / "notes.txt").symlink_to(tmp_path / "secret")
-    trial = dataclasses.replace(best.trial, drafter=dataclasses.replace(best.trial.drafter, path=str(path)))
+    trial = dataclasses.replace(best.trial, candidate=dataclasses.replace(best.trial.candidate, path=str(path)))
     linked = dataclasses.replace(stored, run_ids={**stored.run_ids, trial: stored.run_ids[best.trial]})
     run_id, before = stored.run_ids[best.trial], len(stored.client.search_model_versions())
     artifacts = {f.path for f in stored.client.list_artifacts(run_id)}

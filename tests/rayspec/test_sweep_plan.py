@@ -12,14 +12,27 @@ from fixture_models import PROMPTS, TARGET, drafter_folder
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.statistics import Interval
+from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import EarlyStopConfig, SearchConfig, StopConfig, SweepConfig
-from rayspec.sweep.plan import Drafter, Plan, Round, Trial, inspect_drafter, make_plan
+from rayspec.sweep.drafters import inspect_drafter
+from rayspec.sweep.plan import Plan, Round, Trial, make_plan
 from rayspec.sweep.prepare import prepare
 from rayspec.sweep.results import TrialResult, score, speedups
 from rayspec.sweep.stopping import hopeless, is_finished
 
 FAMILIES = ("full", "slimspec-r32", "specformer", "medusa", "hydra")
-DRAFTERS = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}) for name in ("full", "a", "b")]
+
+
+def candidates(*names: str, **fields: object) -> list[Candidate]:
+    """With the draft steps of `config`."""
+    return [
+        Candidate(label=n, path=f"/{n}", head=Head(kind="full"), draft_steps=s, **fields)  # type: ignore[arg-type]
+        for s in (2, 4)
+        for n in names
+    ]
+
+
+DRAFTERS = candidates("full", "a", "b")
 
 
 def config(**fields: object) -> SweepConfig:
@@ -43,7 +56,7 @@ def test_every_trial_answers_every_block_in_its_cohort() -> None:
     seen = Counter((t, r.prompt_block) for r in all_rounds(plan) for t in r.trials)
     assert set(seen.values()) == {2, 4}  # twice; plain decoding in both cohorts
     for trial in plan.trials:
-        assert {seen[trial, b] for b in range(3)} == {4 if trial.drafter is None else 2}
+        assert {seen[trial, b] for b in range(3)} == {4 if trial.candidate is None else 2}
     assert plan.num_blocks == sum(seen.values())
 
 
@@ -85,7 +98,7 @@ def test_small_cohorts_each_hold_plain_decoding_and_the_baseline() -> None:
 
 
 def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None:
-    others = [Drafter(label=a, path=f"/{a}", head={"kind": "full"}, algorithm=a) for a in ("MEDUSA", "HYDRA")]
+    others = [c for name in ("MEDUSA", "HYDRA") for c in candidates(name, algorithm=name)]
     plan = make_plan(config(), 4, [*DRAFTERS, *others])
     assert [c.name for c in plan.cohorts] == ["s2-eagle3", "s2-last_hidden", "s4-eagle3", "s4-last_hidden"]
     heads = [{t.label for t in c.trials} for c in plan.cohorts]
@@ -96,25 +109,25 @@ def test_drafters_of_another_family_stand_against_plain_decoding_alone() -> None
 
 def test_another_body_is_another_engine() -> None:
     """Which SGLang builds its model for; nothing but plain decoding is measured beside both."""
-    wide = [Drafter(label=name, path=f"/{name}", head={"kind": "full"}, body="wide") for name in ("wide", "wider")]
+    wide = candidates("wide", "wider", body="wide")
     plan = make_plan(config(draft_steps=[2]), 4, [*DRAFTERS, *wide])
-    assert {c.name: [d.label for d in c.drafters] for c in plan.cohorts} == {
+    assert {c.name: [d.label for d in c.candidates] for c in plan.cohorts} == {
         "s2-eagle3": ["full", "a", "b"],
         "s2-eagle3-2": ["wide", "wider"],
     }
-    assert len({c.family for c in plan.cohorts}) == 2
-    real = [inspect_drafter(str(drafter_folder(name)), config()) for name in FAMILIES]
-    assert real[0].family == real[1].family
-    assert real[3].family == real[4].family == ("last_hidden", None)
-    assert len({d.family for d in real}) == 3
+    assert len({c.engine for c in plan.cohorts}) == 2
+    real = [inspect_drafter(str(drafter_folder(name)), config())[0] for name in FAMILIES]
+    assert real[0].engine == real[1].engine
+    assert real[3].engine == real[4].engine == ("last_hidden", None, 2)
+    assert len({c.engine for c in real}) == 3
 
 
 def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine() -> None:
     full, slim = (str(DRAFTERS_OF[kind]) for kind in ("full", "slimspec"))
     entries = [full, f"{full}@8x20", f"{slim}@8x20", f"{full}@4x9"]
     own = config(drafters=entries, draft_steps=[3], concurrency=[1])
-    drafters = [inspect_drafter(entry, own) for entry in entries]
-    assert {d.label: (d.shape.topk, d.shape.verified(3)) for d in drafters} == {
+    drafters = [c for entry in entries for c in inspect_drafter(entry, own)]
+    assert {d.label: (d.shape.topk, d.num_draft_tokens) for d in drafters} == {
         "full": (1, 4),
         "full@8x20": (8, 20),
         "slimspec-r32@8x20": (8, 20),
@@ -122,7 +135,7 @@ def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine
     }
     assert len({d.path for d in drafters}) == 2
     plan = make_plan(own, 4, drafters)
-    assert {c.name: [d.label for d in c.drafters] for c in plan.cohorts} == {
+    assert {c.name: [d.label for d in c.candidates] for c in plan.cohorts} == {
         "s3-eagle3": ["full"],
         "s3-eagle3-8x20": ["full@8x20", "slimspec-r32@8x20"],
         "s3-eagle3-4x9": ["full@4x9"],
@@ -132,7 +145,7 @@ def test_a_drafter_in_several_shapes_is_a_trial_of_each_and_each_shape_an_engine
 def test_a_chain_beside_a_sweep_of_trees() -> None:
     full = str(DRAFTERS_OF["full"])
     own = config(drafters=[full, f"{full}@chain"], draft_steps=[3], topk=4, num_draft_tokens=9)
-    assert [inspect_drafter(entry, own).worker for entry in own.drafters] == ["eagle3-4x9", "eagle3"]
+    assert [c.worker for entry in own.drafters for c in inspect_drafter(entry, own)] == ["eagle3-4x9", "eagle3"]
 
 
 def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
@@ -142,7 +155,7 @@ def test_a_search_measures_some_of_the_cohorts_one_candidate_in_each() -> None:
 
 
 def test_a_drafter_with_a_problem_is_a_trial_of_no_cohort() -> None:
-    plan = make_plan(config(), 4, [*DRAFTERS, Drafter(label="c", path="/c", head={}, problem="broken")])
+    plan = make_plan(config(), 4, [*DRAFTERS, *candidates("c", problem="broken")])
     assert "c-s2-c1" in [t.name for t in plan.trials]
     assert all(t.label != "c" for c in plan.cohorts for t in c.trials)
 
@@ -180,7 +193,7 @@ def test_only_who_is_clearly_slower_than_the_best_is_given_up() -> None:
     assert rule.milestones() == [2, 6]
     assert rule.looks() == [2, 6, 9]
     traffic = Traffic(concurrency=1)
-    full, a, b = (Trial(drafter=d, draft_steps=2, traffic=traffic) for d in DRAFTERS)
+    full, a, b = (Trial(candidate=c, traffic=traffic) for c in DRAFTERS if c.draft_steps == 2)
     found = {
         full: Interval(value=1.0, low=0.9, high=1.1),
         a: Interval(value=1.4, low=1.2, high=1.6),
@@ -200,8 +213,8 @@ def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
 def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[..., RequestRecord]) -> None:
     """Twice as fast from arrival to the last token; the arrivals make the walls equal."""
     traffic = Traffic(request_rate=1.0)
-    plain = Trial(drafter=None, draft_steps=0, traffic=traffic)
-    drafted = Trial(drafter=DRAFTERS[0], draft_steps=2, traffic=traffic)
+    plain = Trial(candidate=None, traffic=traffic)
+    drafted = Trial(candidate=DRAFTERS[0], traffic=traffic)
     blocks: dict[Trial, list[BlockRecord]] = {plain: [], drafted: []}
     for b in range(6):
         for trial, scale in ((plain, 2.0), (drafted, 1.0)):
@@ -218,14 +231,14 @@ def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[
 
 def test_a_broken_checkpoint_is_a_problem_and_a_missing_one_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Nonsense"]}')
-    assert "architectures must be" in str(inspect_drafter(str(tmp_path), SweepConfig()).problem)
+    assert "architectures must be" in str(inspect_drafter(str(tmp_path), SweepConfig())[0].problem)
     with pytest.raises(ValueError, match="no drafter 'slimspec-r63': neither one of target smollm2-135m"):
         inspect_drafter("slimspec-r63", SweepConfig())
 
 
 def test_healthy_drafters_have_no_problem() -> None:
     prepared = prepare(real_config(workload=f"{PROMPTS}:4"))
-    assert [d.problem for d in prepared.drafters] == [None, None]
+    assert [c.problem for c in prepared.plan.candidates] == [None, None]
     assert "slimspec-r32-s4-c1" in prepared.describe()
 
 
@@ -242,7 +255,7 @@ def test_scores_recover_the_synthetic_law(results: list[TrialResult]) -> None:
 
 
 def test_without_its_baseline_a_trial_keeps_its_own_numbers(results: list[TrialResult]) -> None:
-    assert "speedup_vs_plain" not in next(r for r in results if r.trial.drafter is None).metrics
+    assert "speedup_vs_plain" not in next(r for r in results if r.trial.candidate is None).metrics
     trial = next(r.trial for r in results if r.trial.name == "full-s4-c1")
     (only,) = score(SweepConfig(), {}, {trial: "it broke"}, {})
     assert only.error == "it broke"

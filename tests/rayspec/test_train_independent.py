@@ -13,7 +13,7 @@ from small_world import untrained
 
 from rayspec import export
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import inspect_drafter
+from rayspec.sweep.drafters import inspect_drafter
 from rayspec.training.acceptance import measure
 from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
@@ -284,6 +284,6 @@ def test_there_is_no_stock_form(trained: Path) -> None:
 def test_a_sweep_plans_it_as_a_swap_group_its_own(trained: Path) -> None:
     folder = str(trained / "out" / "full")
     config = SweepConfig(drafters=[folder, f"{folder}@4x9"])
-    chain, tree = (inspect_drafter(entry, config) for entry in config.drafters)
+    chain, tree = (c for entry in config.drafters for c in inspect_drafter(entry, config))
     assert (chain.problem, chain.algorithm, chain.worker) == (None, "STANDALONE", "standalone")
     assert (tree.problem, tree.algorithm, tree.worker) == (None, "STANDALONE", "standalone-4x9")

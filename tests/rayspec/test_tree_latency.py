@@ -89,9 +89,9 @@ def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult
     latency = {"full": 900e-6, "full@8x32": 2000e-6, "slimspec-r64@8x32": 500e-6}
     for trial, own in synthetic_sweep.blocks.items():
         if trial.label in ("full", "slimspec-r64") and trial.draft_steps == 4:
-            assert trial.drafter is not None
-            drafter = replace(trial.drafter, label=f"{trial.label}@8x32", shape=TREE)
-            blocks[replace(trial, drafter=drafter)] = own
+            assert trial.candidate is not None
+            candidate = replace(trial.candidate, label=f"{trial.label}@8x32", shape=TREE)
+            blocks[replace(trial, candidate=candidate)] = own
             blocks[trial] = own
     found = {r.trial.name: r for r in score(SweepConfig(), blocks, {}, {Traffic(concurrency=1): latency})}
     tree = found["slimspec-r64@8x32-s4-c1"].metrics

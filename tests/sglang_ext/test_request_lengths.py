@@ -7,6 +7,7 @@ from engines import generate, running_engine
 from small_world import make_world
 
 from rayspec.sweep.config import EngineConfig, SweepConfig
+from rayspec.sweep.drafters import inspect_drafter
 from rayspec.sweep.lengths import reserve
 
 CONTEXT, NEW_TOKENS = 64, 16
@@ -26,7 +27,7 @@ def test_the_longest_prompt_is_answered_whole_and_no_longer_one(
         max_new_tokens=NEW_TOKENS,
         engine=EngineConfig(context_length=CONTEXT),
     )
-    longest = CONTEXT - NEW_TOKENS - reserve(config)
+    longest = CONTEXT - NEW_TOKENS - reserve(inspect_drafter(str(drafter), config))
     options = {"context_length": CONTEXT, **({"draft_steps": steps} if is_speculative else {})}
     with running_engine(drafter if is_speculative else None, target=world.target, **options) as engine:
         (answer,) = generate(engine, [[7] * longest], NEW_TOKENS, ignore_eos=True)

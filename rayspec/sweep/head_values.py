@@ -1,0 +1,60 @@
+"""An entry of `heads`: every combination of its values, and what each is called. Pure."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rayspec.shipped import drafter_label
+from sglang_ext.heads import head_class
+
+OWN = ("drafter", "artifacts")  # what an entry says beside the head
+
+
+def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+    """Of the values that stand in lists, also in a head in a head. An option that is a list itself is one value, and
+    several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
+    try:
+        hints = get_type_hints(head_class(entry.get("kind", None)).Config)
+    except ValueError as error:
+        raise ValueError(str(error).replace("draft_head", path)) from error
+    choices: dict[str, list[Any]] = {}
+    for name, value in entry.items():
+        where = f"{path}.{name}"
+        if isinstance(value, Mapping):
+            choices[name] = combinations(value, where)
+        elif not isinstance(value, list):
+            choices[name] = [value]
+        else:
+            is_one = _is_list(hints.get(name)) and not any(isinstance(v, list) for v in value)
+            choices[name] = [value] if is_one and value else value
+        if not choices[name]:
+            raise ValueError(f"{where} is an empty list; give it at least one value, or leave it out")
+        twice = [v for i, v in enumerate(choices[name]) if v in choices[name][:i]]
+        if twice:
+            raise ValueError(f"{where} must be without repetition, got {twice[0]!r} twice")
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def _is_list(hint: Any) -> bool:
+    return any(get_origin(kind) in (tuple, list) for kind in (hint, *get_args(hint)))
+
+
+def label(given: Mapping[str, Any], artifacts: str | None, drafter: str | None) -> str:
+    """`slimspec-rank32`, `truncated-size512-vocabtrim`: the kind and all options that were given, so that a head has
+    one name in every sweep, the calibration, and a drafter that is not the baseline."""
+    parts = [
+        *_parts(given),
+        *([drafter_label(artifacts)] if artifacts else []),
+        *([f"on-{drafter}"] if drafter else []),
+    ]
+    return "-".join(parts)
+
+
+def _parts(given: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _parts(value)
+        elif isinstance(value, list):
+            yield name + "_".join(map(str, value))
+        else:
+            yield str(value) if isinstance(value, str) else f"{name}{value}"
