@@ -18,7 +18,9 @@ the bounds are those of Wilcoxon's signed ranks. For a candidate that is the bas
 side of 0 a round falls, so that false alarms keep their limit exactly, under any noise, drift or burst of other load.
 
 tau: pooled over the answers; the observation is a prompt, with all answers to it. Student's t around the linearised
-logarithm of the ratio (as `rayspec.statistics.ratio_interval`).
+logarithm of the ratio (as `rayspec.statistics.ratio_interval`). Greedy answers to a prompt are the same each time, so
+that the prompts which were measured are a sample without replacement of those of the workload (Cochran 1977, "Sampling
+techniques", sections 2.6 and 6.4): after a whole pass the tau of both on this workload is known, without an interval.
 """
 
 from collections.abc import Callable
@@ -36,7 +38,9 @@ FALSE_ALARM = 0.01  # of a gate whose two sides are the same, over all its figur
 MISSED = 0.05  # of a figure that lost its margin: the gate passes it
 SPENDING_POWER = 1.5
 FIRST_LOOK = 12  # rounds
-MIN_PROMPTS = 24  # that tau is judged on: those that differ may be a few
+MIN_PROMPTS = 24  # that tau is judged on
+# A loss may be that of a few prompts, which a sample without any of them would not show: 1 of 20 is missed by 64 in 4%
+MIN_PROMPTS_TO_PASS = 64  # or half of the workload
 
 
 class Verdict(StrEnum):
@@ -112,10 +116,13 @@ def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
     return at
 
 
-def tau_bounds(steps_P2: ArrayLike, accepted_P2: ArrayLike) -> BoundsAt:
-    """Of verify steps and accepted drafts, summed over the answers of the (baseline, candidate) to each of P prompts.
+def tau_bounds(steps_P2: ArrayLike, accepted_P2: ArrayLike, population: int | None) -> BoundsAt:
+    """Of verify steps and accepted drafts, summed over the answers of (baseline, candidate) to each of P prompts.
 
-    Every side has taken a step.
+    Args:
+        population: prompts of the workload, where their answers are always the same; None where they are drawn.
+
+    Both have taken a step.
     """
     steps, accepted = np.asarray(steps_P2, dtype=float), np.asarray(accepted_P2, dtype=float)
     n, totals = len(steps), steps.sum(axis=0)
@@ -124,13 +131,14 @@ def tau_bounds(steps_P2: ArrayLike, accepted_P2: ArrayLike) -> BoundsAt:
     influence_P2 = (steps + accepted - tau * steps) / (totals * tau)
     loss = float(np.log(tau[0] / tau[1]))
     squares = (influence_P2[:, 0] - influence_P2[:, 1]) ** 2
-    error = float(np.sqrt(n / max(n - 1, 1) * squares.sum()))
+    unseen = 1.0 if population is None else 1 - n / population
+    error = float(np.sqrt(unseen * n / max(n - 1, 1) * squares.sum()))
+    needed = MIN_PROMPTS_TO_PASS if population is None else min(MIN_PROMPTS_TO_PASS, population / 2)
 
     def at(low_level: float, high_level: float) -> Bounds:
-        if n < MIN_PROMPTS:
-            return Bounds(low=-np.inf, loss=loss, high=np.inf)
-        low, high = (float(stats.t.isf(level, n - 1)) * error for level in (low_level, high_level))
-        return Bounds(low=loss - low, loss=loss, high=loss + high)
+        low = loss - float(stats.t.isf(low_level, n - 1)) * error if n >= MIN_PROMPTS else -np.inf
+        high = loss + float(stats.t.isf(high_level, n - 1)) * error if n >= max(MIN_PROMPTS, needed) else np.inf
+        return Bounds(low=low, loss=loss, high=high)
 
     return at
 

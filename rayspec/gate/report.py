@@ -39,7 +39,8 @@ class Finding:
     prompts: int
     compared: int  # greedy outputs; 0 where they were not compared
     mismatches: tuple[str, ...]  # prompts
-    seconds: float
+    seconds: float  # with the start of both sides
+    measuring_seconds: float
     notes: tuple[str, ...]
 
 
@@ -63,6 +64,7 @@ def find(gate: Gate, *, compares: bool, seconds: float, notes: tuple[str, ...] =
         compared=sum(None not in both for both in measured.outputs.values()) if compares else 0,
         mismatches=mismatches,
         seconds=seconds,
+        measuring_seconds=gate.measuring_s,
         notes=notes,
     )
 
@@ -131,9 +133,9 @@ def _share(value: float | None) -> str:
 
 
 def as_json(finding: Finding, gate: Gate, command: str, tags: dict[str, str]) -> str:
-    """Everything, with the measured seconds a token of each round: baseline twice, candidate twice."""
+    """Everything, with the blocks of each round in the order of measurement: [side, seconds, tokens]."""
     values: dict[str, Any] = {**asdict(finding), "command": command, "config": asdict(gate.config), "provenance": tags}
-    values["rounds_seconds_per_token"] = gate.measured.rounds_s
+    values["blocks"] = gate.measured.rounds
     return json.dumps(values, indent=1) + "\n"
 
 

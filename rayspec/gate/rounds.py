@@ -35,7 +35,7 @@ class Measurements:
     steps: dict[str, list[int]] = field(default_factory=dict)  # verify steps, by prompt
     accepted: dict[str, list[int]] = field(default_factory=dict)
     outputs: dict[tuple[str, int], list[object]] = field(default_factory=dict)  # the first ones, by prompt and turn
-    rounds_s: list[list[float]] = field(default_factory=list)  # seconds a token of A, B, B, A or B, A, A, B: base first
+    rounds: list[list[tuple[int, float, int]]] = field(default_factory=list)  # (side, seconds, tokens), as measured
 
     def add(self, blocks: Sequence[tuple[int, BlockAnswers]]) -> None:
         """A round: (side, answers) in the order of measurement."""
@@ -47,7 +47,7 @@ class Measurements:
             for answer in block.answers:
                 self._add_answer(side, answer)
         self.losses.append(logs[1] - logs[0])
-        self.rounds_s.append([b.seconds_per_token for side in (0, 1) for s, b in blocks if s == side])
+        self.rounds.append([(side, block.wall_s, block.tokens) for side, block in blocks])
 
     def _add_answer(self, side: int, answer: Answer) -> None:
         self.steps.setdefault(answer.prompt_id, [0, 0])[side] += answer.verify_steps
@@ -72,12 +72,12 @@ class Measurements:
 
 def orders(num_blocks: int, seed: int) -> Iterator[tuple[int, int, list[int]]]:
     """Rounds without end: two blocks, and the sides that answer the first, the first, the second and the second. Every
-    pass takes the blocks in another order; one that is left over sits out."""
+    pass takes the blocks in another order."""
     rng = random.Random(seed)
     while True:
         blocks = list(range(num_blocks))
         rng.shuffle(blocks)
-        for first, second in zip(blocks[::2], blocks[1::2], strict=False):
+        for first, second in zip(blocks[::2], blocks[1::2], strict=True):
             yield first, second, [0, 1, 1, 0] if rng.random() < 0.5 else [1, 0, 0, 1]
 
 
@@ -96,13 +96,16 @@ class Gate:
         size = config.concurrency
         self.config = config
         self.sides = sides
-        self.blocks: list[Block] = [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
         check_workload(config, len(prompts))
+        whole = len(prompts) // (2 * size) * 2 * size  # a round takes two blocks; what is left over sits out
+        self.blocks: list[Block] = [prompts[i : i + size] for i in range(0, whole, size)]
+        self.num_prompts = whole
         self.measured = Measurements()
         each = FALSE_ALARM / 2 if has_tau else FALSE_ALARM
         self.speed = FigureTest(config.speed_loss, each)
         self.tau = FigureTest(config.tau_loss, each) if has_tau else None
         self.used_share = 0.0
+        self.measuring_s = 0.0
         self._clock = clock
 
     @property
@@ -123,6 +126,7 @@ class Gate:
                 break
             self._round(first, second, order)
             longest = max(longest, self._clock() - start)
+            self.measuring_s = self._clock() - begin
             on_round(self)
         return self.verdict
 
@@ -138,11 +142,10 @@ class Gate:
         known = [p for p, s in self.measured.steps.items() if all(s)]
         if not known:
             return
-        share = self.used_share
-        if self.config.is_greedy and len(self.measured.losses) >= len(self.blocks) // 2:
-            share = 1.0  # every prompt has its answer, and would only get the same again
+        population = self.num_prompts if self.config.is_greedy else None
+        share = 1.0 if len(known) == population else self.used_share  # no later answer says more
         steps, accepted = ([table[p] for p in known] for table in (self.measured.steps, self.measured.accepted))
-        self.tau.look(share, tau_bounds(steps, accepted))
+        self.tau.look(share, tau_bounds(steps, accepted, population))
 
     def _round(self, first: int, second: int, order: Sequence[int]) -> None:
         blocks = []
