@@ -5,11 +5,11 @@ rayspec gate full full --json noise.json speed_loss=0.0001      # a recording: i
 python docs/experiments/gate_error_rates.py --noise noise.json --out FOLDER [--runs 2000]
 
 A simulated gate takes the recorded times in runs of successive answers (moving-block bootstrap: Kuensch 1989, Annals of
-Statistics 17), so that drift, bursts and what they do to neighbours stay; the candidate's are longer by the loss that is
-simulated. Acceptance is drawn step by step, of both sides independently, each next draft with the same chance, such that
-tau is the recorded one: what a temperature above 0 does. Greedy sides that are the same never differ, and greedy ones
-that differ a little differ in a few steps, so that this is the hardest case. FOLDER/error_rates.json gets the shares of
-verdicts with 95% Clopper-Pearson intervals.
+Statistics 17), so that drift, bursts and what they do to neighbours stay; the candidate's are longer by the loss that
+is simulated. Acceptance is drawn step by step, of both sides independently, each next draft with the same chance, such
+that tau is the recorded one: what a temperature above 0 does. Greedy sides that are the same never differ, and greedy
+ones that differ a little differ in a few steps, so that this is the hardest case. FOLDER/error_rates.json gets the
+shares of verdicts with 95% Clopper-Pearson intervals.
 """
 
 import argparse

@@ -38,9 +38,9 @@ FALSE_ALARM = 0.01  # of a gate whose two sides are the same, over all its figur
 MISSED = 0.05  # of a figure that lost its margin: the gate passes it
 SPENDING_POWER = 1.5
 FIRST_LOOK = 12  # rounds
-MIN_PROMPTS = 24  # that tau is judged on
+MIN_PROMPTS = 24  # of a workload
 # A loss may be that of a few prompts, which a sample without any of them would not show: 1 of 20 is missed by 64 in 4%
-MIN_PROMPTS_TO_PASS = 64  # or half of the workload
+PROMPTS_FOR_TAU = 64  # or half of the workload
 
 
 class Verdict(StrEnum):
@@ -133,12 +133,13 @@ def tau_bounds(steps_P2: ArrayLike, accepted_P2: ArrayLike, population: int | No
     squares = (influence_P2[:, 0] - influence_P2[:, 1]) ** 2
     unseen = 1.0 if population is None else 1 - n / population
     error = float(np.sqrt(unseen * n / max(n - 1, 1) * squares.sum()))
-    needed = MIN_PROMPTS_TO_PASS if population is None else min(MIN_PROMPTS_TO_PASS, population / 2)
+    needed = PROMPTS_FOR_TAU if population is None else min(PROMPTS_FOR_TAU, population / 2)
 
     def at(low_level: float, high_level: float) -> Bounds:
-        low = loss - float(stats.t.isf(low_level, n - 1)) * error if n >= MIN_PROMPTS else -np.inf
-        high = loss + float(stats.t.isf(high_level, n - 1)) * error if n >= max(MIN_PROMPTS, needed) else np.inf
-        return Bounds(low=low, loss=loss, high=high)
+        if n < needed:
+            return Bounds(low=-np.inf, loss=loss, high=np.inf)
+        low, high = (float(stats.t.isf(level, n - 1)) * error for level in (low_level, high_level))
+        return Bounds(low=loss - low, loss=loss, high=loss + high)
 
     return at
 

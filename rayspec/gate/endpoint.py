@@ -26,7 +26,7 @@ from sglang_ext.json_text import parse_json
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API refuses what it does not know
-VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
+VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -99,6 +99,7 @@ class EndpointSide(Side):
         self.model = ServedModel(name="", root="", server="")
         self.is_chat = config.chat_template
         self.tells_tau = False
+        self._counted: tuple[float, float] | None = None  # by vLLM, until the end of the last block
 
     @property
     def takes_ignore_eos(self) -> bool:
@@ -116,11 +117,11 @@ class EndpointSide(Side):
         return answer
 
     def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
-        before = self._counters()
+        before = self._counters() if self._counted is None else self._counted  # it may count a little late
         start = time.perf_counter()
         answered = self._runner.run(self._all(prompts))
         wall_s = time.perf_counter() - start
-        after = self._counters()
+        after = self._counted = self._counters()
         answers = [answer for one in answered for answer in one]
         if before is not None and after is not None:
             answers = _shared_out(answers, after[0] - before[0], after[1] - before[1])
@@ -192,13 +193,16 @@ class EndpointSide(Side):
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
                 chunk = self._chunk(data, name)
-                text = _text(chunk)
+                try:
+                    text = _text(chunk)
+                    usage = chunk.get("usage") or usage
+                    details = (chunk.get("sglext") or {}).get("spec_tokens_details") or details
+                except (AttributeError, TypeError):
+                    raise self._failed(f"sent what is no answer in the stream of {name}: {_short(data)}") from None
                 if text:
                     last_s = time.perf_counter() - start
                     first_s = last_s if first_s is None else first_s
                     pieces.append(text)
-                usage = chunk.get("usage") or usage
-                details = (chunk.get("sglext") or {}).get("spec_tokens_details") or details
             last_s = last_s or time.perf_counter() - start
         prompt_tokens, tokens = self._usage(usage, name)
         text = "".join(pieces)
@@ -293,12 +297,11 @@ class EndpointSide(Side):
         parts = urlsplit(self.label)
         try:
             response = self._runner.run(self._client.get(f"{parts.scheme}://{parts.netloc}/metrics"))
-            families = {f.name: f for f in text_string_to_metric_families(response.text)}
+            samples = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
         except (httpx.HTTPError, ValueError):
             return None
-        found = [families.get(name) for name in (VLLM_STEPS, VLLM_ACCEPTED)]
-        sums = [sum(s.value for s in f.samples if s.name.endswith("_total")) for f in found if f is not None]
-        return (sums[0], sums[1]) if len(sums) == 2 else None
+        steps, accepted = ([s.value for s in samples if s.name == name] for name in (VLLM_STEPS, VLLM_ACCEPTED))
+        return (sum(steps), sum(accepted)) if steps and accepted else None
 
     def _failed(self, what: str) -> MeasureFailed:
         return MeasureFailed(f"{self.role} {self.label} {what}")

@@ -34,12 +34,12 @@ def _beyond(n: int, level: float) -> int | None:
     """How many Walsh averages lie beyond a bound of `level`; None where even the outermost one would not do."""
     if n > EXACT_UP_TO:
         mean, variance = n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24
-        # rounded away from the centre, twice: the approximation must not be bolder than the exact bound
+        # half a rank further out than the continuity correction asks: no bolder than the exact bound
         rank = int(np.floor(mean - 1 + stats.norm.ppf(level) * np.sqrt(variance))) if level > 0 else -1
         return rank if rank >= 0 else None
-    # P(W <= w) <= level lets w + 1 averages lie outside the open bound
+    # the bound with w averages beyond it is on the wrong side of the centre just if W <= w
     w = int(np.searchsorted(_distribution(n), level, side="right")) - 1
-    return w + 1 if w >= 0 else None
+    return w if w >= 0 else None
 
 
 @lru_cache(maxsize=EXACT_UP_TO)
