@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from rayspec.config import load_config
+from rayspec.gate.sides import MeasureFailed
 from rayspec.job import INTERRUPTED, problem, set_up
 
 
@@ -44,7 +45,6 @@ def main(arguments: list[str]) -> int:
             raise ValueError(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
         from rayspec.gate.report import as_json, text, track
         from rayspec.gate.run import EndpointOptions, run_gate, status
-        from rayspec.gate.sides import MeasureFailed
         from rayspec.home import prepared_home, tracking_uri
         from rayspec.provenance import provenance
         from rayspec.tracking import connect

@@ -49,12 +49,12 @@ def run_gate(
             "a drafter in an engine of ours and an endpoint are not measured alike; serve the drafter (rayspec serve, "
             "or SGLang's own server) and give both addresses"
         )
-    begin = time.monotonic()
+    begin = deadline - 60 * config.max_minutes
     with _endpoints(config, sources, options) if all(addresses) else _drafters(config, sources, options) as ready:
         gate = Gate(config, ready.sides, ready.prompts, has_tau=ready.has_tau)
         if time.monotonic() > deadline:
             raise MeasureFailed(
-                f"the start of both sides took {time.monotonic() - begin:.0f} s, so that nothing is left of "
+                f"{time.monotonic() - begin:.0f} s went by until both sides were ready, so that nothing is left of "
                 f"max_minutes={config.max_minutes:g}; raise it"
             )
         with tqdm(unit=" rounds", mininterval=0.2 if sys.stderr.isatty() else 10, disable=None) as bar:

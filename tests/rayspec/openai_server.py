@@ -32,6 +32,7 @@ class Manners:
     cuts_off_after: int | None = None  # requests, then connections are closed
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -56,6 +57,7 @@ def openai_server(manners: Manners) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             manners.requests.append(body)
             manners.paths.append(self.path)
+            manners.authorizations.append(self.headers.get("Authorization"))
             if manners.cuts_off_after is not None and len(manners.requests) > manners.cuts_off_after:
                 self.close_connection = True
                 return

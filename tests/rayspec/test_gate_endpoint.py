@@ -100,7 +100,9 @@ def test_a_key_is_sent_and_never_told() -> None:
         (Manners(raw=b'data: {"choices": [3]}\n\n'), "sent what is no answer in the stream of prompt p1"),
         (Manners(cuts_off_after=0), r"is gone \(RemoteProtocolError, prompt p1\); look whether it runs"),
     ],
-    ids=lambda value: None if isinstance(value, str) else str(replace(value, requests=[], paths=[]) != Manners()),
+    ids=lambda value: (
+        None if isinstance(value, str) else str(replace(value, requests=[], paths=[], authorizations=[]) != Manners())
+    ),
 )
 def test_each_failure_has_words_of_its_own(manners: Manners, message: str) -> None:
     with openai_server(manners) as address:
