@@ -113,6 +113,8 @@ class Noise:
             for key in {row[column] for row in rows}:
                 own = np.array([row[column] == key for row in rows])
                 left[own] -= left[own].mean()
+        fitted = sum(len({row[column] for row in rows}) for column in (0, 1)) - 1
+        left *= np.sqrt(len(rows) / (len(rows) - fitted))  # what those means took of the noise
         steps, accepted = (sum(r[k] for *_, r in rows) for k in ("verify_steps", "accepted_drafts"))
         return cls(
             seconds_per_token=np.exp(left + logs.mean()),
@@ -241,12 +243,13 @@ def main() -> None:
     parser.add_argument("--noise", required=True, type=Path, nargs="+")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--runs", type=int, default=2000, help="of a candidate that lost nothing; half of the others")
+    parser.add_argument("--only", default="", help="scenarios whose name holds this")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), **provenance()}
     for file in options.noise:
         noise = Noise.read(file)
-        for scenario in SCENARIOS:
+        for scenario in (s for s in SCENARIOS if options.only in s.name):
             runs = options.runs // (1 if scenario.speed_loss == scenario.tau_loss == 0 else 2)
             found = [
                 simulate(scenario, noise, seed)

@@ -2,9 +2,11 @@
 and shape, else one engine each."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from ray.exceptions import RayError
 
 from rayspec.farm.actor import RuntimeHandle, cluster, node_gpus
 from rayspec.farm.load import Traffic
@@ -161,6 +163,8 @@ class DrafterSide(Side):
             yield
         except EngineFailed as error:
             raise MeasureFailed(f"{self.label}: {error}") from error
+        except RayError as error:  # a node that ran out of memory ends actors in ways of its own
+            raise MeasureFailed(f"{self.label}: Ray ended the engine: {str(error).splitlines()[0]}") from error
 
 
 def block_answers(measured: Measured) -> BlockAnswers:
@@ -211,4 +215,5 @@ def running_drafters(
             yield sides[0], sides[1]
         finally:
             for started in sides:
-                started.stop()
+                with suppress(RayError):  # of an engine that is gone already
+                    started.stop()
