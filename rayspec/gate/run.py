@@ -57,7 +57,7 @@ def run_gate(
                 f"{time.monotonic() - begin:.0f} s went by until both sides were ready, so that nothing is left of "
                 f"max_minutes={config.max_minutes:g}; raise it"
             )
-        with tqdm(unit=" rounds", mininterval=0.2 if sys.stderr.isatty() else 10, disable=None) as bar:
+        with tqdm(unit=" rounds", mininterval=0.2 if sys.stderr.isatty() else 10) as bar:
 
             def show(gate: Gate) -> None:
                 bar.update()
