@@ -13,6 +13,7 @@ COMMANDS = {
     "calibrate": "count what reduced heads keep: vocabularies, clusters, affinities",
     "sweep": "measure drafters against plain decoding",
     "report": "show a sweep, and register its winner",
+    "gate": "compare two drafters, champions or endpoints; fails on a regression",
     "serve": "serve a champion through SGLang's endpoint",
     "export": "write drafters in the form that SGLang serves without rayspec",
     "pack": "write drafters without the rows of their target's head",

@@ -1,0 +1,325 @@
+"""A side that is an OpenAI-compatible server: http(s)://HOST:PORT/v1, answers streamed.
+
+Tokens are those of the server's `usage`. Verify steps and accepted drafts come from SGLang with each answer
+(`return_spec_tokens_details`), from vLLM as the growth of its Prometheus counters over a block, which holds what
+anybody else asks of it meanwhile; another server is measured for its speed alone.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from rayspec.gate.config import GateConfig
+from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
+from rayspec.workloads import Conversation
+from sglang_ext.json_text import parse_json
+
+KEY_VARIABLE = "RAYSPEC_API_KEY"
+EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API refuses what it does not know
+VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+MAX_ERROR_CHARACTERS = 300
+
+
+def is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def checked_address(source: str) -> str:
+    """Without a slash at its end. Raises ValueError for what is no address of a server, without repeating a login."""
+    try:
+        parts = urlsplit(source)
+        is_server = bool(parts.hostname) and (parts.port is None or 0 < parts.port < 65536)
+    except ValueError:
+        is_server = False
+    if not is_server or "@" in source:
+        raise ValueError(
+            "an endpoint must be http(s)://HOST:PORT/v1 without user and password; keys come from --baseline-key-file, "
+            f"--candidate-key-file or {KEY_VARIABLE}"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("an endpoint must be http(s)://HOST:PORT/v1, without ? and #, which may hold a key")
+    return urlunsplit(parts).rstrip("/")
+
+
+def endpoint_key(role: str, file: str | None) -> str | None:
+    """Of a file, of RAYSPEC_BASELINE_API_KEY or RAYSPEC_CANDIDATE_API_KEY, or of RAYSPEC_API_KEY, which is sent to
+    both. Raises ValueError for one that no header can hold, without repeating it."""
+    variable = f"RAYSPEC_{role.upper()}_API_KEY"
+    name = next((v for v in (variable, KEY_VARIABLE) if v in os.environ), variable)
+    if file is not None:
+        name = f"--{role}-key-file {file}"
+        try:
+            key = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{name} cannot be read ({type(error).__name__})") from error
+    else:
+        found = os.environ.get(name)
+        if found is None:
+            return None
+        key = found
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"the key of {name} must be one word of printable ASCII characters that is not empty")
+    return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What /v1/models says of the model: `name` is asked for, `root` is what it was loaded from."""
+
+    name: str
+    root: str
+    server: str  # "sglang", "vllm", or what the server says it is
+
+
+class EndpointSide(Side):
+    """One server. Every failure is a MeasureFailed that names the side, and the key is in none of them."""
+
+    def __init__(self, role: str, address: str, config: GateConfig, *, model: str | None, key: str | None) -> None:
+        self.role = role
+        self.label = address
+        self.config = config
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._runner = asyncio.Runner()
+        # no proxy of the environment between us and what is measured; the certificates of the system
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=config.request_timeout_s, trust_env=False, verify=ssl.create_default_context()
+        )
+        self._asked_model = model
+        self.model = ServedModel(name="", root="", server="")
+        self.is_chat = config.chat_template
+        self.tells_tau = False
+        self._counted: tuple[float, float] | None = None  # by vLLM, until the end of the last block
+
+    @property
+    def takes_ignore_eos(self) -> bool:
+        return self.model.server in EXTENDED
+
+    def connect(self, probe: Conversation) -> Answer:
+        """Find the model, and let it answer once: whatever a server can refuse, it refuses here."""
+        self.model = self._find_model()
+        (answer,) = self.answer([replace(probe, turns=probe.turns[:1])]).answers
+        if not answer.tokens:
+            raise self._failed(
+                "answered the first prompt with nothing; look whether it serves the right model with its chat template"
+            )
+        self.tells_tau = self.tells_tau or self._counters() is not None
+        return answer
+
+    def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
+        before = self._counters() if self._counted is None else self._counted  # it may count a little late
+        start = time.perf_counter()
+        answered = self._runner.run(self._all(prompts))
+        wall_s = time.perf_counter() - start
+        after = self._counted = self._counters()
+        answers = [answer for one in answered for answer in one]
+        if before is not None and after is not None:
+            answers = _shared_out(answers, after[0] - before[0], after[1] - before[1])
+        return BlockAnswers(wall_s=wall_s, answers=tuple(answers))
+
+    def stop(self) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+    async def _all(self, prompts: Sequence[Conversation]) -> list[list[Answer]]:
+        return await asyncio.gather(*map(self._converse, prompts))
+
+    async def _converse(self, conversation: Conversation) -> list[Answer]:
+        system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
+        messages, answers = list(system), []
+        for turn, text in enumerate(conversation.turns):
+            messages.append({"role": "user", "content": text})
+            answer = await self._ask(conversation, turn, messages)
+            answers.append(answer[0])
+            messages.append({"role": "assistant", "content": answer[1]})
+        return answers
+
+    async def _ask(self, conversation: Conversation, turn: int, messages: list[dict[str, str]]) -> tuple[Answer, str]:
+        """(answer, its text)."""
+        config = self.config
+        body: dict[str, Any] = {
+            "model": self.model.name,
+            "max_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.is_chat and conversation.is_chat:
+            path, body["messages"] = "/chat/completions", messages
+        else:
+            path, body["prompt"] = "/completions", "\n\n".join(m["content"] for m in messages)
+        if config.ignore_eos and self.takes_ignore_eos:
+            body["ignore_eos"] = True
+        if self.model.server == "sglang":
+            body["return_spec_tokens_details"] = True
+        name = f"prompt {conversation.id}" + (f", turn {turn + 1}" if turn else "")
+        try:
+            async with asyncio.timeout(config.request_timeout_s):
+                return await self._stream(path, body, name, conversation.id, turn)
+        except TimeoutError:
+            raise self._failed(
+                f"did not complete {name} within request_timeout_s={config.request_timeout_s:g}; it hangs or is "
+                "overloaded: look at its log, or raise request_timeout_s"
+            ) from None
+        except httpx.TimeoutException:
+            raise self._failed(f"sent nothing for request_timeout_s={config.request_timeout_s:g} ({name})") from None
+        except httpx.HTTPError as error:
+            raise self._failed(
+                f"is gone ({type(error).__name__}, {name}); look whether it runs, and at its log"
+            ) from None
+
+    async def _stream(
+        self, path: str, body: Mapping[str, Any], name: str, prompt_id: str, turn: int
+    ) -> tuple[Answer, str]:
+        start, first_s, last_s = time.perf_counter(), None, 0.0
+        pieces: list[str] = []
+        usage: Mapping[str, Any] | None = None
+        details: dict[str, Any] = {}
+        async with self._client.stream("POST", self.label + path, json=dict(body)) as response:
+            if response.status_code != 200:
+                self._refuse(response.status_code, (await response.aread()).decode(errors="replace"), name)
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                chunk = self._chunk(data, name)
+                try:
+                    text = _text(chunk)
+                    usage = chunk.get("usage") or usage
+                    details = (chunk.get("sglext") or {}).get("spec_tokens_details") or details
+                except (AttributeError, TypeError):
+                    raise self._failed(f"sent what is no answer in the stream of {name}: {_short(data)}") from None
+                if text:
+                    last_s = time.perf_counter() - start
+                    first_s = last_s if first_s is None else first_s
+                    pieces.append(text)
+            last_s = last_s or time.perf_counter() - start
+        prompt_tokens, tokens = self._usage(usage, name)
+        text = "".join(pieces)
+        self.tells_tau = self.tells_tau or bool(details)
+        answer = Answer(
+            prompt_id=prompt_id,
+            turn=turn,
+            prompt_tokens=prompt_tokens,
+            tokens=tokens,
+            output=text,
+            verify_steps=int(details.get("spec_verify_ct", 0)),
+            accepted_drafts=int(details.get("spec_num_correct_drafts", 0)),
+            ttft_s=last_s if first_s is None else first_s,
+            e2e_s=last_s,
+        )
+        return answer, text
+
+    def _chunk(self, data: str, name: str) -> dict[str, Any]:
+        try:
+            chunk = parse_json(data.encode())
+        except ValueError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            raise self._failed(
+                f"sent what is no JSON object in the stream of {name}; is it an OpenAI-compatible server?"
+            )
+        if chunk.get("error"):
+            raise self._failed(f"broke off {name}: {_short(json.dumps(chunk['error']))}")
+        return chunk
+
+    def _usage(self, usage: Mapping[str, Any] | None, name: str) -> tuple[int, int]:
+        """(prompt tokens, output tokens)."""
+        names = ("prompt_tokens", "completion_tokens")
+        counts = [c for c in map((usage or {}).get, names) if isinstance(c, int) and c >= 0]
+        if len(counts) != 2:
+            raise self._failed(
+                f"ended the stream of {name} without usage; the gate counts tokens by stream_options.include_usage, "
+                "which the server must know, and a stream that was cut off lacks it too"
+            )
+        return counts[0], counts[1]
+
+    def _refuse(self, status: int, text: str, name: str) -> None:
+        if status in (401, 403):
+            raise self._failed(
+                f"refused the key (status {status}); set RAYSPEC_{self.role.upper()}_API_KEY or --{self.role}-key-file"
+            )
+        if status == 404:
+            raise self._failed(
+                f"has no model {self.model.name!r} at this address (status 404: {_short(text)}); name another with "
+                f"--{self.role}-model, and end the address with /v1"
+            )
+        if status == 429:
+            raise self._failed(
+                "limits its requests (status 429), so that its speed cannot be measured; gate it directly"
+            )
+        what = "failed on" if status >= 500 else "refused"
+        raise self._failed(f"{what} {name} with status {status}: {_short(text)}")
+
+    def _find_model(self) -> ServedModel:
+        listing = self._get("/models")
+        try:
+            models = {m["id"]: m for m in parse_json(listing.encode())["data"]}
+        except (ValueError, KeyError, TypeError):
+            raise self._failed("lists no models at /models; an endpoint's address ends with /v1") from None
+        name = self._asked_model
+        if name is None and len(models) == 1:
+            name = next(iter(models))
+        if name is None or name not in models:
+            known = ", ".join(sorted(map(str, models))[:20]) or "none"
+            problem = "has several models" if self._asked_model is None else f"has no model {name!r}"
+            raise self._failed(f"{problem} (it has {known}); name one with --{self.role}-model")
+        entry = models[name]
+        return ServedModel(
+            name=name, root=str(entry.get("root") or name), server=str(entry.get("owned_by", "")).lower()
+        )
+
+    def _get(self, path: str) -> str:
+        try:
+            response = self._runner.run(self._client.get(self.label + path))
+        except httpx.TimeoutException:
+            raise self._failed(f"did not answer within {self.config.request_timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise self._failed(f"cannot be reached ({type(error).__name__}); look whether it runs") from None
+        if response.status_code != 200:
+            self._refuse(response.status_code, response.text, path)
+        return response.text
+
+    def _counters(self) -> tuple[float, float] | None:
+        """vLLM's (drafts, accepted tokens) since its start; None of another server, and without speculation."""
+        if self.model.server != "vllm":
+            return None
+        parts = urlsplit(self.label)
+        try:
+            response = self._runner.run(self._client.get(f"{parts.scheme}://{parts.netloc}/metrics"))
+            samples = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
+        except (httpx.HTTPError, ValueError):
+            return None
+        steps, accepted = ([s.value for s in samples if s.name == name] for name in (VLLM_STEPS, VLLM_ACCEPTED))
+        return (sum(steps), sum(accepted)) if steps and accepted else None
+
+    def _failed(self, what: str) -> MeasureFailed:
+        return MeasureFailed(f"{self.role} {self.label} {what}")
+
+
+def _text(chunk: Mapping[str, Any]) -> str:
+    """Of a chunk of either endpoint; reasoning is output too."""
+    choices = chunk.get("choices") or [{}]
+    delta = choices[0].get("delta") or {}
+    return str(choices[0].get("text") or delta.get("content") or delta.get("reasoning_content") or "")
+
+
+def _shared_out(answers: Sequence[Answer], steps: float, accepted: float) -> list[Answer]:
+    """The counts of a block at its first answer: they are only known together, and a prompt is a cluster."""
+    first, *others = answers
+    return [replace(first, verify_steps=int(steps), accepted_drafts=int(accepted)), *others]
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."

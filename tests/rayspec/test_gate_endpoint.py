@@ -1,0 +1,161 @@
+"""Endpoints as a side of the gate: what is asked of a server, what its answers become, and what each failure says."""
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openai_server import TOKENS, Manners, openai_server
+
+from rayspec.gate.config import GateConfig
+from rayspec.gate.endpoint import EndpointSide, checked_address, endpoint_key
+from rayspec.gate.sides import MeasureFailed
+from rayspec.workloads import Conversation
+
+PROMPT = Conversation(id="p1", category="c", turns=("four words of text",))
+TWO_TURNS = Conversation(id="p2", category="c", turns=("one", "two"), system="be brief")
+
+
+def side(address: str, *, model: str | None = None, key: str | None = None, **settings: Any) -> EndpointSide:
+    return EndpointSide("candidate", address, GateConfig(**settings), model=model, key=key)
+
+
+def test_sglang_tells_tau_with_each_answer() -> None:
+    manners = Manners()
+    with openai_server(manners) as address:
+        one = side(address, ignore_eos=True, max_new_tokens=9)
+        one.connect(PROMPT)
+        block = one.answer([PROMPT, TWO_TURNS])
+        one.stop()
+    assert one.tells_tau
+    assert [(a.prompt_id, a.turn) for a in block.answers] == [("p1", 0), ("p2", 0), ("p2", 1)]
+    assert {(a.tokens, a.verify_steps, a.accepted_drafts, a.output) for a in block.answers} == {
+        (TOKENS, 6, 6, "a" * TOKENS)
+    }
+    assert block.answers[0].prompt_tokens == 4
+    assert all(0 < a.ttft_s < a.e2e_s <= block.wall_s for a in block.answers)
+    asked = manners.requests[-1]
+    assert (asked["model"], asked["max_tokens"], asked["ignore_eos"], asked["temperature"]) == ("demo", 9, True, 0)
+    last = next(r for r in manners.requests if len(r["messages"]) == 4)
+    assert [m["role"] for m in last["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_vllm_tells_tau_by_its_counters() -> None:
+    with openai_server(Manners(owner="vllm", verify_steps=5, accepted=3)) as address:
+        one = side(address)
+        one.connect(PROMPT)
+        answers = one.answer([PROMPT, TWO_TURNS]).answers
+        one.stop()
+    assert one.tells_tau
+    assert [(a.verify_steps, a.accepted_drafts) for a in answers] == [(15, 9), (0, 0), (0, 0)]  # of three requests
+
+
+def test_another_server_is_asked_for_nothing_that_it_may_not_know() -> None:
+    manners = Manners(owner="somebody")
+    with openai_server(manners) as address:
+        one = side(address, ignore_eos=True, chat_template=False)
+        one.connect(PROMPT)
+        one.stop()
+    assert not one.tells_tau
+    known = {"model", "max_tokens", "temperature", "stream", "stream_options", "prompt"}
+    assert set(manners.requests[0]) == known
+    assert manners.paths == ["/v1/completions"]
+
+
+def test_a_key_is_sent_and_never_told() -> None:
+    with openai_server(Manners(key="correct-horse")) as address:
+        right = side(address, key="correct-horse")
+        right.connect(PROMPT)
+        right.stop()
+        wrong = side(address, key="battery-staple")
+        with pytest.raises(
+            MeasureFailed, match=r"candidate http.* refused the key \(status 401\); set RAYSPEC_CAND"
+        ) as e:
+            wrong.connect(PROMPT)
+        wrong.stop()
+    assert "battery" not in repr(e.value) + repr(e.value.__cause__) + repr(vars(wrong)["label"])
+
+
+@pytest.mark.parametrize(
+    ("manners", "message"),
+    [
+        (Manners(models=("x", "y")), r"has several models \(it has x, y\); name one with --candidate-model"),
+        (Manners(models=()), r"has several models \(it has none\)"),
+        (Manners(status=500), "failed on prompt p1 with status 500: .*out of memory"),
+        (Manners(status=503), "failed on prompt p1 with status 503"),
+        (Manners(status=400), "refused prompt p1 with status 400: .*out of memory"),
+        (Manners(status=404), r"has no model 'demo' at this address \(status 404"),
+        (Manners(status=429), "limits its requests"),
+        (Manners(hangs_s=1.0), "did not complete prompt p1 within request_timeout_s=0.5|sent nothing for"),
+        (
+            Manners(seconds_per_token=0.2),
+            "did not complete prompt p1 within request_timeout_s=0.5; it hangs or is over",
+        ),
+        (Manners(tokens=0), "answered the first prompt with nothing"),
+        (Manners(sends_usage=False), "ended the stream of prompt p1 without usage"),
+        (Manners(raw=b"data: <html>\n\n"), "sent what is no JSON object in the stream of prompt p1"),
+        (Manners(raw=b'data: {"error": {"message": "aborted"}}\n\n'), "broke off prompt p1: .*aborted"),
+        (Manners(raw=b"hello"), "ended the stream of prompt p1 without usage"),
+        (Manners(raw=b'data: {"usage": {"prompt_tokens": "x", "completion_tokens": 3}}\n\n'), "without usage"),
+        (Manners(raw=b'data: {"choices": [3]}\n\n'), "sent what is no answer in the stream of prompt p1"),
+        (Manners(cuts_off_after=0), r"is gone \(RemoteProtocolError, prompt p1\); look whether it runs"),
+    ],
+    ids=lambda value: (
+        None if isinstance(value, str) else str(replace(value, requests=[], paths=[], authorizations=[]) != Manners())
+    ),
+)
+def test_each_failure_has_words_of_its_own(manners: Manners, message: str) -> None:
+    with openai_server(manners) as address:
+        one = side(address, request_timeout_s=0.5)
+        with pytest.raises(MeasureFailed, match=message) as caught:
+            one.connect(PROMPT)
+        one.stop()
+    assert str(caught.value).startswith(f"candidate {address} ")
+
+
+def test_who_is_not_there() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        one = side(f"http://127.0.0.1:{s.getsockname()[1]}/v1")
+        with pytest.raises(MeasureFailed, match=r"cannot be reached \(ConnectError\); look whether it runs"):
+            one.connect(PROMPT)
+        one.stop()
+
+
+def test_a_model_is_named() -> None:
+    with openai_server(Manners(models=("x", "y"))) as address:
+        one = side(address, model="y")
+        one.connect(PROMPT)
+        other = side(address, model="z")
+        with pytest.raises(MeasureFailed, match=r"has no model 'z' \(it has x, y\)"):
+            other.connect(PROMPT)
+        assert one.model.name == "y"
+        for s in (one, other):
+            s.stop()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://", "http://user:secret@host/v1", "http://host:99999/v1", "http://h/v1?key=secret", "http://[::1"],
+)
+def test_what_is_no_address_is_not_repeated(address: str) -> None:
+    with pytest.raises(ValueError, match="an endpoint must be") as caught:
+        checked_address(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_keys(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAYSPEC_API_KEY", "RAYSPEC_BASELINE_API_KEY", "RAYSPEC_CANDIDATE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert endpoint_key("baseline", None) is None
+    monkeypatch.setenv("RAYSPEC_API_KEY", "both")
+    monkeypatch.setenv("RAYSPEC_CANDIDATE_API_KEY", "own")
+    assert (endpoint_key("baseline", None), endpoint_key("candidate", None)) == ("both", "own")
+    (tmp_path / "key").write_text("of-the-file\n")
+    assert endpoint_key("candidate", str(tmp_path / "key")) == "of-the-file"
+    monkeypatch.setenv("RAYSPEC_CANDIDATE_API_KEY", "two secret words")
+    with pytest.raises(ValueError, match="the key of RAYSPEC_CANDIDATE_API_KEY must be one word") as caught:
+        endpoint_key("candidate", None)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        endpoint_key("candidate", str(tmp_path / "nowhere"))

@@ -1,0 +1,127 @@
+"""The gate's loop on sides whose times are known."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from gate_sides import Clock, FakeSide, conversations
+
+from rayspec.gate.config import GateConfig
+from rayspec.gate.decision import Verdict
+from rayspec.gate.report import find, text
+from rayspec.gate.rounds import Gate, orders
+from rayspec.gate.sides import MeasureFailed
+
+
+def gate_of(
+    candidate: dict[str, Any], *, prompts: int = 64, has_tau: bool = True, noise: bool = True, **settings: Any
+) -> tuple[Gate, Clock, list[tuple[str, str]]]:
+    clock, log = Clock(), []
+    rng = np.random.default_rng(0) if noise else None
+    sides = [FakeSide("a", clock, log, noise=rng), FakeSide("b", clock, log, noise=rng, **candidate)]
+    config = GateConfig(**settings)
+    return Gate(config, sides, conversations(prompts), has_tau=has_tau, clock=clock), clock, log
+
+
+def test_rounds_are_a_b_b_a_or_b_a_a_b_over_every_prompt() -> None:
+    gate, _, log = gate_of({}, speed_loss=1e-4)  # which no verdict ends
+    gate.run(300)
+    rounds = [log[i : i + 4] for i in range(0, len(log), 4)]
+    assert {"".join(side for side, _ in r) for r in rounds} == {"abba", "baab"}
+    assert all(r[0][1] == r[1][1] != r[2][1] == r[3][1] for r in rounds)
+    firsts = [prompt for r in rounds[:32] for _, prompt in r[::2]]
+    assert sorted(firsts) == sorted(f"p{i}" for i in range(64)), "a pass takes every prompt once"
+
+
+def test_the_order_is_drawn_and_the_seed_s() -> None:
+    first, again, other = (list(islice(orders(8, seed), 40)) for seed in (0, 0, 1))
+    assert first == again != other
+    starts = [order[0] for _, _, order in islice(orders(8, 0), 400)]
+    assert 160 < sum(starts) < 240
+
+
+@pytest.mark.parametrize(
+    ("candidate", "verdict"),
+    [
+        ({}, Verdict.PASS),
+        ({"seconds": 1.01}, Verdict.PASS),
+        ({"seconds": 1 / 0.95}, Verdict.REGRESSION),
+        ({"seconds": 0.8}, Verdict.PASS),
+        ({"change": lambda p: {"accepted_drafts": 9}}, Verdict.REGRESSION),
+        ({"change": lambda p: {"accepted_drafts": 9 + (int(p[1:]) % 2)}}, Verdict.REGRESSION),  # 2.5%
+        ({"change": lambda p: {"accepted_drafts": 9 + (int(p[1:]) % 10 > 0)}}, Verdict.PASS),  # 0.5%
+        ({"change": lambda p: {"accepted_drafts": 12}}, Verdict.PASS),
+    ],
+    ids=["same", "1% slower", "5% slower", "faster", "tau -5%", "tau -2.5%", "tau -0.5%", "tau more"],
+)
+def test_verdicts(candidate: dict[str, Any], verdict: Verdict) -> None:
+    gate, clock, _ = gate_of(candidate)
+    assert gate.run(600) is verdict
+    assert clock.now < 600
+
+
+def test_a_candidate_ten_times_slower_is_found_before_the_time_is_over() -> None:
+    gate, clock, _ = gate_of({"seconds": 10.0})
+    assert gate.run(600) is Verdict.REGRESSION
+    assert clock.now < 600
+    said = text(find(gate, compares=True, seconds=clock.now))
+    assert "+90" in said
+    assert "verdict: regression" in said
+
+
+def test_no_time_no_verdict_and_the_limit_holds() -> None:
+    gate, clock, _ = gate_of({})
+    assert gate.run(30) is Verdict.UNDECIDED
+    assert clock.now <= 32, "a round takes four seconds, and none begins that would not fit"
+    assert "\ntau: neither a loss nor that there is none could be shown" in text(find(gate, compares=True, seconds=30))
+
+
+def test_greedy_tau_ends_with_the_workload() -> None:
+    """Noise that hides the speed's verdict goes on; what tau is on this workload was known after one pass."""
+    gate, _, _ = gate_of({"change": lambda p: {"accepted_drafts": 8 + int(p[1:]) % 5}}, prompts=32)
+    gate.run(600)
+    assert gate.tau is not None
+    assert gate.tau.bounds is not None
+    assert gate.tau.verdict is Verdict.PASS
+    drawn, _, _ = gate_of({"change": lambda p: {"accepted_drafts": 8 + int(p[1:]) % 5}}, prompts=32, temperature=1.0)
+    assert drawn.run(600) is Verdict.UNDECIDED, "32 prompts, whose answers are drawn"
+
+
+def test_different_outputs_are_reported_and_fail_where_asked() -> None:
+    change = {"change": lambda p: {"output": (1, 2, 4)} if p in ("p3", "p40") else {}}
+    for identity, verdict in (("report", Verdict.PASS), ("require", Verdict.REGRESSION)):
+        gate, clock, log = gate_of(change, identity=identity)
+        gate.run(600)
+        finding = find(gate, compares=True, seconds=clock.now)
+        assert finding.verdict is verdict
+        assert set(finding.mismatches) == {"p3", "p40"}
+        first = next(p for _, p in log if p in ("p3", "p40"))
+        assert f"greedy outputs: 2 of {finding.prompts} prompts differ; the first is prompt {first}" in text(finding)
+    assert find(gate, compares=False, seconds=1).mismatches == ()
+
+
+def test_an_empty_answer_has_no_speed() -> None:
+    gate, _, _ = gate_of({"change": lambda p: {"tokens": 0} if p == "p5" else {}})
+    with pytest.raises(MeasureFailed, match=r"candidate b: the answer to prompt p5 is empty.*ignore_eos=true"):
+        gate.run(600)
+
+
+def test_other_tokenizers_are_not_compared() -> None:
+    gate, _, _ = gate_of({"change": lambda p: {"prompt_tokens": 9}})
+    with pytest.raises(
+        MeasureFailed, match="has 7 tokens for the baseline and 9 for the candidate: they have other tok"
+    ):
+        gate.run(600)
+
+
+def test_without_tau_speed_alone_decides_and_it_is_said() -> None:
+    gate, clock, _ = gate_of({"change": lambda p: {"accepted_drafts": 0}}, has_tau=False)
+    assert gate.run(600) is Verdict.PASS
+    assert "so speed alone was judged" in text(find(gate, compares=True, seconds=clock.now))
+
+
+@pytest.mark.parametrize(("prompts", "concurrency", "needed"), [(23, 1, 24), (60, 32, 64)])
+def test_too_few_prompts(prompts: int, concurrency: int, needed: int) -> None:
+    with pytest.raises(ValueError, match=rf"has {prompts} prompts; .* at least {needed}: take a larger workload"):
+        gate_of({}, prompts=prompts, concurrency=concurrency)
