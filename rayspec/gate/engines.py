@@ -19,10 +19,11 @@ from rayspec.serving.champion import MODEL, RUN, find_champion
 from rayspec.serving.flags import ENGINE_FLAGS
 from rayspec.serving.record import RECORD, ServingRecord
 from rayspec.shipped import drafter_label
+from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.engines import Engines
 from rayspec.sweep.placement import place
-from rayspec.sweep.plan import Cohort, Drafter
+from rayspec.sweep.plan import Cohort
 from rayspec.sweep.prepare import Prepared, prepare
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.tracking import connect
@@ -44,9 +45,9 @@ class PreparedDrafter:
     prepared: Prepared
 
     @property
-    def drafter(self) -> Drafter:
+    def measured(self) -> Candidate:
         """With its role as label: folders of the same name are two drafters, and a swap is skipped by label."""
-        return replace(self.prepared.drafters[0], label=self.role)
+        return replace(self.prepared.plan.candidates[0], label=self.role)
 
     @property
     def cohort(self) -> Cohort:
@@ -55,8 +56,8 @@ class PreparedDrafter:
     def shares_engine_with(self, other: "PreparedDrafter") -> bool:
         """Whether the other can be swapped into this one's engine."""
         mine, theirs = self.prepared, other.prepared
-        same = (mine.target, self.cohort.family, self.cohort.draft_steps, mine.config.engine)
-        return same == (theirs.target, other.cohort.family, other.cohort.draft_steps, theirs.config.engine)
+        same = (mine.target, self.cohort.engine, mine.config.engine)
+        return same == (theirs.target, other.cohort.engine, theirs.config.engine)
 
 
 def prepare_drafters(config: GateConfig, sources: Sequence[str]) -> tuple[PreparedDrafter, PreparedDrafter]:
@@ -150,7 +151,7 @@ class DrafterSide(Side):
 
     def _running(self) -> RuntimeHandle:
         """The engine with this side's drafter, warm: the first steps after a swap find a cold cache."""
-        engine = self._engines.use(self._side.drafter)
+        engine = self._engines.use(self._side.measured)
         one, config = Traffic(concurrency=1), self._side.prepared.config
         engine.warm_up(self._engines.load(self._side.prepared.prompts[:1], one, max_new_tokens=config.warmup_tokens))
         return engine
@@ -208,7 +209,7 @@ def running_drafters(
                 sides.append(DrafterSide(side, engines))
                 with sides[-1]._readable():
                     if not engines.has_speculative(side.cohort):
-                        engines.start_speculative(side.cohort, side.drafter)
+                        engines.start_speculative(side.cohort, side.measured)
                 sides[-1].warm_up()
             yield sides[0], sides[1]
         finally:

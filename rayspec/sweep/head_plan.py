@@ -20,7 +20,7 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.head_values import OWN, combinations, label
 from rayspec.sweep.made_heads import MadeHead
 from rayspec.sweep.shape import split_shape
-from rayspec.training.answers import read_answers, read_index
+from rayspec.training.data.answers import read_answers, read_index
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import is_only_used_otherwise
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS

@@ -21,7 +21,7 @@ from rayspec.sweep.drafters import at_every_length, candidate_of
 from rayspec.sweep.fits import check_fits
 from rayspec.sweep.shape import DraftShape
 from rayspec.target import TargetModel
-from rayspec.training.answers import read_answers
+from rayspec.training.data.answers import read_answers
 from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments

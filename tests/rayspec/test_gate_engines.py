@@ -49,8 +49,8 @@ def test_folders_of_one_name_are_two_drafters(tmp_path: Path) -> None:
         (tmp_path / folder / "drafter").symlink_to(DRAFTERS[kind])
     base, own = prepare_drafters(CONFIG, [str(tmp_path / f / "drafter") for f in ("old", "new")])
     assert base.shares_engine_with(own)
-    assert (base.drafter.label, own.drafter.label) == ("baseline", "candidate")  # a swap is skipped by label
-    assert base.drafter.path != own.drafter.path
+    assert (base.measured.label, own.measured.label) == ("baseline", "candidate")  # a swap is skipped by label
+    assert base.measured.path != own.measured.path
 
 
 def test_the_engines_time_is_that_of_the_gate() -> None:

@@ -18,7 +18,7 @@ from rayspec.sweep.folder import SweepFolder
 from rayspec.sweep.head_values import combinations, label
 from rayspec.sweep.made_heads import MadeHead
 from rayspec.sweep.prepare import Prepared, prepare
-from rayspec.training.answers import AnswersConfig, read_answers
+from rayspec.training.data.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from sglang_ext.drafters.checkpoint import load_drafter
