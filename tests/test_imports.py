@@ -64,7 +64,7 @@ def circle(graph: Graph) -> Iterable[str]:
 def test_modules() -> None:
     graph = imports(sources())
     assert len(graph) > 200, "the sources were not found"
-    assert "rayspec.sweep.shape" in graph["rayspec.sweep.plan"]
+    assert "rayspec.sweep.candidate" in graph["rayspec.sweep.plan"]
     assert circle(graph) == []
 
 

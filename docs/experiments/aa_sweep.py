@@ -20,8 +20,8 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 from slow_drafter import SLOW, SLOWDOWN
 
+from rayspec.plotting import STYLE, colour, panels, plt
 from rayspec.provenance import machine, provenance
-from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import drafter_path
 from rayspec.statistics import Interval
 from rayspec.sweep.folder import sweep_folders

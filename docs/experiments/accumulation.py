@@ -16,8 +16,8 @@ import psutil
 import torch
 from tqdm import tqdm
 
+from rayspec.plotting import STYLE, colour, panels, plt
 from rayspec.provenance import provenance
-from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.frozen_target import FrozenTarget

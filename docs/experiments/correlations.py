@@ -20,8 +20,8 @@ from tqdm import tqdm
 from rayspec.calibration.sources.counting import PairCounts, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.sources.kinds import TENSORS
 from rayspec.home import home
+from rayspec.plotting import STYLE, colour, panels, plt
 from rayspec.provenance import provenance
-from rayspec.report.style import STYLE, colour, panels, plt
 from rayspec.shipped import drafter_path, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.data.answers import AnswerSet, read_answers

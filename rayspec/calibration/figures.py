@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from rayspec.report.style import DASHES, STYLE, colour, panels, plt
+from rayspec.plotting import DASHES, STYLE, colour, panels, plt
 
 
 def coverage_figure(curves: Mapping[str, Tensor], chosen: str, size: int) -> Figure:

@@ -112,7 +112,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """By batch, tokens of a step at which each head breaks even, and the predicted speed-up where its tau is known."""
-    from rayspec.report.style import STYLE, colour, panels, plt
+    from rayspec.plotting import STYLE, colour, panels, plt
 
     plain = {row["batch"]: row for row in found["rows"][PLAIN]}
     taus = found.get("tau", {})

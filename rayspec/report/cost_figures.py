@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from rayspec.plotting import Heads, colour, legend_below, marker, panels, steps_entries
 from rayspec.report.speed_figures import axes_of, bounds
-from rayspec.report.style import Heads, colour, legend_below, marker, panels, steps_entries
 
 if TYPE_CHECKING:
     from rayspec.sweep.results import TrialResult

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rayspec.metrics import TAU_CATEGORY, break_even_rho
+from rayspec.plotting import Heads, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.categories import RequestsOf, category_taus
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import axes_of, bounds
-from rayspec.report.style import Heads, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from rayspec.farm.load import Traffic
+from rayspec.plotting import colour, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.speed_figures import axes_of, bounds
-from rayspec.report.style import colour, legend_below, marker, panels, shortened, steps_entries
 
 if TYPE_CHECKING:
     from rayspec.sweep.candidate import Candidate

@@ -13,7 +13,7 @@ def report_files(report: dict[str, Any]) -> dict[str, bytes | str]:
 
 
 def _figure(report: dict[str, Any]) -> bytes:
-    from rayspec.report.style import STYLE, colour, panels, plt
+    from rayspec.plotting import STYLE, colour, panels, plt
 
     history, evaluations = report["history"], report["evaluations"]
     with plt.rc_context(STYLE):

@@ -8,13 +8,13 @@ from PIL import Image
 from synthetic import SyntheticSweep
 
 from rayspec.farm.load import Traffic
+from rayspec.plotting import Heads, panels, plt
 from rayspec.report.figures import write_figures
 from rayspec.report.head_figures import unbeaten
 from rayspec.report.option_figures import option_lines
 from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
-from rayspec.report.style import Heads, panels, plt
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Head
 from rayspec.sweep.plan import Trial
