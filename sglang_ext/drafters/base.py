@@ -28,6 +28,17 @@ def check_sizes(config: Any, prefix: str = "") -> None:
                 raise ValueError(f"{prefix}{f.name} must be {allowed}, got {value}")
 
 
+def check_attention(config: Any, prefix: str = "") -> None:
+    """Raise ValueError for heads that do not share out, or that rotary halves do not divide."""
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"{prefix}num_attention_heads ({heads}) must be a multiple of {prefix}num_key_value_heads ({shared})"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"{prefix}head_dim must be even (rotary halves), got {config.head_dim}")
+
+
 class DrafterConfig(Settings, ABC):
     """Sizes and options of a body: a frozen dataclass. What a family is like, the rest of the project reads here.
 
