@@ -7,7 +7,7 @@ import pytest
 import torch
 from answerers import answer_in_process, answerer, as_prompts, name_of
 
-from rayspec.training.data.answers import AnswersConfig, Request, make_answers, read_answers
+from rayspec.training.data.answers import AnswersConfig, Request, check_index, make_answers, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 
 CONFIG = AnswersConfig(
@@ -79,8 +79,18 @@ def test_answers_with_other_settings_are_refused(tiny_target: FrozenTarget, tmp_
         answer_in_process(tmp_path, tiny_target, replace(CONFIG, temperature=0.5), prompts())
 
 
+def test_answers_from_before_prompts_had_openings_can_be_used(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    answer_in_process(tmp_path, tiny_target, CONFIG, prompts())
+    index = json.loads((tmp_path / "answers.json").read_text())
+    del index["config"]["openings"]
+    (tmp_path / "answers.json").write_text(json.dumps(index))
+    check_index(tmp_path, tiny_target.sha256, CONFIG)
+    with pytest.raises(ValueError, match=r"answers\.openings=\[''\], not \['Write'\]"):
+        check_index(tmp_path, tiny_target.sha256, replace(CONFIG, openings=["Write"]))
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("count", 0), ("max_prompt_tokens", 4), ("greedy_share", 1.5), ("temperature", 0.0)]
+    ("field", "value"), [("count", 0), ("openings", []), ("max_prompt_tokens", 4), ("greedy_share", 1.5), ("temperature", 0.0)]
 )
 def test_bad_settings_are_named(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

@@ -60,6 +60,15 @@ def test_the_target_writes_from_where_a_user_begins(chat: ChatTemplate, tmp_path
         assert request.temperature > 0
 
 
+def test_messages_begin_as_they_are_asked_to(chat: ChatTemplate, tmp_path: Path) -> None:
+    """The target continues each beginning in turn, and the message holds it."""
+    answer = Scripted(chat.tokenizer, [FIG, " a poem about rain<|im_end|>"])
+    found = write_prompts(tmp_path, replace(CONFIG, count=2, openings=["", "Write"]), chat, answer)
+    assert found == [*texts(FIG), "Write a poem about rain"]
+    begun = [chat.tokenizer.decode(request.prompt_ids) for request in answer.asked[0]]
+    assert begun == ["<|im_start|>user\n", "<|im_start|>user\nWrite"]
+
+
 def test_a_killed_run_goes_on_behind_its_last_batch(chat: ChatTemplate, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_prompts(tmp_path, CONFIG, chat, Scripted(chat.tokenizer, [FIG, ELM], None))

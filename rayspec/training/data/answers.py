@@ -46,6 +46,8 @@ class AnswersConfig(Settings):
     """
 
     prompts: str = "self"
+    # how messages begin that the target writes in the user's place, in turn; "" leaves it to the target
+    openings: list[str] = field(default_factory=lambda: [""])
     count: int = 3072
     min_prompt_tokens: int = 8
     max_prompt_tokens: int = 160
@@ -68,6 +70,8 @@ class AnswersConfig(Settings):
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
+        if not self.openings:
+            raise ValueError('openings must have at least one entry; [""] leaves the first word to the target')
         if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
             raise ValueError(f"temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
 
@@ -192,7 +196,7 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted, made = asdict(config), dict(index["config"])
+    wanted, made = asdict(config), {"openings": [""], **index["config"]}  # which older folders do not name
     if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
         made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
     for key, was, now in differences(made, wanted):

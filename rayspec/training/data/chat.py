@@ -58,6 +58,8 @@ class ChatTemplate:
         """From behind an answer's stop token to where the next answer begins."""
         return self.encode(self.reopen + message + self.ask)
 
-    def message(self, ids: list[int]) -> str | None:
-        """The message of the user that the target wrote, None where it did not end."""
-        return self.tokenizer.decode(ids[:-1]).strip() if ids and ids[-1] == self.user_stop else None
+    def message(self, ids: list[int], beginning: str = "") -> str | None:
+        """The message of the user that the target wrote behind its `beginning`, None where it did not end."""
+        if not ids or ids[-1] != self.user_stop:
+            return None
+        return (beginning + self.tokenizer.decode(ids[:-1])).strip()

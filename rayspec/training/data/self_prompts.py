@@ -66,9 +66,13 @@ def write_prompts(
 
 
 def _new_prompts(config: AnswersConfig, chat: ChatTemplate, answer: Answerer, seen: Iterable[str]) -> list[str]:
-    request = Request(chat.encode(chat.opening), WRITING_TEMPERATURE, config.max_prompt_tokens, (chat.user_stop,))
-    requests = [request] * config.batch_size
-    return new_and_sensible([chat.message(ids) for ids in answer(requests)], seen)
+    openings = [config.openings[n % len(config.openings)] for n in range(config.batch_size)]
+    requests = [
+        Request(chat.encode(chat.opening + opening), WRITING_TEMPERATURE, config.max_prompt_tokens, (chat.user_stop,))
+        for opening in openings
+    ]
+    messages = [chat.message(ids, opening) for ids, opening in zip(answer(requests), openings, strict=True)]
+    return new_and_sensible(messages, seen)
 
 
 def new_and_sensible(texts: Sequence[str | None], seen: Iterable[str]) -> list[str]:
