@@ -15,8 +15,8 @@ from fixture_models import DRAFTERS, TARGET, drafters_setting
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from rayspec.sweep.folder import SweepFolder, sweep_folders
-from rayspec.sweep.journal import read
+from rayspec.sweep.record.folder import SweepFolder, sweep_folders
+from rayspec.sweep.record.journal import read
 
 ROOT = Path(__file__).parents[1]
 JOB = "jobs/sweep.py"

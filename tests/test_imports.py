@@ -40,15 +40,15 @@ def _imported(tree: ast.Module, modules: Mapping[str, str]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def package(name: str) -> str:
-    """`rayspec.sweep` of `rayspec.sweep.plan`; a module beside the packages stands for itself."""
-    return ".".join(name.split(".")[:2])
+def package(name: str, depth: int = 2) -> str:
+    """`rayspec.sweep` of `rayspec.sweep.plan.trials`; a module beside the packages stands for itself."""
+    return ".".join(name.split(".")[:depth])
 
 
-def of_packages(graph: Graph) -> Graph:
+def of_packages(graph: Graph, depth: int = 2) -> Graph:
     merged: dict[str, set[str]] = {}
     for name, others in graph.items():
-        merged.setdefault(package(name), set()).update(map(package, others))
+        merged.setdefault(package(name, depth), set()).update(package(other, depth) for other in others)
     return {name: others - {name} for name, others in merged.items()}
 
 
@@ -64,13 +64,19 @@ def circle(graph: Graph) -> Iterable[str]:
 def test_modules() -> None:
     graph = imports(sources())
     assert len(graph) > 200, "the sources were not found"
-    assert "rayspec.sweep.candidate" in graph["rayspec.sweep.plan"]
+    assert "rayspec.sweep.candidate" in graph["rayspec.sweep.plan.trials"]
     assert circle(graph) == []
 
 
 def test_packages() -> None:
     graph = of_packages(imports(sources()))
     assert "rayspec.sweep" in graph["rayspec.report"]
+    assert circle(graph) == []
+
+
+def test_parts_of_packages() -> None:
+    graph = of_packages(imports(sources()), depth=3)
+    assert "rayspec.sweep.plan" in graph["rayspec.sweep.measure"]
     assert circle(graph) == []
 
 

@@ -24,11 +24,11 @@ from rayspec.plotting import STYLE, colour, panels, plt
 from rayspec.provenance import machine, provenance
 from rayspec.shipped import drafter_path
 from rayspec.statistics import Interval
-from rayspec.sweep.folder import sweep_folders
-from rayspec.sweep.journal import read
-from rayspec.sweep.measured import SweepState
-from rayspec.sweep.prepare import prepare
-from rayspec.sweep.results import speedups
+from rayspec.sweep.plan.prepare import prepare
+from rayspec.sweep.record.folder import sweep_folders
+from rayspec.sweep.record.journal import read
+from rayspec.sweep.record.measured import SweepState
+from rayspec.sweep.record.results import speedups
 
 ROOT = Path(__file__).parents[2]
 HEAD, TWIN = "full", "twin"

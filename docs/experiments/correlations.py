@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from rayspec.calibration.sources.counting import PairCounts, add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.counting import PairCounts, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.sources.kinds import TENSORS
 from rayspec.home import home
 from rayspec.plotting import STYLE, colour, panels, plt

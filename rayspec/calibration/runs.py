@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rayspec.artifacts import write_artifacts
 from rayspec.calibration.config import NamedRule
+from rayspec.calibration.counting import PairCounts, add_up, add_up_pairs, batches
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, png, utility_figure
 from rayspec.calibration.prepare import Prepared
 from rayspec.calibration.rules.base import Made
 from rayspec.calibration.rules.bcl import Bcl
 from rayspec.calibration.rules.ranking import coverage, rank
-from rayspec.calibration.sources.counting import PairCounts, add_up, add_up_pairs, batches
 from rayspec.config import flatten, to_yaml
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.provenance import provenance

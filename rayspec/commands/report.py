@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
     from rayspec.report.page import write_report
     from rayspec.report.promote import PromotionRefused, promote, winner
-    from rayspec.sweep.stored import find_sweep
+    from rayspec.sweep.record.stored import find_sweep
     from rayspec.tracking import connect
 
     try:

@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
         # imports torch; a typing error should not wait for it
         if options.resume is None:
             config = load_config(SweepConfig, options.config, options.overrides)
-        from rayspec.sweep.folder import SweepFolder, find_resumable
-        from rayspec.sweep.prepare import prepare
+        from rayspec.sweep.plan.prepare import prepare
+        from rayspec.sweep.record.folder import SweepFolder, find_resumable
 
         if options.resume is not None:
             folder = find_resumable(prepared_home(), options.resume or None)

@@ -23,13 +23,13 @@ from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
-from rayspec.sweep.folder import TARGET_SHA256, SweepFolder, target_sha256
-from rayspec.sweep.measured import read_state
-from rayspec.sweep.placement import place
-from rayspec.sweep.prepare import Prepared
-from rayspec.sweep.results import TrialResult, score
-from rayspec.sweep.search import run_cohorts
-from rayspec.sweep.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor
+from rayspec.sweep.measure.search import run_cohorts
+from rayspec.sweep.measure.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor
+from rayspec.sweep.plan.placement import place
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.record.folder import TARGET_SHA256, SweepFolder, target_sha256
+from rayspec.sweep.record.measured import read_state
+from rayspec.sweep.record.results import TrialResult, score
 from rayspec.tracking import UNREACHABLE, Run, Tracker, few_retries, is_outage, persistently, redacted
 from sglang_ext.fingerprints import combined_sha256
 

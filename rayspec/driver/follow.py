@@ -13,10 +13,10 @@ from functools import partial
 from tqdm import tqdm
 
 from rayspec.driver.publish import Publisher
-from rayspec.sweep.folder import SweepFolder
-from rayspec.sweep.journal import GIVEN_UP, Event, lines
-from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import PLAIN, Plan, Trial
+from rayspec.sweep.plan.trials import PLAIN, Plan, Trial
+from rayspec.sweep.record.folder import SweepFolder
+from rayspec.sweep.record.journal import GIVEN_UP, Event, lines
+from rayspec.sweep.record.measured import SweepState
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A sweep in MLflow: one parent run, one child per trial. `rayspec.sweep.stored` reads it back.
+"""A sweep in MLflow: one parent run, one child per trial. `rayspec.sweep.record.stored` reads it back.
 
 Every call may be repeated, with the same result: what is written follows from the journal alone, times included.
 
@@ -28,9 +28,9 @@ from rayspec.report.decision import choices, decision, ratio, verdicts
 from rayspec.report.figures import write_figures
 from rayspec.report.table import busy
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.metric_names import metric_key
-from rayspec.sweep.plan import PLAIN, Trial
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.plan.trials import PLAIN, Trial
+from rayspec.sweep.record.metric_names import metric_key
+from rayspec.sweep.record.results import TrialResult
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
 
@@ -47,7 +47,7 @@ BLOCK_METRICS = (
 
 
 class Publisher:
-    """Writes what the controller tells it; decides nothing. `tags` (provenance) go to every run."""
+    """Writes what it is told; decides nothing. `tags` (provenance) go to every run."""
 
     def __init__(self, tracker: Tracker, parent: Run, config: SweepConfig, tags: Mapping[str, str]) -> None:
         self.tracker = tracker

@@ -21,10 +21,10 @@ from rayspec.serving.record import RECORD, ServingRecord
 from rayspec.shipped import drafter_label
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.engines import Engines
-from rayspec.sweep.placement import place
-from rayspec.sweep.plan import Cohort
-from rayspec.sweep.prepare import Prepared, prepare
+from rayspec.sweep.measure.engines import Engines
+from rayspec.sweep.plan.placement import place
+from rayspec.sweep.plan.prepare import Prepared, prepare
+from rayspec.sweep.plan.trials import Cohort
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.tracking import connect
 from rayspec.workloads import Conversation

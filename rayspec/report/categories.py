@@ -8,7 +8,7 @@ from rayspec.names import safe_name
 from rayspec.statistics import Interval, Pair, paired_speedup, ratio_interval
 
 if TYPE_CHECKING:
-    from rayspec.sweep.plan import Trial
+    from rayspec.sweep.plan.trials import Trial
 
 Request = Mapping[str, Any]  # a line of requests.jsonl
 RequestsOf = Callable[["Trial"], Sequence[Request]]

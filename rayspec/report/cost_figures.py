@@ -12,7 +12,7 @@ from rayspec.report.heads import Heads
 from rayspec.report.speed_figures import axes_of, bounds
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 MIN_BUDGETS = 3  # of one drafter; fewer are better read from the table
 

@@ -13,7 +13,7 @@ from rayspec.farm.load import Traffic
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)

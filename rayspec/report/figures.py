@@ -22,7 +22,7 @@ from rayspec.report.option_figures import option_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 MAX_HEADS = 40  # more are not told apart by numbers in points, nor fit into a legend
 FIGURES: "dict[str, Callable[[Sequence[TrialResult]], Figure | None]]" = {

@@ -17,7 +17,7 @@ from rayspec.report.speed_figures import axes_of, bounds
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 MAX_CATEGORIES = 24  # rows of one figure
 FRONT: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.2, "linestyle": ":", "zorder": 2}

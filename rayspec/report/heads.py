@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from rayspec.plotting import PALETTE, colour, shortened
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from rayspec.report.speed_figures import axes_of, bounds
 
 if TYPE_CHECKING:
     from rayspec.sweep.candidate import Candidate
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 MIN_VALUES = 3  # of an option; fewer are better read from the table
 WIDE_RANGE = 4  # largest over smallest value, from which on the axis is logarithmic

@@ -15,9 +15,9 @@ from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.table import busy, latency_table, mismatches, notes, results_table
 from rayspec.serving.flags import serve_command
 from rayspec.statistics import Interval
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.results import TrialResult
-from rayspec.sweep.stored import StoredSweep
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tables import render_table
 from rayspec.tracking import redacted
 from sglang_ext.whole import write_whole

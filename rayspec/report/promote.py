@@ -15,9 +15,9 @@ from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
 from rayspec.serving.record import NOT_OF_A_RECORD, ServingRecord, files_sha256
-from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256
-from rayspec.sweep.results import TrialResult
-from rayspec.sweep.stored import StoredSweep
+from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256
+from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.drafters.complete import write_complete
 

@@ -8,8 +8,8 @@ from typing import Any
 from rayspec.export import ExportConfig, prepare
 from rayspec.report.decision import choices
 from rayspec.serving.flags import serve_command
-from rayspec.sweep.results import TrialResult
-from rayspec.sweep.stored import StoredSweep
+from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.whole import write_whole
 
 EXPORTED_TO = "stock_drafters"

@@ -18,7 +18,7 @@ from rayspec.report.point_labels import CLEAR
 from rayspec.statistics import Interval
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 WIDE_RANGE = 6  # largest over smallest value, from which on an axis is logarithmic
 MIN_LOADS = 3  # fewer are better read from the panels of the speed-up figure

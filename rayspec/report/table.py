@@ -7,7 +7,7 @@ from rayspec.report.decision import ratio, verdicts
 from rayspec.tables import render_table
 
 if TYPE_CHECKING:
-    from rayspec.sweep.results import TrialResult
+    from rayspec.sweep.record.results import TrialResult
 
 HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs {baseline} [95% CI]", "predicted"]

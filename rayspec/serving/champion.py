@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from rayspec.home import home
 from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
-from rayspec.sweep.folder import target_sha256
+from rayspec.sweep.record.folder import target_sha256
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.artefacts import DRAFTER
 from sglang_ext.drafters.checkpoint import load_drafter

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from rayspec.shipped import target_path
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.stored import StoredSweep
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.stored import StoredSweep
 
 ENGINE_FLAGS = ("dtype", "context_length", "max_total_tokens")  # mem_fraction_static leaves room for a second engine
 

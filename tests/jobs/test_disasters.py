@@ -16,8 +16,8 @@ from fixture_models import PROMPTS as HELD_OUT
 from sweeps import PATIENCE_S, SETTINGS, Sweep, assert_complete_and_once
 
 from rayspec.farm.processes import has_ended
-from rayspec.sweep.folder import sweep_folders
-from rayspec.sweep.journal import read
+from rayspec.sweep.record.folder import sweep_folders
+from rayspec.sweep.record.journal import read
 
 pytestmark = pytest.mark.slow
 PROMPTS, PASSES = 6, 8

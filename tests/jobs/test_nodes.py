@@ -8,7 +8,7 @@ import pytest
 from servers import two_ray_nodes
 from test_sweep import SMALL, Sweep, sweep
 
-from rayspec.sweep.metric_names import metric_name
+from rayspec.sweep.record.metric_names import metric_name
 
 pytestmark = pytest.mark.slow
 TRIALS = ["plain-c2", "full-s2-c2", "slimspec-r32-s2-c2"]

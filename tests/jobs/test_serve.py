@@ -29,7 +29,7 @@ from synthetic import make_synthetic_sweep
 from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
 from rayspec.serving.flags import arguments
-from rayspec.sweep.stored import find_sweep
+from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
 
 

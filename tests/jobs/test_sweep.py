@@ -17,7 +17,7 @@ from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 from small_world import untrained
 
-from rayspec.sweep.metric_names import metric_name
+from rayspec.sweep.record.metric_names import metric_name
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 

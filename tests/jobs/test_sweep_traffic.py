@@ -7,7 +7,7 @@ import pytest
 from fixture_models import DRAFTERS, TARGET, drafters_setting
 from test_sweep import Sweep, sweep
 
-from rayspec.sweep.metric_names import metric_name
+from rayspec.sweep.record.metric_names import metric_name
 
 CONVERSATIONS = 5
 PASSES = 2

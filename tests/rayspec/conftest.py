@@ -6,7 +6,7 @@ import pytest
 from synthetic import SyntheticSweep, make_synthetic_sweep, synthetic_request
 
 from rayspec.records import RequestRecord
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.record.results import TrialResult
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from rayspec.job import set_up
 from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.folder import SweepFolder, find_resumable
-from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import make_plan
-from rayspec.sweep.prepare import Prepared
-from rayspec.sweep.trainable import CohortTrainable
+from rayspec.sweep.measure.trainable import CohortTrainable
+from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.plan.trials import make_plan
+from rayspec.sweep.record.folder import SweepFolder, find_resumable
 from rayspec.workloads import Conversation
 
 
@@ -55,7 +55,7 @@ class FakeEngine:
 
 
 class FakeEngines:
-    """The interface of rayspec.sweep.engines.Engines."""
+    """The interface of rayspec.sweep.measure.engines.Engines."""
 
     def __init__(self, num_candidates: int) -> None:
         self.num_candidates = num_candidates

@@ -11,9 +11,9 @@ from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256, target_sha256
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256, target_sha256
+from rayspec.sweep.record.results import TrialResult
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
 from sglang_ext.fingerprints import combined_sha256

@@ -9,8 +9,8 @@ from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.results import TrialResult, score
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.results import TrialResult, score
 
 HEADS = {"full": 1.0, "slimspec-r128": 0.99, "slimspec-r64": 0.975, "slimspec-r32": 0.92}  # share of acceptance kept
 LATENCY = {"full": 900e-6, "slimspec-r128": 480e-6, "slimspec-r64": 260e-6, "slimspec-r32": 150e-6}

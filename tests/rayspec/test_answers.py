@@ -90,7 +90,8 @@ def test_answers_from_before_prompts_had_openings_can_be_used(tiny_target: Froze
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("count", 0), ("openings", []), ("max_prompt_tokens", 4), ("greedy_share", 1.5), ("temperature", 0.0)]
+    ("field", "value"),
+    [("count", 0), ("openings", []), ("max_prompt_tokens", 4), ("greedy_share", 1.5), ("temperature", 0.0)],
 )
 def test_bad_settings_are_named(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

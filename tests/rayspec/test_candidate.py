@@ -13,11 +13,11 @@ from synthetic import SyntheticSweep
 
 from rayspec.sweep.candidate import Candidate, Head, option_of, text_of
 from rayspec.sweep.config import SearchConfig, SweepConfig
-from rayspec.sweep.drafters import inspect_drafter
-from rayspec.sweep.optuna_search import OptunaCohorts, SearchSpace
-from rayspec.sweep.plan import make_plan
+from rayspec.sweep.measure.optuna_search import OptunaCohorts, SearchSpace
+from rayspec.sweep.plan.drafters import inspect_drafter
+from rayspec.sweep.plan.trials import make_plan
+from rayspec.sweep.record.stored import find_sweep
 from rayspec.sweep.shape import DraftShape
-from rayspec.sweep.stored import find_sweep
 from rayspec.tracking import Tracker
 
 CONFIG = SweepConfig(target=str(TARGET), draft_steps=[2])

@@ -11,7 +11,7 @@ from ray.runtime_env import RuntimeEnv
 
 from rayspec.config import load_config
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.placement import place
+from rayspec.sweep.plan.placement import place
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "cluster"

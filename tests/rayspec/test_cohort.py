@@ -13,9 +13,9 @@ from rayspec.farm.load import Load
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.cohort import CohortRun, PassResult
-from rayspec.sweep.journal import Journal, read
-from rayspec.sweep.placement import Placement
+from rayspec.sweep.measure.cohort import CohortRun, PassResult
+from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.record.journal import Journal, read
 
 CANDIDATES = 3
 

@@ -10,8 +10,8 @@ from rayspec.farm.load import Traffic
 from rayspec.report.decision import beats_one, choices, decision, enumeration, verdicts
 from rayspec.report.table import summary
 from rayspec.statistics import Interval
-from rayspec.sweep.metric_names import metric_name
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.record.metric_names import metric_name
+from rayspec.sweep.record.results import TrialResult
 
 ONE = Traffic(concurrency=1)
 Results = list[TrialResult]

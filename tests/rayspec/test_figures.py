@@ -18,8 +18,8 @@ from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import frontier
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Head
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.shape import DraftShape
 from rayspec.tables import render_table
 

@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 
 from rayspec.driver.controller import close_cut_off
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.folder import SweepFolder, find_resumable, sweep_folders
-from rayspec.sweep.prepare import Prepared, prepare
+from rayspec.sweep.plan.prepare import Prepared, prepare
+from rayspec.sweep.record.folder import SweepFolder, find_resumable, sweep_folders
 from rayspec.tracking import Tracker
 
 

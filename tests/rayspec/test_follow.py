@@ -15,8 +15,8 @@ from rayspec.driver.publish import Publisher
 from rayspec.farm.load import Load
 from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.cohort import CohortRun
-from rayspec.sweep.journal import Journal
+from rayspec.sweep.measure.cohort import CohortRun
+from rayspec.sweep.record.journal import Journal
 
 
 class NeverAccepted(FakeEngine):

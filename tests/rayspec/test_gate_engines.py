@@ -13,7 +13,7 @@ from rayspec.gate.engines import prepare_drafters
 from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
 from rayspec.sweep.config import EngineConfig
-from rayspec.sweep.stored import find_sweep
+from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
 
 CONFIG = GateConfig(target=str(TARGET), workload=f"{PROMPTS}:24")

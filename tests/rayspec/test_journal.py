@@ -12,9 +12,9 @@ from rayspec.farm.load import Traffic
 from rayspec.records import Measured, StepSeconds
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.journal import Journal, lines, read
-from rayspec.sweep.measured import SweepState, read_state
-from rayspec.sweep.plan import make_plan
+from rayspec.sweep.plan.trials import make_plan
+from rayspec.sweep.record.journal import Journal, lines, read
+from rayspec.sweep.record.measured import SweepState, read_state
 
 ROUND = {"event": "round", "cohort": "s2", "index": 3, "prompt_block": 1, "seconds": 2.0, "blocks": {}}
 

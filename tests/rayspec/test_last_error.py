@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rayspec.sweep.search import last_error
+from rayspec.sweep.measure.search import last_error
 
 TRACEBACK = """Failure # {n} (occurred at 2026-11-23_03-12-{n}0)
-ray::CohortTrainable.train() (pid=4, ip=127.0.0.1, actor_id=1, repr=<rayspec.sweep.trainable.CohortTrainable>)
+ray::CohortTrainable.train() (pid=4, ip=127.0.0.1, actor_id=1, repr=<rayspec.sweep.measure.trainable.CohortTrainable>)
   File "trainable.py", line 331, in train
     raise skipped from exception_cause(skipped)
-rayspec.sweep.trainable.JournalFailed: attempt {n}
+rayspec.sweep.measure.trainable.JournalFailed: attempt {n}
 """
 DEATH = """Failure # {n} (occurred at 2026-11-23_03-12-{n}0)
 The actor died unexpectedly before finishing this task.
@@ -25,8 +25,8 @@ Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (TRACEBACK.format(n=1), "rayspec.sweep.trainable.JournalFailed: attempt 1"),
-        (DEATH.format(n=1) + TRACEBACK.format(n=2), "rayspec.sweep.trainable.JournalFailed: attempt 2"),
+        (TRACEBACK.format(n=1), "rayspec.sweep.measure.trainable.JournalFailed: attempt 1"),
+        (DEATH.format(n=1) + TRACEBACK.format(n=2), "rayspec.sweep.measure.trainable.JournalFailed: attempt 2"),
         (TRACEBACK.format(n=1) + DEATH.format(n=2), "The actor died unexpectedly before finishing this task."),
         ("", "an error that Ray did not tell; the engines' logs may"),
     ],

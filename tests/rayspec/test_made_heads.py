@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from rayspec.artifacts import load_artifacts
 from rayspec.commands.sweep import main
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.folder import SweepFolder
-from rayspec.sweep.head_values import combinations, label
-from rayspec.sweep.made_heads import MadeHead
-from rayspec.sweep.prepare import Prepared, prepare
+from rayspec.sweep.plan.head_values import combinations, label
+from rayspec.sweep.plan.made_heads import MadeHead
+from rayspec.sweep.plan.prepare import Prepared, prepare
+from rayspec.sweep.record.folder import SweepFolder
 from rayspec.training.data.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments

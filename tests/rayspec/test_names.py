@@ -15,8 +15,8 @@ from rayspec.names import NAME_LIMIT, safe_name, short_names
 from rayspec.report import figures
 from rayspec.report.figures import write_figures
 from rayspec.report.page import write_report
-from rayspec.sweep.results import TrialResult, score
-from rayspec.sweep.stored import find_sweep
+from rayspec.sweep.record.results import TrialResult, score
+from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
 from rayspec.workloads.records import read_records
 

@@ -4,7 +4,7 @@ import pytest
 
 from rayspec.config import load_config
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.placement import MEMORY_SHARE, Placement, place
+from rayspec.sweep.plan.placement import MEMORY_SHARE, Placement, place
 
 
 def placed(gpus: list[float], *overrides: str) -> Placement:

@@ -7,8 +7,8 @@ from pathlib import Path
 from disks import fill, small_disk
 
 from rayspec.farm.actor import cluster
-from rayspec.sweep.journal import read
-from rayspec.sweep.trainable import RemoteJournal, journal_actor
+from rayspec.sweep.measure.trainable import RemoteJournal, journal_actor
+from rayspec.sweep.record.journal import read
 
 EVENT = {"event": "finished", "cohort": "s2", "traffic": "c1", "passes": 3, "note": "x" * 10_000}  # over a page
 

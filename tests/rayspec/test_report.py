@@ -20,8 +20,8 @@ from rayspec.report.decision import decision
 from rayspec.report.html import to_html
 from rayspec.report.page import write_report
 from rayspec.report.promote import PromotionRefused, promote, winner
-from rayspec.sweep.metric_names import metric_key, metric_name
-from rayspec.sweep.stored import StoredSweep, find_sweep
+from rayspec.sweep.record.metric_names import metric_key, metric_name
+from rayspec.sweep.record.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker
 from sglang_ext.drafters.checkpoint import load_drafter
 

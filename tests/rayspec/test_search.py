@@ -13,12 +13,12 @@ from fake_sweep import fake_sweep
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
-from rayspec.sweep.folder import sweep_folders
-from rayspec.sweep.journal import Event, read
-from rayspec.sweep.measured import SweepState
-from rayspec.sweep.optuna_search import OptunaCohorts
-from rayspec.sweep.prepare import prepare
-from rayspec.sweep.search import chosen
+from rayspec.sweep.measure.optuna_search import OptunaCohorts
+from rayspec.sweep.measure.search import chosen
+from rayspec.sweep.plan.prepare import prepare
+from rayspec.sweep.record.folder import sweep_folders
+from rayspec.sweep.record.journal import Event, read
+from rayspec.sweep.record.measured import SweepState
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = 6

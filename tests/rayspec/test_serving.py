@@ -22,7 +22,7 @@ from rayspec.report.ready_files import emit
 from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import api_key, serve, server_command
 from rayspec.serving.record import RECORD
-from rayspec.sweep.stored import find_sweep
+from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker, TrackingError
 
 MODEL = "models:/drafter-target@champion"

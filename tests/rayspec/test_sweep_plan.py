@@ -14,11 +14,11 @@ from rayspec.records import BlockRecord, Measured, RequestRecord
 from rayspec.statistics import Interval
 from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import EarlyStopConfig, SearchConfig, StopConfig, SweepConfig
-from rayspec.sweep.drafters import inspect_drafter
-from rayspec.sweep.plan import Plan, Round, Trial, make_plan
-from rayspec.sweep.prepare import prepare
-from rayspec.sweep.results import TrialResult, score, speedups
-from rayspec.sweep.stopping import hopeless, is_finished
+from rayspec.sweep.measure.stopping import hopeless, is_finished
+from rayspec.sweep.plan.drafters import inspect_drafter
+from rayspec.sweep.plan.prepare import prepare
+from rayspec.sweep.plan.trials import Plan, Round, Trial, make_plan
+from rayspec.sweep.record.results import TrialResult, score, speedups
 
 FAMILIES = ("full", "slimspec-r32", "specformer", "medusa", "hydra")
 

@@ -22,7 +22,7 @@ from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
-from rayspec.sweep.stored import StoredSweep, find_sweep
+from rayspec.sweep.record.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter
 

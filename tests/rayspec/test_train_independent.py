@@ -13,7 +13,7 @@ from small_world import untrained
 
 from rayspec import export
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.drafters import inspect_drafter
+from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.training.acceptance import measure
 from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter

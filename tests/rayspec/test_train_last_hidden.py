@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rayspec import export
 from rayspec.artifacts import BIGRAM, write_artifacts
-from rayspec.calibration.sources.counting import add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.training.acceptance import measure
 from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers

@@ -12,7 +12,7 @@ from answerers import answer_in_process
 from safetensors.torch import load_file
 
 from rayspec.artifacts import BIGRAM, write_artifacts
-from rayspec.calibration.sources.counting import add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import drafter_cost
 from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers

@@ -10,8 +10,8 @@ import torch
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Traffic
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
-from rayspec.sweep.results import TrialResult, score
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.results import TrialResult, score
 from rayspec.sweep.shape import DraftShape
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter

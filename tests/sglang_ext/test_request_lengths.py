@@ -1,4 +1,4 @@
-"""What rayspec.sweep.lengths counts is what SGLang refuses, to the token."""
+"""What rayspec.sweep.plan.lengths counts is what SGLang refuses, to the token."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from engines import generate, running_engine
 from small_world import make_world
 
 from rayspec.sweep.config import EngineConfig, SweepConfig
-from rayspec.sweep.drafters import inspect_drafter
-from rayspec.sweep.lengths import reserve
+from rayspec.sweep.plan.drafters import inspect_drafter
+from rayspec.sweep.plan.lengths import reserve
 
 CONTEXT, NEW_TOKENS = 64, 16
 

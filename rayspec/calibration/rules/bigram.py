@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayspec.calibration.counting import PairCounts
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.rules.base import Made, Rule
-from rayspec.calibration.sources.counting import PairCounts
 from rayspec.calibration.vocabulary import Vocabulary
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayspec.calibration.sources.counting import partial_counts
+from rayspec.calibration.counting import partial_counts
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import roll_out

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.calibration.rules.base import MAX_SEED, check_range
-from rayspec.calibration.sources.counting import pair_ids, partial_counts
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
@@ -58,7 +58,7 @@ class Source(Settings, ABC):
 
     @abstractmethod
     def counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        """Partial counts of tokens (rayspec.calibration.sources.counting), worked on in about `blocks` parts."""
+        """Partial counts of tokens (rayspec.calibration.counting), worked on in about `blocks` parts."""
 
     def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
         """Partial counts of neighbouring pairs within a document; rules that need them name the sources that have

@@ -16,7 +16,7 @@ import pyarrow as pa
 import ray.data
 from tokenizers import Tokenizer
 
-from rayspec.calibration.sources.counting import pair_ids, partial_counts
+from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.training.data.corpus import held_out_documents, training_documents
 from rayspec.training.data.sources import CorpusConfig, Document
 from sglang_ext.json_text import parse_json

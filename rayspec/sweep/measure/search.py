@@ -20,14 +20,14 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.folder import SweepFolder
-from rayspec.sweep.journal import GIVEN_UP
-from rayspec.sweep.measured import SweepState
-from rayspec.sweep.optuna_search import OptunaCohorts
-from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Cohort, Plan
-from rayspec.sweep.prepare import Prepared
-from rayspec.sweep.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
+from rayspec.sweep.measure.optuna_search import OptunaCohorts
+from rayspec.sweep.measure.trainable import METRIC, CohortTrainable, RemoteJournal, cohort_of
+from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.plan.trials import Cohort, Plan
+from rayspec.sweep.record.folder import SweepFolder
+from rayspec.sweep.record.journal import GIVEN_UP
+from rayspec.sweep.record.measured import SweepState
 
 logger = logging.getLogger(__name__)
 DISK_CHECK_S = 10.0

@@ -17,8 +17,8 @@ from rayspec.provenance import git_state
 from rayspec.shipped import target_name
 from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.drafters import at_every_length, candidate_of
-from rayspec.sweep.fits import check_fits
+from rayspec.sweep.plan.drafters import at_every_length, candidate_of
+from rayspec.sweep.plan.fits import check_fits
 from rayspec.sweep.shape import DraftShape
 from rayspec.target import TargetModel
 from rayspec.training.data.answers import read_answers

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.config import EngineConfig, SweepConfig
-from rayspec.sweep.drafters import inspect_drafter
-from rayspec.sweep.head_plan import plan_heads
-from rayspec.sweep.lengths import fitting
-from rayspec.sweep.made_heads import MadeHead, make_heads
-from rayspec.sweep.plan import Plan, describe, make_plan
+from rayspec.sweep.plan.drafters import inspect_drafter
+from rayspec.sweep.plan.heads import plan_heads
+from rayspec.sweep.plan.lengths import fitting
+from rayspec.sweep.plan.made_heads import MadeHead, make_heads
+from rayspec.sweep.plan.trials import Plan, describe, make_plan
 from rayspec.target import TargetModel, read_target
 from rayspec.workloads import Conversation, load_workload
 from sglang_ext.adapter.server_fields import check_overrides

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from rayspec.statistics import Interval
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
+from rayspec.sweep.plan.trials import Trial
 
 
 def is_finished(config: SweepConfig, passes: int, intervals: Iterable[Interval], is_budget_spent: bool) -> bool:

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.plan import Cohort
+from rayspec.sweep.plan.trials import Cohort
 
 ASKS = 20  # for a candidate that was not measured yet, before one is taken at random
 Point = dict[str, str | int]

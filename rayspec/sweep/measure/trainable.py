@@ -13,12 +13,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rayspec.disk import is_full
-from rayspec.sweep.cohort import CohortRun
-from rayspec.sweep.engines import Engines
-from rayspec.sweep.journal import Event, Journal
-from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Cohort, Plan
-from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.measure.cohort import CohortRun
+from rayspec.sweep.measure.engines import Engines
+from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.plan.trials import Cohort, Plan
+from rayspec.sweep.record.journal import Event, Journal
 
 METRIC = "speedup_vs_plain"
 RETRY_S = 2.0  # on a disk that is full

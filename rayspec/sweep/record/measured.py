@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured
-from rayspec.sweep.journal import Event, damaged, lines
-from rayspec.sweep.plan import Plan, Trial
+from rayspec.sweep.plan.trials import Plan, Trial
+from rayspec.sweep.record.journal import Event, damaged, lines
 
 
 class SweepState:

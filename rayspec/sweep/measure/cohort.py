@@ -18,13 +18,13 @@ from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
 from rayspec.statistics import Interval
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.engines import Engines
-from rayspec.sweep.journal import Event, JournalWriter
-from rayspec.sweep.measured import SweepState
-from rayspec.sweep.plan import Cohort, Round, Trial
-from rayspec.sweep.prepare import Prepared
-from rayspec.sweep.results import speedups
-from rayspec.sweep.stopping import hopeless, is_finished
+from rayspec.sweep.measure.engines import Engines
+from rayspec.sweep.measure.stopping import hopeless, is_finished
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.plan.trials import Cohort, Round, Trial
+from rayspec.sweep.record.journal import Event, JournalWriter
+from rayspec.sweep.record.measured import SweepState
+from rayspec.sweep.record.results import speedups
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 2  # a trial fails when its engine has died this many times

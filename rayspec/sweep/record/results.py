@@ -16,7 +16,7 @@ from rayspec.metrics import (
 from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan import Trial
+from rayspec.sweep.plan.trials import Trial
 from sglang_ext.drafters.counting import StepShape
 
 

@@ -14,9 +14,9 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from rayspec.farm.load import Traffic
 from rayspec.sweep.candidate import Candidate
-from rayspec.sweep.metric_names import metric_name
-from rayspec.sweep.plan import PLAIN, Trial
-from rayspec.sweep.results import TrialResult
+from rayspec.sweep.plan.trials import PLAIN, Trial
+from rayspec.sweep.record.metric_names import metric_name
+from rayspec.sweep.record.results import TrialResult
 from rayspec.tracking import TrackingError, redacted
 
 PAGE = 1000  # runs a call

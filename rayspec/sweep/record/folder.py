@@ -25,8 +25,8 @@ from rayspec.config import load_config, to_yaml
 from rayspec.identity import differences
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.measured import read_state
-from rayspec.sweep.prepare import Prepared
+from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.record.measured import read_state
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.whole import draft_folder, write_whole

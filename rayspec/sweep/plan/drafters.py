@@ -5,7 +5,7 @@ from dataclasses import replace
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.sweep.candidate import Candidate, Head
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.fits import check_fits
+from rayspec.sweep.plan.fits import check_fits
 from rayspec.sweep.shape import DraftShape
 from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import algorithm_of, fixed_body

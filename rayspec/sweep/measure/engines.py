@@ -9,8 +9,8 @@ from rayspec.farm.load import Load, Traffic
 from rayspec.farm.runtime import EngineDied, EngineSpec
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.placement import Placement
-from rayspec.sweep.plan import Cohort
+from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.plan.trials import Cohort
 from rayspec.sweep.shape import CHAIN
 from rayspec.workloads import Conversation
 
