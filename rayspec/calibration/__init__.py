@@ -1,6 +1,6 @@
 """Which tokens a reduced head keeps.
 
-runs.py goes through one configuration: a source (sources.py) says what is counted, counting.py counts it on Ray Data,
-a rule (rules.py lists them) turns counts into ids or clusters, `rayspec.artifacts` stores those, figures.py shows them.
+`runs` goes through one configuration: a source (`sources`) says what is counted, `counting` counts it on Ray Data,
+a rule (`rules`) turns counts into ids or clusters, `rayspec.artifacts` stores those, `figures` shows them.
 The rules are plain torch and know neither Ray nor MLflow; a head gets what `load_artifacts` returns.
 """
