@@ -1,7 +1,6 @@
 """What a measurement leaves behind, per request and per block. Plain values: they travel through Ray and to JSON."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +35,6 @@ class RequestRecord:
         """Seconds per output token after the first; None for an answer of one token."""
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RequestRecord":
-        """What `to_dict` gave, also after a way through JSON."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**fields)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
@@ -74,21 +64,6 @@ class Measured:
     step_seconds: StepSeconds | None = None
     other_cpu_share: float | None = None  # of the CPU time, what other programs used meanwhile; None if unknown
     peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Measured":
-        """What `to_dict` gave, also after a way through JSON."""
-        steps = values["step_seconds"]
-        return cls(
-            wall_s=values["wall_s"],
-            requests=tuple(RequestRecord.from_dict(r) for r in values["requests"]),
-            step_seconds=StepSeconds(**steps) if steps else None,
-            other_cpu_share=values.get("other_cpu_share"),  # journals of before have none
-            peak_memory_bytes=values["peak_memory_bytes"],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from fixture_models import DRAFTERS, TARGET, drafters_setting
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from rayspec.sweep.record.events import RoundMeasured, TrialFailed
 from rayspec.sweep.record.folder import SweepFolder, sweep_folders
 from rayspec.sweep.record.journal import read
 
@@ -79,7 +80,7 @@ class Sweep:
     def rounds(self) -> int:
         if not sweep_folders(self.home):
             return 0
-        return sum(e["event"] == "round" for e in read(self.folder.journal))
+        return sum(isinstance(e, RoundMeasured) for e in read(self.folder.journal))
 
     def wait_for_rounds(self, number: int) -> None:
         self.wait_until(f"{number} rounds", lambda: self.rounds() >= number)
@@ -144,9 +145,9 @@ def title_of(process: psutil.Process) -> str:
 def assert_complete_and_once(sweep: Sweep, folder: SweepFolder, rounds: int) -> None:
     """Every round of every trial is in the journal and in MLflow, once, and no run is left open."""
     events = read(folder.journal)
-    measured = Counter((name, e["index"]) for e in events if e["event"] == "round" for name in e["blocks"])
+    measured = Counter((name, e.index) for e in events if isinstance(e, RoundMeasured) for name in e.blocks)
     assert measured == Counter({(name, index): 1 for name in TRIALS for index in range(rounds)})
-    assert not [e for e in events if e["event"] == "failed"]
+    assert not [e for e in events if isinstance(e, TrialFailed)]
     runs = [r for r in sweep.runs() if r.data.tags["sweep.id"] == folder.id]
     status = Counter((r.info.run_name, r.info.status) for r in runs)
     assert status == Counter({(name, "FINISHED"): 1 for name in [*TRIALS, folder.config().name]})

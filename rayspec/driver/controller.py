@@ -27,6 +27,7 @@ from rayspec.sweep.measure.search import run_cohorts
 from rayspec.sweep.measure.trainable import CohortTrainable, JournalFailed, RemoteJournal, journal_actor
 from rayspec.sweep.plan.placement import place
 from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.record.events import TrialFailed
 from rayspec.sweep.record.folder import TARGET_SHA256, SweepFolder, target_sha256
 from rayspec.sweep.record.measured import read_state
 from rayspec.sweep.record.results import TrialResult, score
@@ -148,7 +149,7 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
         journal = RemoteJournal(actor)
         for trial in plan.trials:
             if trial.candidate is not None and trial.candidate.problem:
-                journal.append({"event": "failed", "trial": trial.name, "cause": trial.candidate.problem})
+                journal.append(TrialFailed(trial=trial.name, cause=trial.candidate.problem))
         run_cohorts(prepared, placement, actor, state, folder, trainable)
         ray.kill(actor)
 

@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from rayspec.driver.publish import Publisher
 from rayspec.sweep.plan.trials import PLAIN, Plan, Trial
+from rayspec.sweep.record.events import CohortEnded, EngineStarted, Event, RoundMeasured, TrialDropped, TrialFailed
 from rayspec.sweep.record.folder import SweepFolder
-from rayspec.sweep.record.journal import GIVEN_UP, Event, lines
+from rayspec.sweep.record.journal import GIVEN_UP, lines
 from rayspec.sweep.record.measured import SweepState
 from rayspec.tracking import RETRY_S, UNREACHABLE, is_outage, persistently
 
@@ -74,11 +75,11 @@ class Follower(threading.Thread):
         for offset, event in lines(self._path, self._offset):
             self._offset = offset
             self.state.apply(event)
-            self.last_time_s = event["time"]
+            self.last_time_s = event.time
             self._writes.extend(self._what_to_write(event))
             self._progress.show(event)
-            if event["event"] == "round":
-                self._warn_of_unaccepted([self.state.trials[name] for name in event["blocks"]])
+            if isinstance(event, RoundMeasured):
+                self._warn_of_unaccepted([self.state.trials[name] for name in event.blocks])
 
     def _warn_of_unaccepted(self, trials: Iterable[Trial]) -> None:
         """Once for each drafter, after its first block."""
@@ -99,23 +100,23 @@ class Follower(threading.Thread):
             )
 
     def _what_to_write(self, event: Event) -> list[Callable[[], None]]:
-        p, at = self._publisher, event["time"]
-        match event["event"]:
-            case "engine":
-                number = self._starts[event["engine"]]
-                self._starts[event["engine"]] += 1
-                return [partial(p.engine_started, event["engine"], event["seconds"], number, at)]
-            case "round":
-                trials = [self.state.trials[name] for name in event["blocks"]]
+        p, at = self._publisher, event.time
+        match event:
+            case EngineStarted():
+                number = self._starts[event.engine]
+                self._starts[event.engine] += 1
+                return [partial(p.engine_started, event.engine, event.seconds, number, at)]
+            case RoundMeasured():
+                trials = [self.state.trials[name] for name in event.blocks]
                 return [partial(p.block, t, tuple(self.state.blocks[t]), at) for t in trials]
-            case "failed":
-                trial = self.state.trials[event["trial"]]
-                return [partial(p.failed, trial, event["cause"])] if trial in self.state.errors else []
-            case "dropped":
-                reason = f"after {event['passes']} passes: its whole interval is below the best one's"
-                return [partial(p.given_up, self.state.trials[event["trial"]], reason)]
-            case "ended" if event["reason"] == GIVEN_UP:
-                own = [t for c in self._plan.cohorts if c.name == event["cohort"] for t in c.trials]
+            case TrialFailed():
+                trial = self.state.trials[event.trial]
+                return [partial(p.failed, trial, event.cause)] if trial in self.state.errors else []
+            case TrialDropped():
+                reason = f"after {event.passes} passes: its whole interval is below the best one's"
+                return [partial(p.given_up, self.state.trials[event.trial], reason)]
+            case CohortEnded(reason=reason) if reason == GIVEN_UP:
+                own = [t for c in self._plan.cohorts if c.name == event.cohort for t in c.trials]
                 candidates = [t for t in own if t.label not in (PLAIN, self._publisher.config.baseline)]
                 return [partial(p.given_up, t, "by the scheduler, in comparison with others") for t in candidates]
         return []
@@ -156,14 +157,13 @@ class Progress:
         self._bar.unpause()
 
     def show(self, event: Event) -> None:
-        name = event.get("cohort", "")
-        match event["event"]:
-            case "engine":
+        match event:
+            case EngineStarted():
                 self._bar.unpause()  # starts count neither towards the rate nor towards the time left
-            case "round":
-                self._done[name] += len(event["blocks"])
+            case RoundMeasured(cohort=name):
+                self._done[name] += len(event.blocks)
                 self._bar.set_postfix_str(name, refresh=False)
-                self._bar.update(len(event["blocks"]))
-            case "ended":
+                self._bar.update(len(event.blocks))
+            case CohortEnded(cohort=name):
                 self._bar.total -= self._sizes[name] - self._done[name]
                 self._bar.refresh()

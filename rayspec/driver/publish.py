@@ -198,7 +198,7 @@ def _requests_jsonl(blocks: Sequence[BlockRecord], keep_output_ids: bool) -> str
 
 def _requests(blocks: Sequence[BlockRecord]) -> list[dict[str, Any]]:
     return [
-        {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **r.to_dict()}
+        {"block": b.index, "prompt_block": b.prompt_block, "output_tokens": r.output_tokens, **asdict(r)}
         for b in blocks
         for r in b.requests
     ]

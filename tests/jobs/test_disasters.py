@@ -16,6 +16,7 @@ from fixture_models import PROMPTS as HELD_OUT
 from sweeps import PATIENCE_S, SETTINGS, Sweep, assert_complete_and_once
 
 from rayspec.farm.processes import has_ended
+from rayspec.sweep.record.events import CohortEnded
 from rayspec.sweep.record.folder import sweep_folders
 from rayspec.sweep.record.journal import read
 
@@ -127,7 +128,7 @@ def test_two_sweeps_in_one_home_end_well_and_ctrl_c_at_the_end_too(sweep: Sweep)
     sweep.wait_until("Ray runs", lambda: sweep.has_descendant("ray::"))
     other = Sweep(home=sweep.home, uri=sweep.uri, log=sweep.log.with_name("other.log"))
     other.start(*OWN, "repeats=1", "name=other")
-    sweep.wait_until("measured", lambda: any(e["event"] == "ended" for e in read(first.journal)))
+    sweep.wait_until("measured", lambda: any(isinstance(e, CohortEnded) for e in read(first.journal)))
     status = sweep.interrupt()  # while it publishes
     if status == 130:
         sweep.start("--resume", first.id)

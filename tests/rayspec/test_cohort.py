@@ -15,6 +15,7 @@ from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.cohort import CohortRun, PassResult
 from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.record.events import RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
 from rayspec.sweep.record.journal import Journal, read
 
 CANDIDATES = 3
@@ -93,11 +94,11 @@ def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int 
 
 
 def blocks(path: Path) -> Counter[str]:
-    return Counter(name for e in read(path) if e["event"] == "round" for name in e["blocks"])
+    return Counter(name for e in read(path) if isinstance(e, RoundMeasured) for name in e.blocks)
 
 
 def failures(path: Path) -> dict[str, str]:
-    return {e["trial"]: e["cause"] for e in read(path) if e["event"] == "failed"}
+    return {e.trial: e.cause for e in read(path) if isinstance(e, TrialFailed)}
 
 
 def test_the_death_of_an_engine_costs_a_round_and_no_trial(tmp_path: Path) -> None:
@@ -149,9 +150,9 @@ def test_where_there_is_room_for_one_engine_they_take_turns(tmp_path: Path) -> N
     )
     assert engines.log == ["speculative starts", *to_plain, *to_speculative, *to_plain, *to_speculative]
     assert blocks(tmp_path / "j") == dict.fromkeys(["plain-c1", *(f"{h}-s2-c1" for h in ("full", "d1", "d2", "d3"))], 4)
-    rounds = [e for e in read(tmp_path / "j") if e["event"] == "round"]
+    rounds = [e for e in read(tmp_path / "j") if isinstance(e, RoundMeasured)]
     assert len(rounds) == 4
-    assert all(e["seconds"] < 0.05 for e in rounds)
+    assert all(e.seconds < 0.05 for e in rounds)
 
 
 def test_another_process_goes_on_with_the_next_round(tmp_path: Path) -> None:
@@ -163,8 +164,7 @@ def test_another_process_goes_on_with_the_next_round(tmp_path: Path) -> None:
     again = FaultyEngines(lambda head, n: None)
     assert measure(cut, ["repeats=3"], again) == expected
     assert again.asked["plain"] == 2 + 4
-    strip = ["index", "prompt_block", "blocks"]
-    rounds = [[{k: e[k] for k in strip} for e in read(p) if e["event"] == "round"] for p in (whole, cut)]
+    rounds = [[e.block_records() for e in read(p) if isinstance(e, RoundMeasured)] for p in (whole, cut)]
     assert rounds[0] == rounds[1]
     nothing = FaultyEngines(lambda head, n: RuntimeError("nothing is left to measure"))
     assert measure(cut, ["repeats=3"], nothing) == expected
@@ -173,7 +173,7 @@ def test_another_process_goes_on_with_the_next_round(tmp_path: Path) -> None:
 def test_who_is_clearly_slower_than_the_best_is_given_up(tmp_path: Path) -> None:
     """Gains of 1, 4/3, 5/3 and 2 with a spread of 2%."""
     measure(tmp_path / "j", ["repeats=3", "search.early_stop.grace_passes=1"], FakeEngines(CANDIDATES))
-    dropped = {e["trial"]: e["passes"] for e in read(tmp_path / "j") if e["event"] == "dropped"}
+    dropped = {e.trial: e.passes for e in read(tmp_path / "j") if isinstance(e, TrialDropped)}
     assert dropped == {"d1-s2-c1": 1, "d2-s2-c1": 1}
     assert blocks(tmp_path / "j") == {"plain-c1": 12, "full-s2-c1": 12, "d1-s2-c1": 4, "d2-s2-c1": 4, "d3-s2-c1": 12}
 
@@ -181,7 +181,7 @@ def test_who_is_clearly_slower_than_the_best_is_given_up(tmp_path: Path) -> None
 def test_passes_end_when_the_intervals_are_narrow(tmp_path: Path) -> None:
     overrides = ["stop.ci_width=0.5", "stop.max_repeats=9"]
     done = measure(tmp_path / "j", overrides, FakeEngines(CANDIDATES))
-    (finished,) = [e for e in read(tmp_path / "j") if e["event"] == "finished"]
-    assert done[-1].passes == finished["passes"] < 9
+    (finished,) = [e for e in read(tmp_path / "j") if isinstance(e, TrafficFinished)]
+    assert done[-1].passes == finished.passes < 9
     # 25 tokens in 8 cycles of half the time, against 32 in 31, after 10 ms each
     assert done[-1].speedup_vs_plain == pytest.approx((25 / 50) / (32 / 320), rel=0.1)

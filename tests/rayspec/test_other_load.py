@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from rayspec.farm.other_load import OtherLoad
-from rayspec.records import Measured
 
 SPIN = "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
 
@@ -64,10 +63,3 @@ def test_what_a_child_used_is_ours_after_its_end() -> None:
     child.kill()
     child.wait()
     assert load._read()[2] >= load._start[2] >= used >= 0.5
-
-
-def test_blocks_of_older_journals_are_read() -> None:
-    values = Measured(wall_s=1.0, requests=(), other_cpu_share=0.25).to_dict()
-    assert Measured.from_dict(values).other_cpu_share == 0.25
-    del values["other_cpu_share"]
-    assert Measured.from_dict(values).other_cpu_share is None

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from fake_sweep import fake_sweep
@@ -16,8 +17,9 @@ from mlflow import MlflowClient
 from rayspec.sweep.measure.optuna_search import OptunaCohorts
 from rayspec.sweep.measure.search import chosen
 from rayspec.sweep.plan.prepare import prepare
+from rayspec.sweep.record.events import CohortEnded, RoundMeasured
 from rayspec.sweep.record.folder import sweep_folders
-from rayspec.sweep.record.journal import Event, read
+from rayspec.sweep.record.journal import read
 from rayspec.sweep.record.measured import SweepState
 
 ROOT = Path(__file__).parents[2]
@@ -68,27 +70,30 @@ def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str
     )
 
 
-def events(home: Path, kind: str) -> list[Event]:
-    return [e for f in sweep_folders(home) for e in read(f.journal) if e["event"] == kind]
+E = TypeVar("E")
+
+
+def events(home: Path, kind: type[E]) -> list[E]:
+    return [e for f in sweep_folders(home) for e in read(f.journal) if isinstance(e, kind)]
 
 
 def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     killed = start(tmp_path, "--candidates=6", *SEARCH)
     deadline = time.monotonic() + 600
-    while len(events(tmp_path, "ended")) < 2:
+    while len(events(tmp_path, CohortEnded)) < 2:
         assert killed.poll() is None, killed.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     killed.kill()
     killed.communicate()
-    before = events(tmp_path, "round")
+    before = events(tmp_path, RoundMeasured)
     resumed = start(tmp_path, "--candidates=6", "--resume", *SEARCH)
     output = resumed.communicate(timeout=600)[0]
     assert resumed.returncode == 0, output
-    rounds = events(tmp_path, "round")
+    rounds = events(tmp_path, RoundMeasured)
     assert rounds[: len(before)] == before
-    assert len({e["index"] for e in rounds}) == len(rounds)
-    ended = [e["cohort"] for e in events(tmp_path, "ended")]
+    assert len({e.index for e in rounds}) == len(rounds)
+    ended = [e.cohort for e in events(tmp_path, CohortEnded)]
     assert len(set(ended)) == len(ended) == SAMPLES
     passes = Counter(e["cohort"] for e in rounds)
     assert max(passes.values()) == 3 * 4
@@ -114,7 +119,7 @@ def test_a_cohort_whose_actor_dies_again_and_again_fails_alone(tmp_path: Path) -
     output = sweep.communicate(timeout=600)[0]
     assert sweep.returncode == 0, output
     assert "the actor of cohort s2-d1 or its node died; it goes on where its journal ends" in output
-    assert {e["cohort"]: e["reason"] for e in events(tmp_path, "ended")} == {"s2-d1": "failed", "s2-d2": "measured"}
+    assert {e.cohort: e.reason for e in events(tmp_path, CohortEnded)} == {"s2-d1": "failed", "s2-d2": "measured"}
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("rayspec-sweep")
     assert experiment is not None

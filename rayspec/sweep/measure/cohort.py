@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import exp, log
 from statistics import fmean
+from typing import Any
 
 from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Traffic
@@ -22,7 +23,17 @@ from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.measure.stopping import hopeless, is_finished
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.plan.trials import Cohort, Round, Trial
-from rayspec.sweep.record.journal import Event, JournalWriter
+from rayspec.sweep.record.events import (
+    CohortEnded,
+    EngineStarted,
+    Event,
+    HeadsTimed,
+    RoundMeasured,
+    TrafficFinished,
+    TrialDropped,
+    TrialFailed,
+)
+from rayspec.sweep.record.journal import JournalWriter
 from rayspec.sweep.record.measured import SweepState
 from rayspec.sweep.record.results import speedups
 
@@ -73,7 +84,7 @@ class CohortRun:
         self.passes += 1
         is_done = self.passes >= self.config.max_passes() or self._is_over()
         if is_done and not ended:
-            self._record("ended", reason="measured")
+            self._record(CohortEnded(cohort=self.cohort.name, reason="measured"))
         return PassResult(passes=self.passes, is_done=is_done, speedup_vs_plain=self._best())
 
     def _is_over(self) -> bool:
@@ -93,12 +104,12 @@ class CohortRun:
         if passes in self.config.milestones():
             found = {t: self._speedups(t) for t in round_.trials if self._is_candidate(t)}
             for trial in hopeless(self.config, passes, {t: i["plain"] for t, i in found.items() if "plain" in i}):
-                self._record("dropped", trial=trial.name, passes=passes)
+                self._record(TrialDropped(cohort=self.cohort.name, trial=trial.name, passes=passes))
         intervals = (i for t in round_.trials if self._is_candidate(t) for i in self._speedups(t).values())
         allowed_s = self.config.stop.max_seconds
         is_budget_spent = allowed_s is not None and self.state.spent_s >= allowed_s / self.plan.num_cohorts
         if is_finished(self.config, passes, intervals, is_budget_spent):
-            self._record("finished", traffic=round_.traffic.label, passes=passes)
+            self._record(TrafficFinished(cohort=self.cohort.name, traffic=round_.traffic.label, passes=passes))
             return True
         return False
 
@@ -141,11 +152,13 @@ class CohortRun:
                 for trial in died.trials if is_guilty else []:
                     self._fail(trial, str(died))
         self._record(
-            "round",
-            index=round_.index,
-            prompt_block=round_.prompt_block,
-            seconds=time.perf_counter() - start - self._starting_s,
-            blocks={name: m.to_dict() for name, m in blocks.items() if m is not None},
+            RoundMeasured(
+                cohort=self.cohort.name,
+                index=round_.index,
+                prompt_block=round_.prompt_block,
+                seconds=time.perf_counter() - start - self._starting_s,
+                blocks={name: m for name, m in blocks.items() if m is not None},
+            )
         )
 
     def _order(self, round_: Round) -> list[Trial]:
@@ -222,7 +235,7 @@ class CohortRun:
                     if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
                         self._fail_candidate(candidate, str(error))
                 else:
-                    self._record("engine", engine=f"steps{self.cohort.draft_steps}", **started)
+                    self._started(f"steps{self.cohort.draft_steps}", started)
                     return
 
     def _start_plain(self) -> None:
@@ -234,7 +247,7 @@ class CohortRun:
                 started = self.engines.wait_for_plain()
                 if started is not None:
                     self._warm_up(self.engines.plain)
-                    self._record("engine", engine="plain", **started)
+                    self._started("plain", started)
                 return
             except EngineFailed as error:
                 self.engines.stop_plain()
@@ -275,7 +288,7 @@ class CohortRun:
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             return
-        self._append({"event": "heads", "latency_s": {t.label: latency for t, latency in timed.items()}})
+        self._record(HeadsTimed(latency_s={t.label: latency for t, latency in timed.items()}))
 
     def _trials(self, candidate: Candidate | None) -> list[Trial]:
         return [t for t in self.cohort.trials if t.candidate == candidate]
@@ -286,11 +299,11 @@ class CohortRun:
 
     def _fail(self, trial: Trial, cause: str) -> None:
         if trial not in self.state.errors:
-            self._record("failed", trial=trial.name, cause=cause)
+            self._record(TrialFailed(cohort=self.cohort.name, trial=trial.name, cause=cause))
 
-    def _record(self, event: str, **fields: object) -> None:
-        self._append({"event": event, "cohort": self.cohort.name, **fields})
+    def _started(self, engine: str, started: dict[str, Any]) -> None:
+        self._record(EngineStarted(cohort=self.cohort.name, engine=engine, **started))
 
-    def _append(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         self.journal.append(event)
         self.state.apply(event)

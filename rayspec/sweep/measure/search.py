@@ -25,6 +25,7 @@ from rayspec.sweep.measure.trainable import METRIC, CohortTrainable, RemoteJourn
 from rayspec.sweep.plan.placement import Placement
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.plan.trials import Cohort, Plan
+from rayspec.sweep.record.events import CohortEnded, TrialFailed
 from rayspec.sweep.record.folder import SweepFolder
 from rayspec.sweep.record.journal import GIVEN_UP
 from rayspec.sweep.record.measured import SweepState
@@ -137,15 +138,15 @@ class Endings(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         name = cohort_of(self.plan, trial.config).name
-        self.journal.append({"event": "ended", "cohort": name, "reason": GIVEN_UP})
+        self.journal.append(CohortEnded(cohort=name, reason=GIVEN_UP))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         cohort = cohort_of(self.plan, trial.config)
         cause = f"the cohort {cohort.name} failed {trial.num_failures} times, the last time with {last_error(trial)}"
         logger.warning(cause)
         for member in cohort.trials:
-            self.journal.append({"event": "failed", "cohort": cohort.name, "trial": member.name, "cause": cause})
-        self.journal.append({"event": "ended", "cohort": cohort.name, "reason": "failed"})
+            self.journal.append(TrialFailed(cohort=cohort.name, trial=member.name, cause=cause))
+        self.journal.append(CohortEnded(cohort=cohort.name, reason="failed"))
 
 
 def last_error(trial: TuneTrial) -> str:

@@ -18,7 +18,8 @@ from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.plan.placement import Placement
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.plan.trials import Cohort, Plan
-from rayspec.sweep.record.journal import Event, Journal
+from rayspec.sweep.record.events import Event
+from rayspec.sweep.record.journal import Journal
 
 METRIC = "speedup_vs_plain"
 RETRY_S = 2.0  # on a disk that is full

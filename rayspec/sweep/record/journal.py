@@ -4,40 +4,18 @@ The journal is the truth of a sweep. Cohorts read from it where they stopped, th
 `--resume` needs nothing else. One process writes it (an actor on the driver's node, so that the loss of any other node
 loses nothing), and an event that is already there is not written again, so that whoever does not know whether a write
 arrived writes again. A line is there as a whole or not at all, also on a disk that is full.
-
-The unit is the round: its trials answered the same prompts in the same window of time, on the same machine, and a part
-of it pairs with nothing that is measured later.
-
-| event | fields |
-|---|---|
-| `engine` | cohort, engine, seconds, machine: an engine has started |
-| `heads` | latency_s by traffic label and head |
-| `round` | cohort, index, prompt_block, seconds, blocks by trial name |
-| `failed` | cohort (absent: before any), trial, cause |
-| `dropped` | cohort, trial, passes: given up as hopeless |
-| `finished` | cohort, traffic, passes: no more passes under this traffic |
-| `ended` | cohort, reason: nothing more will be measured in it |
 """
 
-import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-Event = dict[str, Any]
+from rayspec.sweep.record.events import Event, from_line, to_line
+
 GIVEN_UP = "given up"  # a cohort's end that the scheduler decided on
-IDENTITY = {
-    "engine": ("cohort", "engine", "seconds"),
-    "heads": (),
-    "round": ("index",),
-    "failed": ("cohort", "trial"),
-    "dropped": ("trial",),
-    "finished": ("cohort", "traffic"),
-    "ended": ("cohort",),
-}
 
 
 class JournalWriter(Protocol):
@@ -63,10 +41,10 @@ class Journal:
 
         Raises OSError where the disk refuses; the file is then as it was before.
         """
-        if _identity(event) in self._known:
+        if event.identity in self._known:
             return
         offset = self._file.seek(0, os.SEEK_END)
-        line = memoryview(json.dumps({**event, "time": time.time()}).encode() + b"\n")
+        line = memoryview(to_line(event, time.time()))
         try:
             while line:  # an almost full disk takes a part
                 line = line[self._file.write(line) :]
@@ -83,9 +61,9 @@ class Journal:
         """Everything that concerns a cohort: its own events and those of the whole sweep."""
         found = []
         with open(self.path, "rb") as file:
-            for offset in sorted([*self._offsets[cohort], *self._offsets[""]]):
+            for offset in sorted([*self._offsets[cohort], *self._offsets[None]]):
                 file.seek(offset)
-                found.append(json.loads(file.readline()))
+                found.append(from_line(file.readline()))
         return found
 
     def refusal(self) -> str | None:
@@ -95,7 +73,7 @@ class Journal:
     def _open(self) -> None:
         """Open the file, without the part of a line that may be at its end."""
         self._known: set[tuple[object, ...]] = set()
-        self._offsets: dict[str, list[int]] = defaultdict(list)  # of the lines that concern a cohort
+        self._offsets: dict[str | None, list[int]] = defaultdict(list)  # of the lines that concern a cohort
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - open as long as the sweep
         end = 0
         for offset, event in lines(self.path, 0):
@@ -104,8 +82,8 @@ class Journal:
         self._file.truncate(end)
 
     def _remember(self, event: Event, offset: int) -> None:
-        self._known.add(_identity(event))
-        self._offsets[event.get("cohort", "")].append(offset)
+        self._known.add(event.identity)
+        self._offsets[event.cohort].append(offset)
 
 
 def lines(path: Path, offset: int) -> Iterator[tuple[int, Event]]:
@@ -119,9 +97,8 @@ def lines(path: Path, offset: int) -> Iterator[tuple[int, Event]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                event = json.loads(line)
-                _ = hash(_identity(event)), event["time"]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                event = from_line(line)
+            except ValueError as error:
                 raise damaged(path, offset, error) from error
             offset += len(line)
             yield offset, event
@@ -132,18 +109,14 @@ def read(path: Path) -> list[Event]:
     return [event for _, event in lines(path, 0)] if path.is_file() else []
 
 
-def damaged(path: Path, offset: int, cause: BaseException) -> ValueError:
+def damaged(path: Path, offset: int, cause: object) -> ValueError:
     """The error that says which line is bad, the one at `offset`, and the way out."""
     with open(path, "rb") as file:
         number = 1 + file.read(offset).count(b"\n")
     return ValueError(
-        f"{path}, line {number}, is no event of this sweep ({cause!r}); put back a copy of the file, or take that line "
+        f"{path}, line {number}, is no event of this sweep ({cause}); put back a copy of the file, or take that line "
         "out: what it held is then measured again"
     )
-
-
-def _identity(event: Mapping[str, Any]) -> tuple[object, ...]:
-    return (event["event"], *(event.get(name) for name in IDENTITY[event["event"]]))
 
 
 def _sync_folder(folder: Path) -> None:

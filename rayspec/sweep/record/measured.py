@@ -3,11 +3,22 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rayspec.farm.load import Traffic
-from rayspec.records import BlockRecord, Measured
+from rayspec.records import BlockRecord
 from rayspec.sweep.plan.trials import Plan, Trial
-from rayspec.sweep.record.journal import Event, damaged, lines
+from rayspec.sweep.record.events import (
+    CohortEnded,
+    EngineStarted,
+    Event,
+    HeadsTimed,
+    RoundMeasured,
+    TrafficFinished,
+    TrialDropped,
+    TrialFailed,
+)
+from rayspec.sweep.record.journal import damaged, lines
 
 
 class SweepState:
@@ -18,7 +29,7 @@ class SweepState:
         self._traffic = {t.label: t for t in plan.traffic}
         self.blocks: dict[Trial, list[BlockRecord]] = defaultdict(list)
         self.head_latency_s: dict[Traffic, dict[str, float]] = {}
-        self.machine: dict[str, str] = {}  # of the engine that started last
+        self.machine: dict[str, Any] = {}  # of the engine that started last
         self.rounds: set[int] = set()
         self.dropped: dict[Trial, int] = {}  # passes after which it was given up
         self.finished: dict[tuple[str, Traffic], int] = {}  # by cohort: after how many passes
@@ -40,28 +51,28 @@ class SweepState:
         }
 
     def apply(self, event: Event) -> None:
-        if "cohort" in event:
-            self.begun.setdefault(event["cohort"])
-        match event["event"]:
-            case "engine":
-                self.machine = event["machine"]
-            case "heads":
-                self.head_latency_s = {self._traffic[k]: v for k, v in event["latency_s"].items()}
-            case "round":
-                self.rounds.add(event["index"])
-                self.spent_s += event["seconds"]
-                for name, block in block_records(event).items():
+        if event.cohort is not None:
+            self.begun.setdefault(event.cohort)
+        match event:
+            case EngineStarted():
+                self.machine = event.machine
+            case HeadsTimed():
+                self.head_latency_s = {self._traffic[k]: v for k, v in event.latency_s.items()}
+            case RoundMeasured():
+                self.rounds.add(event.index)
+                self.spent_s += event.seconds
+                for name, block in event.block_records().items():
                     trial = self.trials[name]
                     self.blocks[trial].append(block)
-                    self._cohorts[trial].add(event["cohort"])
-            case "failed":
-                self._failures[self.trials[event["trial"]]][event.get("cohort")] = event["cause"]
-            case "dropped":
-                self.dropped[self.trials[event["trial"]]] = event["passes"]
-            case "finished":
-                self.finished[event["cohort"], self._traffic[event["traffic"]]] = event["passes"]
-            case "ended":
-                self.ended[event["cohort"]] = event["reason"]
+                    self._cohorts[trial].add(event.cohort)
+            case TrialFailed():
+                self._failures[self.trials[event.trial]][event.cohort] = event.cause
+            case TrialDropped():
+                self.dropped[self.trials[event.trial]] = event.passes
+            case TrafficFinished():
+                self.finished[event.cohort, self._traffic[event.traffic]] = event.passes
+            case CohortEnded():
+                self.ended[event.cohort] = event.reason
 
 
 def read_state(plan: Plan, journal: Path) -> SweepState:
@@ -70,17 +81,7 @@ def read_state(plan: Plan, journal: Path) -> SweepState:
     for end, event in lines(journal, 0) if journal.is_file() else ():
         try:
             state.apply(event)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise damaged(journal, start, error) from error
+        except LookupError as error:
+            raise damaged(journal, start, f"the plan has no {error}") from error
         start = end
     return state
-
-
-def block_records(event: Event) -> dict[str, BlockRecord]:
-    """The blocks of a round by the name of their trial."""
-    return {
-        name: BlockRecord(
-            index=event["index"], prompt_block=event["prompt_block"], measured=Measured.from_dict(measured)
-        )
-        for name, measured in event["blocks"].items()
-    }
