@@ -95,7 +95,7 @@ def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp
     assert len({e.index for e in rounds}) == len(rounds)
     ended = [e.cohort for e in events(tmp_path, CohortEnded)]
     assert len(set(ended)) == len(ended) == SAMPLES
-    passes = Counter(e["cohort"] for e in rounds)
+    passes = Counter(e.cohort for e in rounds)
     assert max(passes.values()) == 3 * 4
     assert min(passes.values()) == 4, "some candidate was given up after its first pass"
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
