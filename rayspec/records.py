@@ -37,6 +37,14 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Generated:
+    """The continuation of a prompt, and how often the target was asked for it; 0 without speculation."""
+
+    output_ids: list[int]
+    verify_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 

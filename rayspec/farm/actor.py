@@ -26,7 +26,7 @@ from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
 from rayspec.provenance import machine
-from rayspec.records import Measured
+from rayspec.records import Generated, Measured
 
 STOP_TIMEOUT_S = 90.0
 TOKEN = secrets.token_hex(32)  # one for all clusters of a process: Ray keeps the first that it has read
@@ -155,7 +155,7 @@ class _RuntimeShell:
     def measure(self, load: Load) -> Measured:
         return self.runtime.measure(load)
 
-    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[Generated]:
         return self.runtime.generate(prompts, sampling)
 
     def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
@@ -223,15 +223,15 @@ class RuntimeHandle:
     def measure(self, load: Load) -> Measured:
         return self._get(self._actor.measure.remote(load), self.block_timeout_s, "engine.block_timeout_s")
 
-    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[list[int]]:
-        """The continuation (token ids) of each prompt under its own sampling parameters."""
+    def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[Generated]:
+        """The continuation of each prompt (token ids) under its own sampling parameters."""
         return self.finish_generate(self.begin_generate(prompts, sampling))
 
     def begin_generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> ray.ObjectRef:
         """`generate` without waiting, so that several engines work at once; pass the result to `finish_generate`."""
         return self._actor.generate.remote(prompts, sampling)
 
-    def finish_generate(self, ref: ray.ObjectRef) -> list[list[int]]:
+    def finish_generate(self, ref: ray.ObjectRef) -> list[Generated]:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ from rayspec.farm.processes import (
     redirected_output,
     reset_peak_memory,
 )
-from rayspec.records import Measured, RequestRecord, StepSeconds
+from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
     from sglang_ext.adapter.engine import StepTimes
@@ -151,14 +151,17 @@ class Runtime:
             peak_memory_bytes=peak,
         )
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Mapping[str, Any]]) -> list[Generated]:
         """The continuation of each prompt (token ids) under its own sampling parameters. Raises EngineFailed."""
         with self._readable_failure("failed while generating"):
             engine = self._running_engine()
             answers = self._run(
                 engine.async_generate(input_ids=[list(p) for p in prompts], sampling_params=[dict(s) for s in sampling])
             )
-        return [answer["output_ids"] for answer in answers]
+        return [
+            Generated(output_ids=answer["output_ids"], verify_steps=answer["meta_info"].get("spec_verify_ct", 0))
+            for answer in answers
+        ]
 
     @staticmethod
     def _answer(engine: Any, load: Load) -> Coroutine[Any, Any, tuple[float, tuple[RequestRecord, ...]]]:

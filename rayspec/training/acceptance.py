@@ -56,9 +56,7 @@ def measure(
     limit: int | None = None,
 ) -> Acceptance:
     """Acceptance over the first `limit` greedy sequences. Raises ValueError if there are none to measure."""
-    greedy = (answers.temperature_N == 0).nonzero().squeeze(1)[:limit]
-    if not len(greedy):
-        raise ValueError(f"the held-out answers {answers.name} hold no greedy sequence; set held_out.greedy_share: 1")
+    greedy = greedy_sequences(answers)[:limit]
     chains: list[Tensor] = []
     sums_4K, rows = torch.zeros(4, num_steps), 0
     accepted = steps = 0
@@ -95,6 +93,37 @@ def measure(
         **{name: (sum_K / rows).tolist() for name, sum_K in zip(OF_LAWS, sums_4K, strict=True)},
         chains=len(prefix_RK),
     )
+
+
+def greedy_sequences(answers: AnswerSet) -> Tensor:
+    """Their indices. Raises ValueError where there are none."""
+    greedy = (answers.temperature_N == 0).nonzero().squeeze(1)
+    if not len(greedy):
+        raise ValueError(f"the held-out answers {answers.name} hold no greedy sequence; set held_out.greedy_share: 1")
+    return greedy
+
+
+@torch.no_grad()
+def verify_steps(
+    drafter: Drafter, target: FrozenTarget, answers: AnswerSet, *, num_steps: int, batch_size: int, chunk_rows: int
+) -> list[int]:
+    """How many verify steps greedy drafting of up to `num_steps` tokens takes for each answer."""
+    found = []
+    for indices in torch.arange(len(answers)).split(batch_size):
+        batch = Batch.of(answers, indices)
+        match_KN, _ = _rollout(drafter, target, batch, num_steps, chunk_rows)
+        found += [_steps_of(own_KN) for own_KN in match_KN.split(_answer_lengths(batch), dim=1)]
+    return found
+
+
+def _steps_of(match_KN: Tensor) -> int:
+    """The walk over an answer to its last token; its first comes from the prompt's own forward pass."""
+    num_steps, length = match_KN.shape
+    start, steps = 1, 0
+    while start < length:
+        drafts = match_KN[:, start : start + num_steps].diagonal()
+        start, steps = start + 1 + int(drafts.int().cumprod(dim=0).sum()), steps + 1
+    return steps
 
 
 def _answer_lengths(batch: Batch) -> list[int]:

@@ -91,16 +91,20 @@ class DrafterEntry(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Settings):
-    """Held-out acceptance is measured every `every` steps on `sequences` answers, at the end on all of them."""
+    """Held-out acceptance is measured every `every` steps on `sequences` answers, at the end on all of them; then the
+    drafter answers `served_prompts` of the held-out prompts in SGLang, which must accept what training says."""
 
     draft_steps: int = 5
     every: int = 250
     sequences: int = 24
+    served_prompts: int = 8
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "every", "sequences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluation.{name} must be at least 1, got {getattr(self, name)}")
+        if self.served_prompts < 0:
+            raise ValueError(f"evaluation.served_prompts must be at least 0 (none), got {self.served_prompts}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from rayspec.training.data.self_prompts import prompt_hash
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters import DEFAULT
 from sglang_ext.drafters.checkpoint_config import read_config
@@ -90,6 +91,9 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     for head in todo:
         results[head.name] = acceptance = train_drafter(config, head, target, answers, held_out)
         print(f"{head.name}: {summary(acceptance)}", flush=True)
+        served = check_served(config, head, target, held_out)
+        if served is not None:
+            print(f"{head.name}: {served}", flush=True)
     return results
 
 

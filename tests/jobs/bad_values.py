@@ -131,6 +131,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         one("held_out.min_prompt_tokens=2", "held_out.min_prompt_tokens"),
         (["evaluation.draft_steps=9", "held_out.min_prompt_tokens=12"], ("held_out.answer_tokens",)),
         *(one(f"evaluation.{name}=0", f"evaluation.{name}") for name in ("draft_steps", "every", "sequences")),
+        (["evaluation.served_prompts=-1"], ("evaluation.served_prompts",)),
         *(one(f"engines.{name}={x}", f"engines.{name}") for name, x in (("count", 0), ("num_cpus", 0), ("dtype", "float7"), ("extra.nonsense", 1), ("max_running_requests", 0), ("start_timeout_s", 0))),
         *(one(f"target={x}", "target") for x in ("nowhere", "''", "~nobody-of-this-name/x", "/", "x" * 300, world.drafters / "full", world.prompts)),
         *(one(f"output_dir={out}/file{x}", "file") for x in ("", "/below")),

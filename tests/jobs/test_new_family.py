@@ -99,6 +99,7 @@ def test_it_is_trained_and_swept(environment: dict[str, str], sweeps: str, tmp_p
         "train",
         *(f"drafters=[{entry}]", f"output_dir={tmp_path}", f"work_dir={work}", "mlflow=false", *settings),
         *("recipe.num_steps=2", "recipe.batch_size=2", "recipe.warmup_steps=1", "evaluation.draft_steps=2"),
+        "evaluation.served_prompts=0",
     )
     assert json.loads((tmp_path / "new" / "config.json").read_text())["architectures"] == ["PlainMatrices"]
     printed = run(

@@ -33,6 +33,7 @@ def job(target: Path, texts: Path, folder: Path, *extra: str) -> subprocess.Comp
         "recipe.batch_size=3",
         "evaluation.every=2",
         "evaluation.draft_steps=3",
+        "evaluation.served_prompts=2",
         "log_every=1",
     ]
     command = [sys.executable, "jobs/train.py", "--config", str(CONFIG), *settings, *extra]
@@ -68,6 +69,7 @@ def test_end_to_end_then_rerun_then_refusal(tiny_target_folder: Path, text_folde
 
     trained = job(tiny_target_folder, text_folder, tmp_path)
     assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("tau in SGLang") == 2
     for name, kind in (("full", "full"), ("slim", "slimspec")):
         folder = tmp_path / "out" / name
         _, info = load_drafter(folder)

@@ -89,6 +89,7 @@ def test_sglang_says_what_transformers_says(
     runtime.start()
     try:
         sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
-        assert runtime.generate(prompts, [sampling] * len(prompts)) == expected
+        answers = runtime.generate(prompts, [sampling] * len(prompts))
+        assert [a.output_ids for a in answers] == expected
     finally:
         runtime.stop()

@@ -65,10 +65,15 @@ def runtime(spec: EngineSpec, folder: Path) -> Iterator[Runtime]:
         started.stop()
 
 
+def greedy(engine: Runtime, prompts: list[list[int]]) -> list[list[int]]:
+    asked = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
+    return [g.output_ids for g in engine.generate(prompts, [asked] * len(prompts))]
+
+
 @pytest.fixture(scope="module")
 def plain(target: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     with runtime(EngineSpec(target=str(target), overrides=ENGINE), tmp_path_factory.mktemp("plain")) as engine:
-        return engine.generate(prompts, [{"temperature": 0.0, "max_new_tokens": NEW_TOKENS}] * len(prompts))
+        return greedy(engine, prompts)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,7 +86,7 @@ def test_every_shipped_drafter_says_what_plain_decoding_says(
     with runtime(spec, tmp_path) as engine:
         for name in names:
             engine.swap(drafter_path(name))
-            answers = engine.generate(prompts, [{"temperature": 0.0, "max_new_tokens": NEW_TOKENS}] * len(prompts))
+            answers = greedy(engine, prompts)
             assert [i for i, answer in enumerate(answers) if answer != plain[i]] == [], name
     print(f"{shape}: {len(prompts)} prompts, {sum(map(len, plain))} tokens, the same with each of {', '.join(names)}")
 
@@ -157,7 +162,8 @@ def test_at_temperature_1_tokens_are_the_targets(
 def p_values(engine: Runtime, target: Path, prompt: list[int], seed: int) -> tuple[float, float]:
     """Of the law at temperature 1, and at 1.4."""
     asked = {"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True}
-    answers = engine.generate([prompt] * DRAWS, [asked | {"sampling_seed": seed + i} for i in range(DRAWS)])
+    drawn = engine.generate([prompt] * DRAWS, [asked | {"sampling_seed": seed + i} for i in range(DRAWS)])
+    answers = [d.output_ids for d in drawn]
     first = Counter(answer[0] for answer in answers)
     logits = next_laws(target, prompt, first)
     seconds = {token: [answer[1] for answer in answers if answer[0] == token] for token in first}

@@ -85,7 +85,7 @@ def answer_engines(
             ]
             answers: list[list[int]] = [[] for _ in requests]
             for n, (handle, ref) in enumerate(zip(handles, begun, strict=True)):
-                answers[n :: len(handles)] = handle.finish_generate(ref)
+                answers[n :: len(handles)] = [g.output_ids for g in handle.finish_generate(ref)]
             return answers
 
         yield answer
