@@ -53,8 +53,8 @@ class HeadDraftWorker(EagleDraftWorker):
             )
         if get_spec().speculative_adaptive or (get_spec().speculative_adaptive_config and has_accelerator()):
             raise ValueError(
-                "--speculative-adaptive and a policy (--speculative-adaptive-config) keep graphs of other draft lengths, "
-                "which hold the running head; leave them out to swap drafters live"
+                "--speculative-adaptive and a policy (--speculative-adaptive-config) keep graphs of other draft "
+                "lengths, which hold the running head; leave them out to swap drafters live"
             )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:

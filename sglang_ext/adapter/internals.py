@@ -542,8 +542,8 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.build_adaptive_runtime_state",
         ("self", "speculative_num_steps", "speculative_num_draft_tokens", "cuda_graph_bs"),
-        "called by SGLang's controller for each draft length of a policy; of a draft worker it takes the attributes that "
-        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker names",
+        "called by SGLang's controller for each draft length of a policy; of a draft worker it takes the attributes "
+        "that sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker names",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",

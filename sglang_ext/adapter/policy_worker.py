@@ -73,7 +73,9 @@ def checked_table(server_args: Any) -> PolicyTable:
     }
     for option, is_set in refused.items():
         if is_set:
-            raise ValueError(f"a policy (--speculative-adaptive-config {file}) does not go with {option}; leave one out")
+            raise ValueError(
+                f"a policy (--speculative-adaptive-config {file}) does not go with {option}; leave one out"
+            )
     return table
 
 

@@ -1,9 +1,9 @@
 """The draft length of the next step: the one with the most expected tokens per second.
 
 The choice may look at everything that was known before the step's drafts were drawn: how many requests it serves, and
-what the steps before accepted. It never sees its own drafts: a draft length that depends on what was drafted changes the
-law of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_laws.py holds one that does, and finds it out). Nor does
-it look at a clock, so that all ranks of a tensor-parallel engine choose alike.
+what the steps before accepted. It never sees its own drafts: a draft length that depends on what was drafted changes
+the law of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_laws.py holds one that does, and finds it out). Nor
+does it look at a clock, so that all ranks of a tensor-parallel engine choose alike.
 """
 
 from collections import Counter, deque
@@ -31,6 +31,7 @@ class MeasuredPolicy:
             table.accepted_if_reached,
             prior_verifications=table.prior_verifications,
             half_life_steps=table.half_life_steps,
+            retry_after_steps=table.retry_after_steps,
         )
         self.choice = Choice(start, keeps_up=True)
         self.steps: Counter[int] = Counter()  # by draft length
@@ -73,7 +74,7 @@ class MeasuredPolicy:
         return tokens / self.table.step_ms(draft_steps, requests)
 
     def _best(self, requests: int, drafted_share: float) -> int:
-        """From the present length to a shorter one that promises more, or to a longer one that promises clearly more."""
+        """The present length, a shorter one that promises more, or a longer one that promises clearly more."""
         now = self.choice.draft_steps
         rates = {k: self.tokens_per_ms(k, requests, drafted_share) for k in self.table.lengths}
         worth = {k: rate / (1 + self.table.margin) if k > now else rate for k, rate in rates.items()}

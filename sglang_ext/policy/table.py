@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from sglang_ext.artefacts import POLICY as POLICY  # its name
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
 
-POLICY = "policy.json"
 FORMAT = 1
 
 
@@ -57,9 +57,10 @@ class PolicyTable(Settings):
             what is expected as long as nothing was seen.
         margin: by what share a longer draft must promise more tokens per second before it is taken; a shorter one (and
             plain decoding) only has to promise more.
-        half_life_steps: after as many steps what was seen counts half, so that a draft length that is not drafted any
-            more is tried again.
-        prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as.
+        half_life_steps: after so many steps what was accepted in one counts half.
+        prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as, at first.
+        retry_after_steps: a draft position that was not drafted for so long is expected to be accepted as at first, so
+            that it is tried again.
         dwell_steps: a length stays for so many steps at least.
         rest_after_steps: after so many steps in which no draft would pay the drafter rests: its cache is not kept up,
             and the requests that are running then are decoded plainly to their end.
@@ -70,8 +71,9 @@ class PolicyTable(Settings):
     curves: list[CostCurve]
     accepted_if_reached: list[float]
     margin: float = 0.02
-    half_life_steps: int = 200
-    prior_verifications: float = 50.0
+    half_life_steps: int = 100
+    prior_verifications: float = 10.0
+    retry_after_steps: int = 2000
     dwell_steps: int = 4
     rest_after_steps: int = 32
     about: dict[str, str] = field(default_factory=dict)
@@ -95,7 +97,7 @@ class PolicyTable(Settings):
             )
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin must be from 0 up to 1, got {self.margin}")
-        for name in ("half_life_steps", "prior_verifications", "dwell_steps", "rest_after_steps"):
+        for name in ("half_life_steps", "prior_verifications", "retry_after_steps", "dwell_steps", "rest_after_steps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
