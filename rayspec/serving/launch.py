@@ -44,11 +44,10 @@ def server_command(
         **record.flags,
         "model_path": champion.target,
         "speculative_draft_model_path": str(champion.folder),
-        "host": host,
-        "port": port,
     }
     if follows_policy and champion.policy is not None:
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
+    flags |= {"host": host, "port": port}
     return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
 
 

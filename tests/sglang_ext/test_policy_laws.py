@@ -21,7 +21,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "one_hot_chain": {},
     "tree": {"topk": 3, "num_draft_tokens": 8},
 }
-REQUESTS = volume(2_000, 600)  # of 26 speculated tokens each
+REQUESTS = volume(2_000, 240)  # of 26 speculated tokens each
 SETTINGS: dict[str, dict[str, Any]] = {"alone": {}, "all": FILTERS["all"]}
 
 
@@ -37,7 +37,7 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
     drafter: Path = toy.save_drafter(folder / "full", "full")
     lengths = [0, DRAFT_STEPS] if "topk" in shape else range(DRAFT_STEPS + 1)
     file = write_policy(folder / "policy.json", lengths, **NERVOUS)
-    options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 3} | shape
+    options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 6} | shape
     options |= {"speculative_adaptive_config": file, "enable_custom_logit_processor": True}
     with running_engine(drafter, skip_tokenizer_init=True, **options) as engine:
         yield engine
