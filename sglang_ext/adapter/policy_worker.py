@@ -8,6 +8,7 @@ chains alone, and cannot take a step without drafts under rejection sampling; ou
 `--speculative-adaptive-config policy.json` without that flag, for every algorithm whose worker is ours.
 """
 
+import json
 import logging
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from weakref import WeakSet
 
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_context, get_spec
+from sglang.srt.runtime_context import get_context, get_parallel, get_spec
 from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
@@ -190,10 +191,6 @@ class FollowsPolicy(EAGLEWorkerV2):
 
 def write_policy(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_write_policy`: `policy_report` as JSON, of the first rank."""
-    import json
-
-    from sglang.srt.runtime_context import get_parallel
-
     worker = scheduler.draft_worker
     if get_parallel().tp_rank == 0:
         report = worker.policy_report() if isinstance(worker, FollowsPolicy) else None
