@@ -117,6 +117,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         self.policy = MeasuredPolicy(checked_table(server_args), start=self.most_steps)
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length
+        self.rested = 0  # steps in which the drafter's cache was not filled
         self._with_holes: WeakSet[Any] = WeakSet()  # requests that the drafter has not followed
         logger.info("rayspec policy: draft lengths %s by %s", self.policy.table.lengths, policy_file(get_spec()))
 
@@ -133,6 +134,7 @@ class FollowsPolicy(EAGLEWorkerV2):
             self._tell(before, len(batch.reqs))
         rests = choice.draft_steps == 0 and not choice.keeps_up and self.speculative_algorithm.has_draft_kv()
         if rests:
+            self.rested += 1
             self._with_holes.update(batch.reqs)
         with envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.override(rests):
             return super().forward_batch_generation(batch, *args, **kwargs)
@@ -183,6 +185,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         return {
             "steps": {str(k): self.policy.steps[k] for k in self.policy.table.lengths},
             "switches": self.policy.switches,
+            "rested": self.rested,
             "lost": self.policy.lost,
             "acceptance": self.policy.acceptance.shares(),
             "history": list(self.history),
