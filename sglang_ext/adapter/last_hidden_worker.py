@@ -136,6 +136,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         )
         # SGLang asks the draft runner for the width of the hidden state: the target's
         self.draft_runner = target_worker.model_runner
+        self.draft_runner.draft_attn_backend = None  # which SGLang saves and puts back with a policy's draft lengths
         info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
         self._host(info, read_tensors(info))
 

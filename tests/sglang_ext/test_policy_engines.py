@@ -8,9 +8,9 @@ import pytest
 import torch
 from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids, running_engine
 from faults import switch_at_random
-from fixture_models import DRAFTERS, TARGET
+from fixture_models import DRAFTERS, TARGET, drafter_folder
 from independent_cases import save_with_heads, trained_drafter
-from last_hidden_cases import SLIM, as_answers, demo_drafters, new_drafter, save, train
+from last_hidden_cases import as_answers
 from policy_cases import ALWAYS, write_policy
 from volume import volume
 
@@ -34,35 +34,33 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def drafters(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def independent(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
-    folder = tmp_path_factory.mktemp("drafters")
-    made = demo_drafters(folder, target, answers)
-    independent = trained_drafter(target, answers, {}, steps=30, batch_size=16)
-    made |= save_with_heads(folder, independent, target, {"independent": {"kind": "full"}}, {})
-    torch.manual_seed(0)
-    specformer = new_drafter("specformer", {"positions": STEPS}, SLIM, target)
-    train(specformer, target, answers, steps=8, batch_size=16, lr=1e-3)
-    return DRAFTERS | made | {"specformer": save(folder / "specformer", specformer, target, None)}
+    drafter = trained_drafter(target, answers, {}, steps=30, batch_size=16)
+    folder = tmp_path_factory.mktemp("independent")
+    return save_with_heads(folder, drafter, target, {"independent": {"kind": "full"}}, {})["independent"]
+
+
+def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue("independent") if name == "independent" else drafter_folder(name)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, drafters: dict[str, Path], tmp_path_factory: Any) -> Iterator[Any]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     name, shape = ENGINES[request.param]
     lengths = [0, STEPS] if shape else range(STEPS + 1)
     file = write_policy(tmp_path_factory.mktemp("policy") / "policy.json", lengths, **ALWAYS)
     options = {"draft_steps": STEPS, "speculative_adaptive_config": file, "enable_custom_logit_processor": True} | shape
-    with running_engine(drafters[name], **options) as engine:
+    with running_engine(folder_of(name, request), **options) as engine:
         switch_at_random(engine)
         yield engine
 
 
-def test_greedy_identity(
-    request: pytest.FixtureRequest, engine: Any, drafters: dict[str, Path], prompts: list[Ids], oracle: Oracle
-) -> None:
+def test_greedy_identity(request: pytest.FixtureRequest, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
     case = request.node.callspec.params["engine"]
-    for name in DRAFTERS if case == "eagle3_chain" else [ENGINES[case][0]]:
-        swap_drafter(engine, str(drafters[name]))
+    names = {str(path): name for name, path in DRAFTERS.items()} if case == "eagle3_chain" else {}
+    for folder, name in (names or {str(folder_of(ENGINES[case][0], request)): case}).items():
+        swap_drafter(engine, folder)
         answers = generate(engine, prompts[:FEW])
         assert output_ids(answers) == oracle.answers[:FEW], name
         assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > 0, name
