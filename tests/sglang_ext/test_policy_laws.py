@@ -21,6 +21,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "one_hot_chain": {},
     "tree": {"topk": 3, "num_draft_tokens": 8},
 }
+STEP_MS = (10.0, 17.2, 22.0, 26.0)  # a draft is worth what it costs where 72% are accepted, as of this drafter's chain
 REQUESTS = volume(2_000, 240)  # of 26 speculated tokens each
 SETTINGS: dict[str, dict[str, Any]] = {"alone": {}, "all": FILTERS["all"]}
 
@@ -36,7 +37,9 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
     folder, shape = tmp_path_factory.mktemp("policy"), ENGINES[request.param]
     drafter: Path = toy.save_drafter(folder / "full", "full")
     lengths = [0, DRAFT_STEPS] if "topk" in shape else range(DRAFT_STEPS + 1)
-    file = write_policy(folder / "policy.json", lengths, **NERVOUS)
+    curves = [{"draft_steps": k, "requests": [1], "step_ms": [STEP_MS[k]]} for k in lengths]
+    values = NERVOUS | {"curves": curves, "accepted_if_reached": [0.8] * DRAFT_STEPS}
+    file = write_policy(folder / "policy.json", lengths, **values)
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 6} | shape
     options |= {"speculative_adaptive_config": file, "enable_custom_logit_processor": True}
     with running_engine(drafter, skip_tokenizer_init=True, **options) as engine:
