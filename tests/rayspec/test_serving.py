@@ -21,9 +21,11 @@ from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
 from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import api_key, serve, server_command
+from rayspec.serving.policy import measured_policy
 from rayspec.serving.record import RECORD
 from rayspec.sweep.stored import find_sweep
 from rayspec.tracking import Tracker, TrackingError
+from sglang_ext.policy.table import POLICY, read_table
 
 MODEL = "models:/drafter-target@champion"
 
@@ -250,3 +252,54 @@ def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypat
     assert "OMP_NUM_THREADS=3" in variables
     assert "correct-horse" not in variables
     assert not os.path.exists(Path(f"{out}.path").read_text().strip())
+
+
+def test_the_champions_policy_is_what_was_measured(client: MlflowClient, tmp_path: Path) -> None:
+    """Its expected rates at the sweep's own acceptance are the measured ones, of every draft length and load."""
+    sweep = find_sweep(client)
+    files = [file for file in emit(sweep, tmp_path / "ready") if file.name == POLICY]
+    assert files
+    for file in files:
+        table = read_table(file)
+        best = next(r for r in sweep.results if r.trial.name == file.parent.name)
+        assert table.lengths == [0, 2, 4]
+        assert table.about["drafter"] == best.trial.label
+        for result in sweep.results:
+            trial = result.trial
+            if trial.drafter not in (None, best.trial.drafter):
+                continue
+            requests = sweep.requests(trial)
+            seconds = sum(r["e2e_s"] - r["ttft_s"] for r in requests)
+            rate = sum(r["output_tokens"] - 1 for r in requests) / seconds / 1e3
+            tau = result.metrics.get("tau", 1.0)
+            expected = tau / table.step_ms(trial.draft_steps, trial.traffic.concurrency)
+            assert expected == pytest.approx(rate, rel=1e-3)
+        longest = [r for r in sweep.results if r.trial.drafter == best.trial.drafter and r.trial.draft_steps == 4]
+        shares = [r.metrics["accept_cond_1"] for r in longest]
+        assert min(shares) - 1e-3 <= table.accepted_if_reached[0] <= max(shares) + 1e-3
+
+
+def test_a_champion_is_served_with_its_policy(client: MlflowClient) -> None:
+    champion = find_champion(MODEL, client)
+    assert champion.policy is not None
+    words = server_command(champion, "127.0.0.1", 31000)
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--speculative-adaptive-config"] == str(champion.folder / POLICY)
+    assert (flags["--speculative-num-steps"], flags["--speculative-num-draft-tokens"]) == ("4", "5")
+    fixed = server_command(champion, "127.0.0.1", 31000, follows_policy=False)
+    assert "--speculative-adaptive-config" not in fixed
+    assert fixed[fixed.index("--speculative-num-steps") + 1] == champion.record.evidence["draft_steps"]
+
+
+def test_a_damaged_policy_takes_no_traffic(client: MlflowClient) -> None:
+    folder = find_champion(MODEL, client).folder
+    (folder / POLICY).write_text("{}")
+    with pytest.raises(ValueError, match=r"policy\.json differ from what was promoted"):
+        find_champion(str(folder), client)
+
+
+def test_one_load_gives_no_policy(client: MlflowClient) -> None:
+    sweep = find_sweep(client)
+    best = winner(sweep.results)
+    alone = [r for r in sweep.results if r.trial.traffic == best.trial.traffic]
+    assert measured_policy(dataclasses.replace(sweep, results=tuple(alone)), best) is None

@@ -1,0 +1,167 @@
+"""A policy against plain decoding and every fixed draft length, and its switching under a changing load.
+
+python docs/experiments/policy.py --policy policy.json --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
+    [--streams 1 4 16 32] [--blocks 8] [--new-tokens 64] [--topk 1] [--nodes N] [--context 1024] [--only-figure]
+
+All engines are resident and answer the same prompts in turn, in an order that moves on by one each block, so that a
+drift of the machine meets all of them. Writes measured.json (output tokens per second, ratios with 95% intervals from
+the paired blocks) and switching.png (load, draft length and tokens per second over time).
+"""
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rayspec.statistics import Pair, paired_speedup
+from sglang_ext.adapter.engine import policy_report, start_engine
+from sglang_ext.policy.table import PolicyTable, read_table
+
+PHASES = (1, 4, 16, 4, 1)  # streams of the figure, one after the other
+
+
+def main() -> None:
+    options = arguments()
+    table, folder = read_table(options.policy), Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()]
+    with ExitStack() as stack:
+        follows = started(stack, options, table.lengths[-1], policy=options.policy)
+        if not options.only_figure:
+            fixed = {str(k): started(stack, options, k) for k in table.lengths}
+            found = measure({"policy": follows, **fixed}, prompts, options)
+            (folder / "measured.json").write_text(json.dumps(found, indent=1))
+            print(json.dumps(found, indent=1))
+        draw(*change_the_load(follows, prompts, options), table, folder / "switching.png")
+
+
+def arguments() -> Any:
+    parser = argparse.ArgumentParser()
+    for name in ("policy", "target", "drafter", "prompts", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--topk", type=int, default=1)
+    parser.add_argument("--nodes", type=int)
+    for name, value in (("blocks", 8), ("new-tokens", 64), ("context", 1024), ("phase-s", 20)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--only-figure", action="store_true")
+    return parser.parse_args()
+
+
+def started(stack: ExitStack, options: Any, draft_steps: int, policy: str | None = None) -> Any:
+    """An engine of one draft length, 0 for plain decoding, or with a policy."""
+    shared = {"context_length": options.context, "max_running_requests": 32, "log_level": "error"}
+    if draft_steps == 0:
+        engine = start_engine(options.target, None, **shared)
+    else:
+        tree = {"topk": options.topk, "num_draft_tokens": options.nodes}
+        shared |= {"speculative_adaptive_config": policy} if policy else {}
+        engine = start_engine(options.target, options.drafter, draft_steps=draft_steps, **tree, **shared)
+    stack.callback(engine.shutdown)
+    return engine
+
+
+def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> dict[str, Any]:
+    """By streams: tokens per second of each engine, and the policy's ratio to each with its interval."""
+    names, found = list(engines), {}
+    for streams in options.streams:
+        seconds: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+        for block in range(-1, options.blocks):  # the first warms up
+            asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
+            for name in names[block % len(names) :] + names[: block % len(names)]:
+                engines[name].flush_cache()
+                tokens, took = timed(engines[name], asked, options.new_tokens)
+                if block >= 0:
+                    seconds[name].append((tokens, took))
+        own = seconds["policy"]
+        found[str(streams)] = {
+            "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
+            "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
+        }
+    return found
+
+
+def interval(own: list[tuple[int, float]], other: list[tuple[int, float]]) -> list[float | None]:
+    """[ratio, low, high] over blocks of the same prompts."""
+    pairs = [[Pair(*a, *b)] for a, b in zip(own, other, strict=True)]
+    found = paired_speedup(pairs, confidence=0.95, seed=0)
+    return [found.value, found.low, found.high]
+
+
+def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[int, float]:
+    start = time.perf_counter()
+    sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    answers = engine.generate(prompt=asked, sampling_params=sampling)
+    return sum(len(a["output_ids"]) for a in answers), time.perf_counter() - start
+
+
+def change_the_load(engine: Any, prompts: Sequence[str], options: Any) -> tuple[list[Any], list[Any]]:
+    """The engine's history, and (unix time, tokens) of each answer: closed loops of as many streams as PHASES say."""
+    answers: list[tuple[float, int]] = []
+    for streams in PHASES:
+        end = time.time() + options.phase_s
+        answers += ask_until(engine, prompts, streams, end, options.new_tokens)
+    report = policy_report(engine)
+    assert report is not None, "it was started with a policy"
+    return report["history"], answers
+
+
+def ask_until(
+    engine: Any, prompts: Sequence[str], streams: int, end: float, new_tokens: int
+) -> list[tuple[float, int]]:
+    import asyncio
+
+    found: list[tuple[float, int]] = []
+
+    async def stream(number: int) -> None:
+        asked = number
+        while time.time() < end:
+            sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+            answer = await engine.async_generate(prompt=prompts[asked % len(prompts)], sampling_params=sampling)
+            found.append((time.time(), len(answer["output_ids"])))
+            asked += streams
+
+    async def all_streams() -> None:
+        await asyncio.gather(*(stream(i) for i in range(streams)))
+
+    assert threading.current_thread() is threading.main_thread(), "the engine's loop is of this thread"
+    engine.loop.run_until_complete(all_streams())
+    return found
+
+
+def draw(history: list[Any], answers: list[Any], table: PolicyTable, file: Path) -> None:
+    """Requests of a step, draft length and tokens per second, over time."""
+    t, requests, k = (np.array(column) for column in zip(*history, strict=True))
+    kept = t >= min(at for at, _ in answers) - 5
+    t, requests, k = t[kept], requests[kept], k[kept]
+    zero = t[0]
+    figure, (top, middle, bottom) = plt.subplots(3, 1, sharex=True, figsize=(9, 6.5), constrained_layout=True)
+    top.step(t - zero, requests, where="post", color="#4c72b0", linewidth=1.2)
+    top.set_ylabel("requests in the step")
+    middle.step(t - zero, k, where="post", color="#c44e52", linewidth=1.2)
+    middle.set_yticks(table.lengths)
+    middle.set_ylabel("draft length\n(0: plain decoding)")
+    seconds = np.arange(0, answers[-1][0] - zero + 1, 2.0)
+    ends, tokens = (np.array(column) for column in zip(*answers, strict=True))
+    rate = np.histogram(ends - zero, bins=seconds, weights=tokens)[0] / 2
+    bottom.step(seconds[:-1], rate, where="post", color="#55a868", linewidth=1.2)
+    bottom.set_ylabel("answered tokens/s\n(by 2 s)")
+    bottom.set_xlabel("seconds")
+    for axis in (top, middle, bottom):
+        axis.grid(alpha=0.3)
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    figure.savefig(file, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
