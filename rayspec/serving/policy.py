@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from rayspec.sweep.plan import Trial
+from rayspec.sweep.plan import PLAIN, Trial
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
 from sglang_ext.policy.table import FORMAT, CostCurve, PolicyTable
@@ -18,15 +18,14 @@ Request = Mapping[str, Any]  # as `StoredSweep.requests` gives them
 def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None:
     """For the drafter and shape of `best`: a chain's every measured draft length, a tree's own, each at all loads in
     streams. None where the sweep did not measure at least two such loads with drafts and without."""
-    drafter = best.trial.drafter
-    assert drafter is not None, "the winner is a drafter"
-    lengths = None if drafter.shape.topk == 1 else {best.trial.draft_steps}
+    assert best.trial.candidate is not None, "the winner has a drafter"
+    lengths = None if best.trial.candidate.shape.topk == 1 else {best.trial.draft_steps}
     found: dict[int, dict[int, Trial]] = {}  # by draft length and streams
     for result in sweep.results:
         trial = result.trial
-        if result.error or trial.traffic.is_open or trial.drafter not in (None, drafter):
+        if result.error or trial.traffic.is_open or trial.label not in (PLAIN, best.trial.label):
             continue
-        if trial.drafter is None or lengths is None or trial.draft_steps in lengths:
+        if trial.candidate is None or lengths is None or trial.draft_steps in lengths:
             found.setdefault(trial.draft_steps, {})[trial.traffic.concurrency] = trial
     requests = {trial: sweep.requests(trial) for trials in found.values() for trial in trials.values()}
     curves = []

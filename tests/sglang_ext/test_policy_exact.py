@@ -13,7 +13,7 @@ from chi_square import p_value
 from policy_cases import NERVOUS, table
 from torch import Tensor
 
-from rayspec_kernels.tree_verify.reference import verify_chain_reference
+from rayspec_kernels.cpu.tree_verify import verify_chain_reference
 from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable
 from sglang_ext.settings import build
