@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from rayspec.plotting import Heads, colour, legend_below, marker, panels, steps_entries
+from rayspec.plotting import colour, legend_below, marker, panels, steps_entries
+from rayspec.report.heads import Heads
 from rayspec.report.speed_figures import axes_of, bounds
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from rayspec.plotting import Heads, attempt, save_figures
+from rayspec.plotting import attempt, save_figures
 from rayspec.report.categories import RequestsOf
 from rayspec.report.cost_figures import budget_figure, work_figure
 from rayspec.report.head_figures import (
@@ -17,6 +17,7 @@ from rayspec.report.head_figures import (
     shortlist_figure,
     tradeoff_figure,
 )
+from rayspec.report.heads import Heads
 from rayspec.report.option_figures import option_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 

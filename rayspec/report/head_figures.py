@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rayspec.metrics import TAU_CATEGORY, break_even_rho
-from rayspec.plotting import Heads, counted, legend_below, marker, panels, shortened, steps_entries
+from rayspec.plotting import counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.categories import RequestsOf, category_taus
+from rayspec.report.heads import Heads
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import axes_of, bounds
 from rayspec.statistics import Interval

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from rayspec.farm.load import Traffic
-from rayspec.plotting import Heads, colour, counted, legend_below, marker, panels, shortened, steps_entries
+from rayspec.plotting import colour, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.decision import beats_one
+from rayspec.report.heads import Heads
 from rayspec.report.point_labels import CLEAR
 from rayspec.statistics import Interval
 

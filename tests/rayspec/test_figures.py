@@ -8,9 +8,10 @@ from PIL import Image
 from synthetic import SyntheticSweep
 
 from rayspec.farm.load import Traffic
-from rayspec.plotting import Heads, panels, plt
+from rayspec.plotting import panels, plt
 from rayspec.report.figures import write_figures
 from rayspec.report.head_figures import unbeaten
+from rayspec.report.heads import Heads
 from rayspec.report.option_figures import option_lines
 from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
