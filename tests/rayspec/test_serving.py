@@ -23,6 +23,7 @@ from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import api_key, serve, server_command
 from rayspec.serving.policy import measured_policy
 from rayspec.serving.record import RECORD
+from rayspec.sweep.plan import PLAIN
 from rayspec.sweep.stored import find_sweep
 from rayspec.tracking import Tracker, TrackingError
 from sglang_ext.policy.table import POLICY, read_table
@@ -266,7 +267,7 @@ def test_the_champions_policy_is_what_was_measured(client: MlflowClient, tmp_pat
         assert table.about["drafter"] == best.trial.label
         for result in sweep.results:
             trial = result.trial
-            if trial.drafter not in (None, best.trial.drafter):
+            if trial.label not in (PLAIN, best.trial.label):
                 continue
             requests = sweep.requests(trial)
             seconds = sum(r["e2e_s"] - r["ttft_s"] for r in requests)
@@ -274,7 +275,7 @@ def test_the_champions_policy_is_what_was_measured(client: MlflowClient, tmp_pat
             tau = result.metrics.get("tau", 1.0)
             expected = tau / table.step_ms(trial.draft_steps, trial.traffic.concurrency)
             assert expected == pytest.approx(rate, rel=1e-3)
-        longest = [r for r in sweep.results if r.trial.drafter == best.trial.drafter and r.trial.draft_steps == 4]
+        longest = [r for r in sweep.results if r.trial.label == best.trial.label and r.trial.draft_steps == 4]
         shares = [r.metrics["accept_cond_1"] for r in longest]
         assert min(shares) - 1e-3 <= table.accepted_if_reached[0] <= max(shares) + 1e-3
 
