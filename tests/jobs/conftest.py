@@ -26,7 +26,7 @@ def untouched_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def place(tmp_path: Path, world: World) -> Path:
-    (tmp_path / "train.yaml").write_text("heads: [{name: full, draft_head: {kind: full}}]\n")
+    (tmp_path / "train.yaml").write_text("drafters: [{name: full, draft_head: {kind: full}}]\n")
     (tmp_path / "calibrate.yaml").write_text(
         f"sources: {{raw: {{kind: raw, documents: {world.texts}}}}}\n"
         "calibrations: [{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]\n"

@@ -12,9 +12,10 @@ import torch
 from answerers import answer_in_process
 
 from rayspec.calibration.config import CalibrationConfig
+from rayspec.calibration.sources import counting
 from rayspec.calibration.sources.counting import add_up, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.sources.drafts import DraftSettings, answer_columns, answer_rows, proposals
-from rayspec.calibration.sources.kinds import Context, DraftTokens, RawText, TargetAnswers, counting
+from rayspec.calibration.sources.kinds import Context, DraftTokens, RawText, TargetAnswers
 from rayspec.calibration.sources.texts import counter_of, pair_counter_of
 from rayspec.config import load_config
 from rayspec.training.acceptance import _rollout

@@ -267,7 +267,7 @@ def test_counted_affinity_accepts_more_than_truncation_where_states_look_alike()
 
 
 def test_counted_affinity_needs_states_of_a_trained_drafter() -> None:
-    with pytest.raises(ValueError, match="along a trained drafter with a full head; name it as the head's base"):
+    with pytest.raises(ValueError, match="along a trained drafter with a full head, on the target's"):
         head_from_target(COUNTED, TARGET_HEAD_VH, {"ids": ranked_ids()})
 
 
