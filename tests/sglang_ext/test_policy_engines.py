@@ -72,7 +72,7 @@ def test_greedy_identity(request: pytest.FixtureRequest, engine: Any, prompts: l
     total = sum(report["steps"].values())
     assert min(report["steps"].values()) > total / 10, report["steps"]
     assert report["switches"] > total / 4
-    assert (report["rested"] > total / 50) == (not case.startswith("last_hidden")), "these have no cache to fill"
+    assert (report["rested"] > 0) == (not case.startswith("last_hidden")), "these have no cache to fill"
 
 
 def test_sampled_requests_among_greedy_ones(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
