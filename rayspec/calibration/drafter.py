@@ -19,8 +19,8 @@ from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters import DEFAULT, family
 from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.checkpoint_config import read_info
-from sglang_ext.heads import build_head
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, read_info
+from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -53,11 +53,7 @@ class ReferenceDrafter:
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
         drafter, info = load_drafter(drafter_path(self.name, self.target_folder))
-        if isinstance(drafter.lm_head, PositionHeads) or info.head["kind"] != "full":
-            raise ValueError(
-                f"rule.drafter must name a drafter with one head of kind 'full' for all draft steps, {self.name} is of "
-                f"kind {info.kind} with {info.head}"
-            )
+        self._check_head(info, drafter.lm_head, must_be_full=True)
         if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
             raise ValueError(
                 f"rule.drafter={self.name} was trained for target {info.target.name!r} with another tokenizer than "
@@ -79,9 +75,20 @@ class ReferenceDrafter:
     def flops(self) -> DrafterFlops:
         return drafter_flops(self._body())
 
+    def _check_head(self, info: CheckpointInfo, head: DraftHead | PositionHeads, *, must_be_full: bool) -> None:
+        if isinstance(head, PositionHeads) or (must_be_full and info.head["kind"] != "full"):
+            raise ValueError(
+                f"rule.drafter must name a drafter with one head of kind 'full' for all draft steps, {self.name} is of "
+                f"kind {info.kind} with {dict(info.head)}{' a position' if isinstance(head, PositionHeads) else ''}; "
+                "name another, or none for the target's own head"
+            )
+
     def _body(self) -> DrafterConfig:
         if self.name is not None:
-            return read_info(drafter_path(self.name, self.target_folder)).body
+            info = read_info(drafter_path(self.name, self.target_folder))
+            with torch.device("meta"):
+                self._check_head(info, empty_head(info), must_be_full=False)
+            return info.body
         return family(DEFAULT).training.config_for(FrozenTarget.without_weights(self.target_folder), {})
 
 

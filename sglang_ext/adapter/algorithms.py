@@ -24,7 +24,10 @@ def own_algorithms() -> Iterator[tuple[str, str]]:
             continue
         for name in own.serving.names:
             if found.setdefault(name, own.serving.algorithm) != own.serving.algorithm:
-                raise ValueError(f"the algorithm {name} of the drafter family {own.kind} is {found[name]} already")
+                raise ValueError(
+                    f"the algorithm {name} of the drafter family {own.kind} is {found[name]} already; uninstall one of "
+                    "the two families, or give its algorithm another name"
+                )
     yield from found.items()
 
 

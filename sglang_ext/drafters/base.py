@@ -1,5 +1,6 @@
 """What the configs and the modules of all drafter families have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self
@@ -27,7 +28,18 @@ def check_sizes(config: Any, prefix: str = "") -> None:
                 raise ValueError(f"{prefix}{f.name} must be {allowed}, got {value}")
 
 
-class DrafterConfig(Settings):
+def check_attention(config: Any, prefix: str = "") -> None:
+    """Raise ValueError for heads that do not share out, or that rotary halves do not divide."""
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"{prefix}num_attention_heads ({heads}) must be a multiple of {prefix}num_key_value_heads ({shared})"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"{prefix}head_dim must be even (rotary halves), got {config.head_dim}")
+
+
+class DrafterConfig(Settings, ABC):
     """Sizes and options of a body: a frozen dataclass. What a family is like, the rest of the project reads here.
 
     All fields but those `of_target` are options, as the `drafter` entry of a training config and of a checkpoint has
@@ -56,13 +68,13 @@ class DrafterConfig(Settings):
         return None
 
     @classmethod
+    @abstractmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: Any) -> Self:
         """From a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The fields of config.json that describe the body; inverse of `from_json`."""
-        raise NotImplementedError
 
     @staticmethod
     def own_name(name: str) -> str:

@@ -115,8 +115,8 @@ def test_it_is_trained_and_swept(environment: dict[str, str], sweeps: str, tmp_p
     (experiment,) = (e for e in client.search_experiments() if e.name == "rayspec-sweep")
     runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
     measured = runs["new-s2-c1"].data.metrics
-    assert measured["output_mismatches"] == 0
-    assert measured["gflops_per_token"] > 0
+    assert measured["valid/output_mismatches"] == 0
+    assert measured["work/gflops_per_token"] > 0
 
 
 def answer(folder: Path) -> tuple[Path, list[str]]:

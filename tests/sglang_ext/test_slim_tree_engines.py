@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     config = json.loads((tmp_path / "faulty" / "config.json").read_text())
     config["draft_tree"] = StaticTree([[0], [1]]).spec()
     (tmp_path / "faulty" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"draft_tree of kind 'static' needs a tree before anything is drafted"):
+    with pytest.raises(ValueError, match=r"draft_tree\.kind 'static' does not fit a drafter of kind eagle3"):
         swap_drafter(engine, str(tmp_path / "faulty"))
     after = [(a["output_ids"], a["meta_info"]["spec_correct_drafts_histogram"]) for a in generate(engine, prompts[:16])]
     assert after == before

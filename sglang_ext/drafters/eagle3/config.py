@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.base import DrafterConfig, check_sizes
+from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
 from sglang_ext.drafters.target import DEFAULT_TAPS, stored_taps
 from sglang_ext.settings import check_type
 
@@ -40,13 +40,7 @@ class Eagle3Config(DrafterConfig):
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
-                f"({self.num_key_value_heads})"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even (rotary halves), got {self.head_dim}")
+        check_attention(self)
         if self.hidden_size != self.target_hidden_size:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) must equal the target's ({self.target_hidden_size}): "

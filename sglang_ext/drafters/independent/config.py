@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.base import DrafterConfig, check_sizes
+from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
 from sglang_ext.settings import check_type
 
 
@@ -43,13 +43,7 @@ class IndependentConfig(DrafterConfig):
 
     def __post_init__(self) -> None:
         check_sizes(self, "drafter.")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"drafter.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"drafter.num_key_value_heads ({self.num_key_value_heads})"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"drafter.head_dim must be even (rotary halves), got {self.head_dim}")
+        check_attention(self, "drafter.")
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
