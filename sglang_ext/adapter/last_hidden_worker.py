@@ -181,6 +181,9 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def _capture_cuda_graphs(self) -> None:
         """For another draft length: drafting is never captured."""
 
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        """For another draft length: `proposers` has its tree."""
+
     def init_cuda_graphs(self) -> None:
         pass
 
