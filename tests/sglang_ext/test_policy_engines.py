@@ -45,7 +45,12 @@ def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue("independent") if name == "independent" else drafter_folder(name)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+QUICK = "eagle3_chain"
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in ENGINES]
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     name, shape = ENGINES[request.param]
     lengths = [0, STEPS] if shape else range(STEPS + 1)

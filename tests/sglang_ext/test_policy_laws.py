@@ -38,7 +38,8 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
     drafter: Path = toy.save_drafter(folder / "full", "full")
     lengths = [0, DRAFT_STEPS] if "topk" in shape else range(DRAFT_STEPS + 1)
     curves = [{"draft_steps": k, "requests": [1], "step_ms": [STEP_MS[k]]} for k in lengths]
-    values = NERVOUS | {"curves": curves, "accepted_if_reached": [0.8] * DRAFT_STEPS}
+    # a rest would last as long as its requests, and most steps would be plain ones: test_policy_engines.py has rests
+    values = NERVOUS | {"rest_after_steps": 1_000_000, "curves": curves, "accepted_if_reached": [0.8] * DRAFT_STEPS}
     file = write_policy(folder / "policy.json", lengths, **values)
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 6} | shape
     options |= {"speculative_adaptive_config": file, "enable_custom_logit_processor": True}
@@ -46,8 +47,14 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
         yield engine
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
-@pytest.mark.parametrize("seed", [None, 0], ids=["unseeded", "seeded"])
+@pytest.mark.parametrize(
+    "engine",
+    ["sampled_chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one_hot_chain", "tree"))],
+    indirect=True,
+)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(None, id="unseeded"), pytest.param(0, id="seeded", marks=pytest.mark.slow)]
+)
 def test_law(engine: Any, toy: Toy, seed: int | None) -> None:
     """Also with seeds the draws are others in every run: which coins a token meets, the batch's lengths decide."""
     for name, report in sample_laws(engine, toy, SETTINGS, requests=REQUESTS, seed=seed).items():
