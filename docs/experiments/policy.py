@@ -1,15 +1,19 @@
 """A policy against plain decoding and every fixed draft length, and its switching under a changing load.
 
 python docs/experiments/policy.py --policy policy.json --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
-    [--streams 1 4 16 32] [--blocks 8] [--new-tokens 64] [--topk 1] [--nodes N] [--context 1024] [--only-figure]
+    [--streams 1 4 16 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
+    [--phase-s 20] [--only-figure]
 
 All engines are resident and answer the same prompts in turn, in an order that moves on by one each block, so that a
 drift of the machine meets all of them. Writes measured.json (output tokens per second, ratios with 95% intervals from
-the paired blocks) and switching.png (load, draft length and tokens per second over time).
+the paired blocks, the policy's steps by draft length) and switching.png (load, draft length and tokens per second over
+time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
 """
 
 import argparse
+import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,25 +27,30 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from rayspec.provenance import provenance
 from rayspec.statistics import Pair, paired_speedup
 from sglang_ext.adapter.engine import policy_report, start_engine
 from sglang_ext.policy.table import PolicyTable, read_table
+from sglang_ext.whole import write_whole
 
 PHASES = (1, 4, 16, 4, 1)  # streams of the figure, one after the other
 
 
 def main() -> None:
     options = arguments()
+    head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     table, folder = read_table(options.policy), Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()]
+    prompts = prompts[options.skip :]
     with ExitStack() as stack:
         follows = started(stack, options, table.lengths[-1], policy=options.policy)
         if not options.only_figure:
             fixed = {str(k): started(stack, options, k) for k in table.lengths}
             found = measure({"policy": follows, **fixed}, prompts, options)
-            (folder / "measured.json").write_text(json.dumps(found, indent=1))
-            print(json.dumps(found, indent=1))
+            text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
+            write_whole(folder / "measured.json", text)
+            print(text)
         draw(*change_the_load(follows, prompts, options), table, folder / "switching.png")
 
 
@@ -52,7 +61,7 @@ def arguments() -> Any:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--topk", type=int, default=1)
     parser.add_argument("--nodes", type=int)
-    for name, value in (("blocks", 8), ("new-tokens", 64), ("context", 1024), ("phase-s", 20)):
+    for name, value in (("blocks", 8), ("new-tokens", 64), ("context", 1024), ("phase-s", 20), ("skip", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--only-figure", action="store_true")
     return parser.parse_args()
@@ -76,19 +85,29 @@ def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> di
     names, found = list(engines), {}
     for streams in options.streams:
         seconds: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+        before: dict[str, int] = {}
         for block in range(-1, options.blocks):  # the first warms up
+            before = before if block else steps_so_far(engines["policy"])
             asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
             for name in names[block % len(names) :] + names[: block % len(names)]:
                 engines[name].flush_cache()
                 tokens, took = timed(engines[name], asked, options.new_tokens)
                 if block >= 0:
                     seconds[name].append((tokens, took))
-        own = seconds["policy"]
+        own, after = seconds["policy"], steps_so_far(engines["policy"])
         found[str(streams)] = {
             "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
             "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
+            "policy_steps": {k: after[k] - before[k] for k in after},
         }
     return found
+
+
+def steps_so_far(engine: Any) -> dict[str, int]:
+    """By draft length."""
+    report = policy_report(engine)
+    assert report is not None, "it was started with a policy"
+    return report["steps"]
 
 
 def interval(own: list[tuple[int, float]], other: list[tuple[int, float]]) -> list[float | None]:
@@ -119,8 +138,6 @@ def change_the_load(engine: Any, prompts: Sequence[str], options: Any) -> tuple[
 def ask_until(
     engine: Any, prompts: Sequence[str], streams: int, end: float, new_tokens: int
 ) -> list[tuple[float, int]]:
-    import asyncio
-
     found: list[tuple[float, int]] = []
 
     async def stream(number: int) -> None:

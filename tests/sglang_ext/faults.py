@@ -96,7 +96,7 @@ class Anticipate(CustomLogitProcessor):
             law_BV = verify_input.draft_probs[:, 0]
             first_B1 = verify_input.draft_token.view(len(law_BV), -1)[:, 1:2]
             is_likely_B = law_BV.gather(1, first_B1).squeeze(1) >= law_BV.max(dim=1).values
-            return verify_input if is_likely_B.float().mean() >= 0.5 else worker._build_trivial_verify_input(batch)
+            return verify_input if is_likely_B.all() else worker._build_trivial_verify_input(batch)
 
         HeadDraftWorker.draft = draft
         return logits
