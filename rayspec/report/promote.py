@@ -20,8 +20,8 @@ from rayspec.sweep.folder import TARGET_SHA256, drafter_sha256
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
+from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import write_complete
-from sglang_ext.policy.table import POLICY
 from sglang_ext.whole import write_whole
 
 ALIAS = "champion"

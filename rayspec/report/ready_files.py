@@ -11,7 +11,7 @@ from rayspec.serving.flags import serve_command
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.sweep.results import TrialResult
 from rayspec.sweep.stored import StoredSweep
-from sglang_ext.policy.table import POLICY
+from sglang_ext.artefacts import POLICY
 from sglang_ext.whole import write_whole
 
 EXPORTED_TO = "stock_drafters"

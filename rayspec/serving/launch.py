@@ -16,7 +16,8 @@ import yaml
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.record import OWN_FLAGS
-from sglang_ext.policy.table import POLICY, PolicyTable
+from sglang_ext.artefacts import POLICY
+from sglang_ext.policy.table import PolicyTable
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 

@@ -42,10 +42,9 @@ class MeasuredPolicy:
         self._pending: deque[tuple[int, tuple[bool, ...]]] = deque()
 
     def choose(self, is_drafted: Sequence[bool]) -> Choice:
-        """For a step of these requests; False for those whose drafter's cache has holes, which accept nothing."""
+        """For a step of these requests, of which there are some; False for those whose drafter's cache has holes, which
+        accept nothing."""
         requests = len(is_drafted)
-        if not requests:
-            return self.choice
         now = self.choice.draft_steps
         best = self._best(requests, sum(is_drafted) / requests)
         if best != now and self._since_switch >= self.table.dwell_steps:

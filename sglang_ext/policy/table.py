@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sglang_ext.artefacts import POLICY as POLICY  # its name
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
 

@@ -26,7 +26,8 @@ from rayspec.serving.record import RECORD
 from rayspec.sweep.plan import PLAIN
 from rayspec.sweep.stored import find_sweep
 from rayspec.tracking import Tracker, TrackingError
-from sglang_ext.policy.table import POLICY, read_table
+from sglang_ext.artefacts import POLICY
+from sglang_ext.policy.table import read_table
 
 MODEL = "models:/drafter-target@champion"
 
