@@ -1,13 +1,14 @@
 """A policy against plain decoding and every fixed draft length, and its switching under a changing load.
 
-python docs/experiments/policy.py --policy policy.json --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
-    [--streams 1 4 16 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
+python docs/experiments/policy.py [--policy policy.json] --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
+    [--streams 1 8 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
     [--phase-s 20] [--only-figure]
 
 All engines are resident and answer the same prompts in turn, in an order that moves on by one each block, so that a
 drift of the machine meets all of them. Writes measured.json (output tokens per second, ratios with 95% intervals from
 the paired blocks, the policy's steps by draft length) and switching.png (load, draft length and tokens per second over
-time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
+time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked. Without `--policy`, one is
+measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`), and written to policy.json.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,25 +30,32 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from rayspec.provenance import provenance
+from rayspec.serving.policy import accepted_if_reached, policy_text
 from rayspec.statistics import Pair, paired_speedup
 from sglang_ext.adapter.engine import policy_report, start_engine
-from sglang_ext.policy.table import PolicyTable, read_table
+from sglang_ext.policy.table import FORMAT, CostCurve, PolicyTable, read_table
 from sglang_ext.whole import write_whole
 
-PHASES = (1, 4, 16, 4, 1)  # streams of the figure, one after the other
+PHASES = (1, 8, 32, 8, 1)  # streams of the figure, one after the other
 
 
 def main() -> None:
     options = arguments()
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
-    table, folder = read_table(options.policy), Path(options.out)
+    folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()]
-    prompts = prompts[options.skip :]
+    first, prompts = prompts[: options.skip], prompts[options.skip :]
+    file, fixed = options.policy or str(folder / "policy.json"), {}
     with ExitStack() as stack:
-        follows = started(stack, options, table.lengths[-1], policy=options.policy)
         if not options.only_figure:
-            fixed = {str(k): started(stack, options, k) for k in table.lengths}
+            lengths = read_table(file).lengths if options.policy else options.lengths
+            fixed = {str(k): started(stack, options, k) for k in lengths}
+        if not options.policy:
+            write_whole(Path(file), policy_text(calibrated(fixed, first, options)))
+        table = read_table(file)
+        follows = started(stack, options, table.lengths[-1], policy=file)
+        if not options.only_figure:
             found = measure({"policy": follows, **fixed}, prompts, options)
             text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
             write_whole(folder / "measured.json", text)
@@ -56,15 +65,20 @@ def main() -> None:
 
 def arguments() -> Any:
     parser = argparse.ArgumentParser()
-    for name in ("policy", "target", "drafter", "prompts", "out"):
+    parser.add_argument("--policy")
+    for name in ("target", "drafter", "prompts", "out"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[0, 2, 4])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--topk", type=int, default=1)
     parser.add_argument("--nodes", type=int)
     for name, value in (("blocks", 8), ("new-tokens", 64), ("context", 1024), ("phase-s", 20), ("skip", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--only-figure", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.policy and (options.only_figure or not options.skip):
+        parser.error("without --policy: --skip must leave prompts to measure one with, and --only-figure has none")
+    return options
 
 
 def started(stack: ExitStack, options: Any, draft_steps: int, policy: str | None = None) -> Any:
@@ -80,6 +94,39 @@ def started(stack: ExitStack, options: Any, draft_steps: int, policy: str | None
     return engine
 
 
+def calibrated(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> PolicyTable:
+    """A policy by the median block of each engine and load: costs such that tau over them is the measured rate."""
+    step_ms: dict[str, list[float]] = {name: [] for name in engines}
+    longest, histogram = max(engines, key=int), Counter[int]()
+    for streams in options.streams:
+        ms_a_token: dict[str, list[float]] = {name: [] for name in engines}
+        verified: Counter[str] = Counter()
+        accepted: Counter[str] = Counter()
+        for block in range(-1, options.blocks):
+            asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
+            for name, engine in engines.items():
+                engine.flush_cache()
+                answers, seconds = timed(engine, asked, options.new_tokens)
+                if block >= 0:
+                    ms_a_token[name].append(1e3 * seconds / options.new_tokens)
+                for meta in (answer["meta_info"] for answer in answers if name != "0"):
+                    verified[name] += meta["spec_verify_ct"]
+                    accepted[name] += meta["spec_num_correct_drafts"]
+                    if name == longest:
+                        histogram.update(dict(enumerate(meta["spec_correct_drafts_histogram"])))
+        for name, found in ms_a_token.items():
+            tau = 1 + accepted[name] / verified[name] if verified[name] else 1.0
+            step_ms[name].append(round(tau * float(np.median(found)), 4))
+    return PolicyTable(
+        format_version=FORMAT,
+        curves=[CostCurve(draft_steps=int(k), requests=options.streams, step_ms=ms) for k, ms in step_ms.items()],
+        accepted_if_reached=accepted_if_reached(
+            [{"accepted_histogram": [histogram[i] for i in range(int(longest) + 1)]}], int(longest)
+        ),
+        about={"target": options.target, "drafter": options.drafter, "prompts": options.prompts},
+    )
+
+
 def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> dict[str, Any]:
     """By streams: tokens per second of each engine, and the policy's ratio to each with its interval."""
     names, found = list(engines), {}
@@ -91,9 +138,9 @@ def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> di
             asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
             for name in names[block % len(names) :] + names[: block % len(names)]:
                 engines[name].flush_cache()
-                tokens, took = timed(engines[name], asked, options.new_tokens)
+                answers, took = timed(engines[name], asked, options.new_tokens)
                 if block >= 0:
-                    seconds[name].append((tokens, took))
+                    seconds[name].append((sum(len(a["output_ids"]) for a in answers), took))
         own, after = seconds["policy"], steps_so_far(engines["policy"])
         found[str(streams)] = {
             "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
@@ -117,11 +164,11 @@ def interval(own: list[tuple[int, float]], other: list[tuple[int, float]]) -> li
     return [found.value, found.low, found.high]
 
 
-def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[int, float]:
+def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[list[Any], float]:
     start = time.perf_counter()
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
     answers = engine.generate(prompt=asked, sampling_params=sampling)
-    return sum(len(a["output_ids"]) for a in answers), time.perf_counter() - start
+    return answers, time.perf_counter() - start
 
 
 def change_the_load(engine: Any, prompts: Sequence[str], options: Any) -> tuple[list[Any], list[Any]]:
