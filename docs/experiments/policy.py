@@ -4,7 +4,7 @@ python docs/experiments/policy.py [--policy policy.json] --target FOLDER --draft
     [--streams 1 8 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
     [--phase-s 20] [--only-figure]
 
-All engines are resident and answer the same prompts in turn, in an order that moves on by one each block, so that a
+All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that moves on by one each block, so that a
 drift of the machine meets all of them. Writes measured.json (output tokens per second, ratios with 95% intervals from
 the paired blocks, the policy's steps by draft length) and switching.png (load, draft length and tokens per second over
 time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked. Without `--policy`, one is
@@ -14,11 +14,11 @@ measured first with these prompts, on the same engines in turn (`--lengths 0 2 4
 import argparse
 import asyncio
 import json
+import multiprocessing
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,17 @@ def main() -> None:
     with ExitStack() as stack:
         if not options.only_figure:
             lengths = read_table(file).lengths if options.policy else options.lengths
-            fixed = {str(k): started(stack, options, k) for k in lengths}
+            fixed = {str(k): Server(stack, options, k) for k in lengths}
         if not options.policy:
             write_whole(Path(file), policy_text(calibrated(fixed, first, options)))
         table = read_table(file)
-        follows = started(stack, options, table.lengths[-1], policy=file)
+        follows = Server(stack, options, table.lengths[-1], policy=file)
         if not options.only_figure:
             found = measure({"policy": follows, **fixed}, prompts, options)
             text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
             write_whole(folder / "measured.json", text)
             print(text)
-        draw(*change_the_load(follows, prompts, options), table, folder / "switching.png")
+        draw(*follows.do(change_the_load, prompts, options), table, folder / "switching.png")
 
 
 def arguments() -> Any:
@@ -81,20 +81,38 @@ def arguments() -> Any:
     return options
 
 
-def started(stack: ExitStack, options: Any, draft_steps: int, policy: str | None = None) -> Any:
-    """An engine of one draft length, 0 for plain decoding, or with a policy."""
-    shared = {"context_length": options.context, "max_running_requests": 32, "log_level": "error"}
-    if draft_steps == 0:
-        engine = start_engine(options.target, None, **shared)
-    else:
-        tree = {"topk": options.topk, "num_draft_tokens": options.nodes}
-        shared |= {"speculative_adaptive_config": policy} if policy else {}
-        engine = start_engine(options.target, options.drafter, draft_steps=draft_steps, **tree, **shared)
-    stack.callback(engine.shutdown)
-    return engine
+class Server:
+    """An engine of one draft length, 0 for plain decoding, or with a policy, in a process of its own: two engines of
+    one process share SGLang's settings, of which a plain and a speculative one need different ones."""
+
+    def __init__(self, stack: ExitStack, options: Any, draft_steps: int, policy: str | None = None) -> None:
+        arguments: dict[str, Any] = {"context_length": options.context, "max_running_requests": 32}
+        if draft_steps:
+            arguments |= {"draft_steps": draft_steps, "topk": options.topk, "num_draft_tokens": options.nodes}
+        if policy:
+            arguments["speculative_adaptive_config"] = policy
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, far = spawn.Pipe()
+        drafter = options.drafter if draft_steps else None
+        process = spawn.Process(target=host, args=(far, options.target, drafter, arguments))
+        process.start()
+        stack.callback(process.join, 60)
+        stack.callback(self.pipe.send, None)
+
+    def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function(engine, *arguments)` there."""
+        self.pipe.send((function, arguments))
+        return self.pipe.recv()
 
 
-def calibrated(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> PolicyTable:
+def host(pipe: Any, target: str, drafter: str | None, arguments: dict[str, Any]) -> None:
+    engine = start_engine(target, drafter, log_level="error", **arguments)
+    for function, given in iter(pipe.recv, None):
+        pipe.send(function(engine, *given))
+    engine.shutdown()
+
+
+def calibrated(engines: dict[str, Server], prompts: Sequence[str], options: Any) -> PolicyTable:
     """A policy by the median block of each engine and load: costs such that tau over them is the measured rate."""
     step_ms: dict[str, list[float]] = {name: [] for name in engines}
     longest, histogram = max(engines, key=int), Counter[int]()
@@ -105,8 +123,7 @@ def calibrated(engines: dict[str, Any], prompts: Sequence[str], options: Any) ->
         for block in range(-1, options.blocks):
             asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
             for name, engine in engines.items():
-                engine.flush_cache()
-                answers, seconds = timed(engine, asked, options.new_tokens)
+                answers, seconds = engine.do(timed, asked, options.new_tokens)
                 if block >= 0:
                     ms_a_token[name].append(1e3 * seconds / options.new_tokens)
                 for meta in (answer["meta_info"] for answer in answers if name != "0"):
@@ -127,7 +144,7 @@ def calibrated(engines: dict[str, Any], prompts: Sequence[str], options: Any) ->
     )
 
 
-def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> dict[str, Any]:
+def measure(engines: dict[str, Server], prompts: Sequence[str], options: Any) -> dict[str, Any]:
     """By streams: tokens per second of each engine, and the policy's ratio to each with its interval."""
     names, found = list(engines), {}
     for streams in options.streams:
@@ -137,8 +154,7 @@ def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> di
             before = before if block else steps_so_far(engines["policy"])
             asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
             for name in names[block % len(names) :] + names[: block % len(names)]:
-                engines[name].flush_cache()
-                answers, took = timed(engines[name], asked, options.new_tokens)
+                answers, took = engines[name].do(timed, asked, options.new_tokens)
                 if block >= 0:
                     seconds[name].append((sum(len(a["output_ids"]) for a in answers), took))
         own, after = seconds["policy"], steps_so_far(engines["policy"])
@@ -150,9 +166,9 @@ def measure(engines: dict[str, Any], prompts: Sequence[str], options: Any) -> di
     return found
 
 
-def steps_so_far(engine: Any) -> dict[str, int]:
+def steps_so_far(server: Server) -> dict[str, int]:
     """By draft length."""
-    report = policy_report(engine)
+    report = server.do(policy_report)
     assert report is not None, "it was started with a policy"
     return report["steps"]
 
@@ -165,6 +181,7 @@ def interval(own: list[tuple[int, float]], other: list[tuple[int, float]]) -> li
 
 
 def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[list[Any], float]:
+    engine.flush_cache()
     start = time.perf_counter()
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
     answers = engine.generate(prompt=asked, sampling_params=sampling)
@@ -198,7 +215,6 @@ def ask_until(
     async def all_streams() -> None:
         await asyncio.gather(*(stream(i) for i in range(streams)))
 
-    assert threading.current_thread() is threading.main_thread(), "the engine's loop is of this thread"
     engine.loop.run_until_complete(all_streams())
     return found
 
