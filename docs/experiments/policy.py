@@ -4,11 +4,12 @@ python docs/experiments/policy.py [--policy policy.json] --target FOLDER --draft
     [--streams 1 8 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
     [--phase-s 20] [--only-figure]
 
-All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that moves on by one each block, so that a
-drift of the machine meets all of them. Writes measured.json (output tokens per second, ratios with 95% intervals from
-the paired blocks, the policy's steps by draft length) and switching.png (load, draft length and tokens per second over
-time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked. Without `--policy`, one is
-measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`), and written to policy.json.
+All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that moves on
+by one each block, so that a drift of the machine meets all of them. Writes measured.json (output tokens per second,
+ratios with 95% intervals from the paired blocks, the policy's steps by draft length) and switching.png (load, draft
+length and tokens per second over time). `--skip`: leave out so many of the first prompts, those that the policy's sweep
+asked. Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`),
+and written to policy.json.
 """
 
 import argparse
@@ -190,13 +191,13 @@ def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[list[Any], fl
 
 def change_the_load(engine: Any, prompts: Sequence[str], options: Any) -> tuple[list[Any], list[Any]]:
     """The engine's history, and (unix time, tokens) of each answer: closed loops of as many streams as PHASES say."""
-    answers: list[tuple[float, int]] = []
+    begin, answers = time.time(), list[tuple[float, int]]()
     for streams in PHASES:
         end = time.time() + options.phase_s
         answers += ask_until(engine, prompts, streams, end, options.new_tokens)
     report = policy_report(engine)
     assert report is not None, "it was started with a policy"
-    return report["history"], answers
+    return [step for step in report["history"] if step[0] >= begin], answers
 
 
 def ask_until(
@@ -222,8 +223,6 @@ def ask_until(
 def draw(history: list[Any], answers: list[Any], table: PolicyTable, file: Path) -> None:
     """Requests of a step, draft length and tokens per second, over time."""
     t, requests, k = (np.array(column) for column in zip(*history, strict=True))
-    kept = t >= min(at for at, _ in answers) - 5
-    t, requests, k = t[kept], requests[kept], k[kept]
     zero = t[0]
     figure, (top, middle, bottom) = plt.subplots(3, 1, sharex=True, figsize=(9, 6.5), constrained_layout=True)
     top.step(t - zero, requests, where="post", color="#4c72b0", linewidth=1.2)
