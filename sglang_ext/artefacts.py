@@ -8,6 +8,7 @@ from sglang_ext.json_text import parse_json
 WEIGHTS = "model.safetensors"
 EXPORTED = "export.json"  # beside a stock drafter: its own config.json has no room for where it comes from
 PACKED = "packed.json"  # beside a drafter that ships without the rows that its target has
+POLICY = "policy.json"  # beside a champion: draft length by load, as it was measured
 SERVING = "serving.json"  # beside a champion: what it was measured to be, and what it is served with
 CALIBRATED, CALIBRATION_JSON = "calibration.safetensors", "calibration.json"
 CONVERTED = "rayspec.json"  # beside a target made from a GGUF file: where it comes from
@@ -24,7 +25,7 @@ def _is_drafter(folder: Path) -> bool:
 
 DRAFTER = Artefact(
     what="drafter",
-    files=("config.json", WEIGHTS, EXPORTED, PACKED, SERVING, "training.json", "training.png"),
+    files=("config.json", WEIGHTS, EXPORTED, PACKED, POLICY, SERVING, "training.json", "training.png"),
     is_ours=_is_drafter,
 )
 CALIBRATION = Artefact(

@@ -23,6 +23,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--api-key-file", metavar="FILE", help="holds the key that requests must carry")
     parser.add_argument("--force", action="store_true", help="serve one that was not clearly faster")
+    parser.add_argument(
+        "--no-policy",
+        action="store_true",
+        help="keep the promoted draft length, whatever the load; without it a policy that was measured is followed",
+    )
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
     options = parser.parse_args(own)
     set_up()
@@ -36,7 +41,7 @@ def main(arguments: list[str]) -> int:
         prepared_home()
         client = connect(tracking_uri())
         champion = find_champion(options.source, client, target=options.target, force=options.force)
-        command = server_command(champion, options.host, options.port, more)
+        command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2

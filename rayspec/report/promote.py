@@ -14,12 +14,15 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
+from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.serving.record import NOT_OF_A_RECORD, ServingRecord, files_sha256
 from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
+from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import write_complete
+from sglang_ext.whole import write_whole
 
 ALIAS = "champion"
 REPORT = "report"  # folder of the sweep's artifacts
@@ -83,6 +86,9 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     model = model or default_model(sweep.params["target"])
     with TemporaryDirectory() as folder:
         write_complete(trial.candidate.path, Path(folder) / ARTIFACT)
+        policy = measured_policy(sweep, best)
+        if policy is not None:
+            write_whole(Path(folder) / ARTIFACT / POLICY, policy_text(policy))
         pinned = _record(sweep, best, Path(folder) / ARTIFACT).write(Path(folder) / ARTIFACT)
         for name in ("report.md", "report.html"):
             client.log_artifact(sweep.run_id, str(report / name), REPORT)

@@ -8,8 +8,10 @@ from typing import Any
 from rayspec.export import ExportConfig, prepare
 from rayspec.report.decision import choices
 from rayspec.serving.flags import serve_command
+from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
+from sglang_ext.artefacts import POLICY
 from sglang_ext.whole import write_whole
 
 EXPORTED_TO = "stock_drafters"
@@ -17,7 +19,8 @@ EXPORTED_TO = "stock_drafters"
 
 def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
     """Write, for every traffic under which speculation pays, `NAME/serve.sh` (SGLang's server), `NAME/acceptance.json`
-    (what a simulator needs) and, where vLLM can hold the drafter, `NAME/vllm.sh`. Files of these names are replaced.
+    (what a simulator needs), `NAME/policy.json` (draft length by load, where at least two loads in streams were
+    measured) and, where vLLM can hold the drafter, `NAME/vllm.sh`. Files of these names are replaced.
 
     Raises ValueError where nothing pays, and OSError where the folder cannot be written.
     """
@@ -32,6 +35,9 @@ def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
             "serve.sh": f'#!/bin/sh\n{serve_command(sweep, best.trial)} "$@"\n',
             "acceptance.json": json.dumps(acceptance(sweep, best), indent=1) + "\n",
         }
+        policy = measured_policy(sweep, best)
+        if policy is not None:
+            files[POLICY] = policy_text(policy)
         vllm = vllm_command(sweep, best)
         if vllm is not None:
             files["vllm.sh"] = vllm

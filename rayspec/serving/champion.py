@@ -15,10 +15,11 @@ from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_rec
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_sha256
 from rayspec.tracking import TrackingError, redacted
-from sglang_ext.artefacts import DRAFTER
+from sglang_ext.artefacts import DRAFTER, POLICY
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.fingerprints import combined_sha256, file_sha256
 from sglang_ext.folders import written_whole
+from sglang_ext.policy.table import PolicyTable, read_table
 
 ARTIFACT = "drafter"  # folder of a promoted trial's artifacts
 PINNED = "serving.sha256"  # tag of a version: the fingerprint of its record, which holds those of all files
@@ -34,6 +35,7 @@ class Champion:
     folder: Path
     target: str  # folder, or a Hugging Face name
     record: ServingRecord
+    policy: PolicyTable | None = None  # draft length by load, where it was measured
 
 
 def find_champion(source: str, client: MlflowClient, *, target: str | None = None, force: bool = False) -> Champion:
@@ -78,7 +80,8 @@ def find_champion(source: str, client: MlflowClient, *, target: str | None = Non
             "machine; start SGLang's on every node with the line that the version's description names"
         )
     load_drafter(folder)  # raises ValueError for numbers that are not finite and for tensors that do not fit
-    return Champion(name=name, folder=folder.resolve(), target=served, record=record)
+    policy = read_table(folder / POLICY) if (folder / POLICY).is_file() else None
+    return Champion(name=name, folder=folder.resolve(), target=served, record=record, policy=policy)
 
 
 def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:

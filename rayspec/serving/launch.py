@@ -9,19 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any
 
 import yaml
 
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.record import OWN_FLAGS
+from sglang_ext.artefacts import POLICY
+from sglang_ext.policy.table import PolicyTable
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 
 
-def server_command(champion: Champion, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
-    """What serves it with the settings that it was measured with; `more` are further words for SGLang's server. Raises
-    ValueError for those among them that would undo what was checked."""
+def server_command(
+    champion: Champion, host: str, port: int, more: Sequence[str] = (), *, follows_policy: bool = True
+) -> list[str]:
+    """What serves it with the settings that it was measured with, draft length by its policy if it has one; `more` are
+    further words for SGLang's server. Raises ValueError for those among them that would undo what was checked."""
     if not 1 <= port <= 65535:
         raise ValueError(f"--port must be in 1..65535, got {port}")
     if not host or any(c.isspace() for c in host):
@@ -40,10 +45,18 @@ def server_command(champion: Champion, host: str, port: int, more: Sequence[str]
         **record.flags,
         "model_path": champion.target,
         "speculative_draft_model_path": str(champion.folder),
-        "host": host,
-        "port": port,
     }
+    if follows_policy and champion.policy is not None:
+        flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
+    flags |= {"host": host, "port": port}
     return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
+
+
+def policy_flags(policy: PolicyTable, file: Path, topk: int) -> dict[str, Any]:
+    """ServerArgs fields: buffers are made for the longest draft that the policy may choose."""
+    longest = policy.lengths[-1]
+    chain = {"speculative_num_steps": longest, "speculative_num_draft_tokens": longest + 1} if topk == 1 else {}
+    return {"speculative_adaptive_config": str(file), **chain}
 
 
 def described(champion: Champion, command: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ class CpuAttentionBackend(AttentionBackend):
             check("attention", VERIFIED, {name: getattr(spec, name) for name in VERIFIED})
             nodes = spec.draft_token_num
             segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
-            if spec.tree_topk != 1:
+            if spec.tree_topk != 1 and nodes > 1:  # without drafts there is the root alone
                 apply_tree_mask(segment, seq_lens_B, spec.custom_mask.view(-1, nodes, nodes))
             self.segments = [segment]
         else:

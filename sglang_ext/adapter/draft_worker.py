@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
+from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead
 from sglang_ext.adapter.sampling import draw_drafts
@@ -50,10 +51,10 @@ class HeadDraftWorker(EagleDraftWorker):
                 f"the running drafter is a {type(self.draft_runner.model).__name__}; only rayspec drafters can be "
                 "swapped live"
             )
-        if get_spec().speculative_adaptive:
+        if get_spec().speculative_adaptive or (get_spec().speculative_adaptive_config and has_accelerator()):
             raise ValueError(
-                "--speculative-adaptive keeps graphs of other draft lengths, which hold the running head; leave it out "
-                "to swap drafters live"
+                "--speculative-adaptive and a policy (--speculative-adaptive-config) keep graphs of other draft "
+                "lengths, which hold the running head; leave them out to swap drafters live"
             )
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:

@@ -126,6 +126,16 @@ def step_times(engine: Any) -> StepTimes | None:
     return StepTimes(**clock, draft_s=step_s - clock["verify_s"])
 
 
+def policy_report(engine: Any) -> dict[str, Any] | None:
+    """Of the policy that a speculative engine follows: `steps` by draft length, `switches`, steps that the drafter
+    `rested` in, `lost` results, `acceptance` by position, and `history`, [unix time, requests, draft length] of the
+    last steps; None without a policy."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "policy.json"
+        engine.collective_rpc("rayspec_write_policy", path=str(file))
+        return json.loads(file.read_text())
+
+
 def tokenizer(engine: Any) -> Any:
     """The target's Hugging Face tokenizer as the engine uses it, with its chat template if it has one."""
     return engine.tokenizer_manager.tokenizer

@@ -235,6 +235,7 @@ SCHEDULER_CALLS: tuple[Internal, ...] = (
     Internal(f"{_SCHEDULER}.rayspec_swap_drafter", (), "sglang_ext.adapter.swap.swap_drafter"),
     Internal(f"{_SCHEDULER}.rayspec_start_step_clock", (), "sglang_ext.adapter.step_clock.start_step_clock"),
     Internal(f"{_SCHEDULER}.rayspec_write_step_clock", (), "sglang_ext.adapter.step_clock.write_step_clock"),
+    Internal(f"{_SCHEDULER}.rayspec_write_policy", (), "sglang_ext.adapter.policy_worker.write_policy"),
 )
 
 # Lent another function for the time of a call; None where there is no CUDA.
@@ -529,6 +530,38 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.step_clock.TimedEagleWorker.verify",
     ),
     Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation",
+        ("self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
+        "sglang_ext.adapter.policy_worker.FollowsPolicy.forward_batch_generation, which also reads `batch.reqs`",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.apply_runtime_state",
+        ("self", "state"),
+        "sglang_ext.adapter.policy_worker.FollowsPolicy.apply_runtime_state",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.build_adaptive_runtime_state",
+        ("self", "speculative_num_steps", "speculative_num_draft_tokens", "cuda_graph_bs"),
+        "called by SGLang's controller for each draft length of a policy; of a draft worker it takes the attributes "
+        "that sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker names",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
+        ("self", "batch"),
+        "sglang_ext.adapter.policy_worker.FollowsPolicy._build_trivial_verify_input",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._stub_skipped_draft_extend",
+        ("self", "batch", "batch_output"),
+        "sglang_ext.adapter.policy_worker.FollowsPolicy._stub_skipped_draft_extend",
+    ),
+    Internal(
+        "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController",
+        ("worker", "policy"),
+        "made by sglang_ext.adapter.policy_worker.FollowsPolicy",
+    ),
+    Internal("sglang.srt.runtime_context.get_context", (), "called by sglang_ext.adapter.policy_worker"),
+    Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
         ("self", "batch", "with_topology"),
         "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft, and "
@@ -585,6 +618,7 @@ RELIED_ON: tuple[Internal, ...] = (
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (
     "sglang.Engine",  # started by engine.py
+    "sglang.srt.environ.envs",  # policy_worker: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
     "sglang.srt.configs.draft_parallel.DraftTPExecution",
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",  # the CPU platform's attention
     "sglang.srt.layers.attention.verify_mask.VerifyMask",

@@ -37,16 +37,24 @@ class CarriedDrafting:
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
     drafter: LastHiddenDrafter
-    proposer: Proposer
+    proposers: dict[int, Proposer]  # by the number of draft steps
+    most_steps: int
+    most_nodes: int
     target_worker: Any
     device: str
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
+    def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:
+        """The drafter's tree at this engine's size, and the chains of fewer steps, which a policy may choose. Raises
+        ValueError where it does not fit."""
+        longest = self._proposer(drafter)
+        shorter = range(1, self.most_steps) if self.topk == 1 else ()
+        return {k: StaticProposer(chain_paths(k), self.device) for k in shorter} | {self.most_steps: longest}
+
     def _proposer(self, drafter: LastHiddenDrafter) -> Proposer:
-        """The drafter's tree at this engine's size. Raises ValueError where it does not fit."""
-        steps, topk, nodes = self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens
+        steps, topk, nodes = self.most_steps, self.topk, self.most_nodes
         if steps > drafter.config.positions:
             raise ValueError(
                 f"it drafts {drafter.config.positions} positions, but --speculative-num-steps is {steps}; lower it"
@@ -89,7 +97,7 @@ class CarriedDrafting:
             return Picked(ids_B1, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
-        draft = self.proposer.propose(
+        draft = self.proposers[self.speculative_num_steps].propose(
             self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
         )
         return tree_verify_input(
@@ -113,20 +121,23 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     """Drafter and tree, with no model runner of their own."""
 
     draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
+    draft_attn_backend = draft_extend_attn_backend = None  # of which SGLang makes one for each draft length of a policy
+    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__()
         self.target_worker = target_worker
         self.device = get_device().device
         self.topk = get_spec().speculative_eagle_topk
-        self.speculative_num_steps = get_spec().speculative_num_steps
-        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.speculative_num_steps = self.most_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = self.most_nodes = get_spec().speculative_num_draft_tokens
         # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
         )
         # SGLang asks the draft runner for the width of the hidden state: the target's
         self.draft_runner = target_worker.model_runner
+        self.draft_runner.draft_attn_backend = None  # which SGLang saves and puts back with a policy's draft lengths
         info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
         self._host(info, read_tensors(info))
 
@@ -140,11 +151,11 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         with naming(info):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())
-            proposer = self._proposer(drafter)
+            proposers = self._proposers(drafter)
         drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
         if not has_accelerator():
             drafter.lm_head.pack()
-        self.info, self.drafter, self.proposer = info, drafter, proposer
+        self.info, self.drafter, self.proposers = info, drafter, proposers
 
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
@@ -163,6 +174,15 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     def init_attention_backends(self) -> None:
         pass
+
+    def init_attention_backend(self) -> None:
+        """For another draft length: there is none for any."""
+
+    def _capture_cuda_graphs(self) -> None:
+        """For another draft length: drafting is never captured."""
+
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        """For another draft length: `proposers` has its tree."""
 
     def init_cuda_graphs(self) -> None:
         pass

@@ -42,7 +42,10 @@ def register() -> None:
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
+    from sglang_ext.adapter.policy_worker import check_follows
     from sglang_ext.adapter.step_clock import timed
 
     prepare_scheduler(HEAD_WORKERS)
-    return timed(original(algorithm, server_args))
+    worker = timed(original(algorithm, server_args))
+    check_follows(worker, algorithm, server_args)
+    return worker

@@ -8,6 +8,7 @@ last accepted token is what a request carries to the next step, which makes all 
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
 class SpecFormerDraftWorker(CarriedDrafting, EagleDraftWorker):
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         append_output_to_taps(target_worker.model_runner.model)
+        self.most_steps, self.most_nodes = get_spec().speculative_num_steps, get_spec().speculative_num_draft_tokens
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._take_over()
 
@@ -28,7 +30,7 @@ class SpecFormerDraftWorker(CarriedDrafting, EagleDraftWorker):
 
     def _take_over(self) -> None:
         with naming(self.model.info):
-            self.proposer = self._proposer(self.model.drafter)
+            self.proposers = self._proposers(self.model.drafter)
         self.drafter = self.model.drafter
 
     def check_swappable(self) -> None:

@@ -21,6 +21,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.policy_worker import FollowsPolicy
 from sglang_ext.heads import DraftHead
 
 
@@ -95,9 +96,9 @@ class StepClock:
 CLOCK = StepClock()
 
 
-class TimedEagleWorker(EAGLEWorkerV2):
+class TimedEagleWorker(FollowsPolicy):
     """SGLang's EAGLE worker with a clock around it. What it computes is unchanged, but that a step may verify fewer
-    nodes than the one before."""
+    nodes than the one before, or take a draft length of a policy."""
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         CLOCK.is_decoding = not batch.forward_mode.is_extend()

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +22,13 @@ from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
 from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import api_key, serve, server_command
+from rayspec.serving.policy import beside_plain, measured_policy
 from rayspec.serving.record import RECORD
+from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker, TrackingError
+from sglang_ext.artefacts import POLICY
+from sglang_ext.policy.table import read_table
 
 MODEL = "models:/drafter-target@champion"
 
@@ -250,3 +255,70 @@ def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypat
     assert "OMP_NUM_THREADS=3" in variables
     assert "correct-horse" not in variables
     assert not os.path.exists(Path(f"{out}.path").read_text().strip())
+
+
+def rate(requests: Sequence[Mapping[str, Any]]) -> float:
+    """Tokens after the first, a second of a request."""
+    return sum(r["output_tokens"] - 1 for r in requests) / sum(r["e2e_s"] - r["ttft_s"] for r in requests)
+
+
+def test_a_machine_that_slows_down_changes_no_cost() -> None:
+    def answer(block: int, seconds: float, verify_steps: int) -> dict[str, Any]:
+        steps = {"verify_steps": verify_steps, "accepted_drafts": 20 - verify_steps}
+        return {"block": block, "ttft_s": 0.1, "e2e_s": 0.1 + seconds, "output_tokens": 21, **steps}
+
+    plain = [answer(0, 2.0, 0), answer(1, 4.0, 0)]  # while the second was measured, everything took twice as long
+    for block, seconds in ((0, 1.5), (1, 3.0)):
+        assert beside_plain([answer(block, seconds, 10)], 2, plain) == pytest.approx(225.0)
+    assert beside_plain(plain, 0, plain) == pytest.approx(150.0)
+    assert beside_plain([answer(7, 1.5, 10)], 2, plain) is None, "nothing was decoded plainly beside it"
+
+
+def test_the_champions_policy_is_what_was_measured(client: MlflowClient, tmp_path: Path) -> None:
+    """Its expected rates against plain decoding, at the acceptance of the sweep, are those of the same blocks."""
+    sweep = find_sweep(client)
+    plain = {r.trial.traffic: sweep.requests(r.trial) for r in sweep.results if r.trial.label == PLAIN}
+    files = [file for file in emit(sweep, tmp_path / "ready") if file.name == POLICY]
+    assert files
+    for file in files:
+        table = read_table(file)
+        best = next(r for r in sweep.results if r.trial.name == file.parent.name)
+        assert table.lengths == [0, 2, 4]
+        assert table.about["drafter"] == best.trial.label
+        for result in (r for r in sweep.results if r.trial.label == best.trial.label):
+            trial = result.trial
+            requests = sweep.requests(trial)
+            beside = [r for r in plain[trial.traffic] if r["block"] in {r["block"] for r in requests}]
+            streams = trial.traffic.concurrency
+            expected = result.metrics["tau"] * table.step_ms(0, streams) / table.step_ms(trial.draft_steps, streams)
+            assert expected == pytest.approx(rate(requests) / rate(beside), rel=1e-3)
+            assert table.step_ms(0, streams) == pytest.approx(1e3 / rate(plain[trial.traffic]), rel=1e-3)
+        longest = [r for r in sweep.results if r.trial.label == best.trial.label and r.trial.draft_steps == 4]
+        shares = [r.metrics["accept_cond_1"] for r in longest]
+        assert min(shares) - 1e-3 <= table.accepted_if_reached[0] <= max(shares) + 1e-3
+
+
+def test_a_champion_is_served_with_its_policy(client: MlflowClient) -> None:
+    champion = find_champion(MODEL, client)
+    assert champion.policy is not None
+    words = server_command(champion, "127.0.0.1", 31000)
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--speculative-adaptive-config"] == str(champion.folder / POLICY)
+    assert (flags["--speculative-num-steps"], flags["--speculative-num-draft-tokens"]) == ("4", "5")
+    fixed = server_command(champion, "127.0.0.1", 31000, follows_policy=False)
+    assert "--speculative-adaptive-config" not in fixed
+    assert fixed[fixed.index("--speculative-num-steps") + 1] == champion.record.evidence["draft_steps"]
+
+
+def test_a_damaged_policy_takes_no_traffic(client: MlflowClient) -> None:
+    folder = find_champion(MODEL, client).folder
+    (folder / POLICY).write_text("{}")
+    with pytest.raises(ValueError, match=r"policy\.json differ from what was promoted"):
+        find_champion(str(folder), client)
+
+
+def test_one_load_gives_no_policy(client: MlflowClient) -> None:
+    sweep = find_sweep(client)
+    best = winner(sweep.results)
+    alone = [r for r in sweep.results if r.trial.traffic == best.trial.traffic]
+    assert measured_policy(dataclasses.replace(sweep, results=tuple(alone)), best) is None

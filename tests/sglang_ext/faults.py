@@ -61,6 +61,47 @@ class ShareSmallHeads(CustomLogitProcessor):
         return logits
 
 
+class SwitchAtRandom(CustomLogitProcessor):
+    """The policy takes any draft length at each step, whatever was measured, and lets the drafter rest now and then."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        import random
+
+        from sglang_ext.policy.choice import MeasuredPolicy
+
+        chance = random.Random(0)
+        MeasuredPolicy._best = lambda policy, requests, share: chance.choice(policy.table.lengths)
+        return logits
+
+
+class Anticipate(CustomLogitProcessor):
+    """All steps draft, but drafts that turn out to be unlikely are not verified: the draft length of a step looks at
+    its own drafts (which is not exact)."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        import gc
+
+        from sglang_ext.adapter.draft_worker import HeadDraftWorker
+        from sglang_ext.adapter.policy_worker import FollowsPolicy
+        from sglang_ext.policy.choice import MeasuredPolicy
+
+        MeasuredPolicy._best = lambda policy, requests, share: policy.table.lengths[-1]
+        (worker,) = (thing for thing in gc.get_objects() if isinstance(thing, FollowsPolicy))
+        original = HeadDraftWorker.draft
+
+        def draft(draft_worker: Any, batch: Any, **kwargs: Any) -> Any:
+            verify_input = original(draft_worker, batch, **kwargs)
+            if verify_input.draft_probs is None:
+                return verify_input
+            law_BV = verify_input.draft_probs[:, 0]
+            first_B1 = verify_input.draft_token.view(len(law_BV), -1)[:, 1:2]
+            is_likely_B = law_BV.gather(1, first_B1).squeeze(1) >= law_BV.max(dim=1).values
+            return verify_input if is_likely_B.all() else worker._build_trivial_verify_input(batch)
+
+        HeadDraftWorker.draft = draft
+        return logits
+
+
 def plant(engine: Any, shortlist: list[int]) -> None:
     _run_in(engine, DrawFromShortlist, shortlist=shortlist)
 
@@ -71,6 +112,14 @@ def replay_prefills(engine: Any) -> None:
 
 def share_small_heads(engine: Any) -> None:
     _run_in(engine, ShareSmallHeads)
+
+
+def switch_at_random(engine: Any) -> None:
+    _run_in(engine, SwitchAtRandom)
+
+
+def anticipate(engine: Any) -> None:
+    _run_in(engine, Anticipate)
 
 
 def _run_in(engine: Any, processor: type[CustomLogitProcessor], **parameters: Any) -> None:

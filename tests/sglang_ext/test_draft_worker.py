@@ -80,7 +80,9 @@ class Graphs:
 
 @pytest.fixture
 def spec(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    found = SimpleNamespace(speculative_use_rejection_sampling=False, speculative_adaptive=False)
+    found = SimpleNamespace(
+        speculative_use_rejection_sampling=False, speculative_adaptive=False, speculative_adaptive_config=None
+    )
     for module in (draft_worker, extend_graphs):
         monkeypatch.setattr(module, "get_spec", lambda: found)
     return found
@@ -189,10 +191,18 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     worker._draft_extend_for_prefill(batch)
 
 
-def test_adaptive_lengths_and_swaps_exclude_each_other(worker: Any, spec: SimpleNamespace) -> None:
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_adaptive_lengths_and_swaps_exclude_each_other_where_there_are_graphs(
+    worker: Any, spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, has_graphs: bool
+) -> None:
+    monkeypatch.setattr(draft_worker, "has_accelerator", lambda: has_graphs)
     worker.check_swappable()
+    spec.speculative_adaptive_config = "policy.json"
+    message = r"a policy \(--speculative-adaptive-config\) keep graphs of other draft lengths, which hold the running"
+    with pytest.raises(ValueError, match=message) if has_graphs else nullcontext():
+        worker.check_swappable()
     spec.speculative_adaptive = True
-    with pytest.raises(ValueError, match="--speculative-adaptive keeps graphs of other draft lengths"):
+    with pytest.raises(ValueError, match=message):
         worker.check_swappable()
 
 

@@ -1,0 +1,80 @@
+"""The draft length of the next step: the one with the most expected tokens per second.
+
+The choice may look at everything that was known before the step's drafts were drawn: how many requests it serves, and
+what the steps before accepted. It never sees its own drafts: a draft length that depends on what was drafted changes
+the law of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_laws.py holds one that does, and finds it out). Nor
+does it look at a clock, so that all ranks of a tensor-parallel engine choose alike.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_ext.policy.acceptance import Acceptance
+from sglang_ext.policy.table import PolicyTable
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`keeps_up`: whether the drafter's cache is filled although nothing may be drafted, for the steps to come."""
+
+    draft_steps: int
+    keeps_up: bool
+
+
+class MeasuredPolicy:
+    """Chooses for one step after another; what became of them comes in the same order, maybe some steps late."""
+
+    def __init__(self, table: PolicyTable, *, start: int) -> None:
+        self.table = table
+        self.acceptance = Acceptance(
+            table.accepted_if_reached,
+            prior_verifications=table.prior_verifications,
+            half_life_steps=table.half_life_steps,
+            retry_after_steps=table.retry_after_steps,
+        )
+        self.choice = Choice(start, keeps_up=True)
+        self.steps: Counter[int] = Counter()  # by draft length
+        self.switches = 0
+        self.lost = 0  # results that belonged to no step
+        self._since_switch = table.dwell_steps
+        self._without_gain = 0  # steps in a row in which no draft would pay
+        self._pending: deque[tuple[int, tuple[bool, ...]]] = deque()
+
+    def choose(self, is_drafted: Sequence[bool]) -> Choice:
+        """For a step of these requests, of which there are some; False for those whose drafter's cache has holes, which
+        accept nothing."""
+        requests = len(is_drafted)
+        now = self.choice.draft_steps
+        best = self._best(requests, sum(is_drafted) / requests)
+        if best != now and self._since_switch >= self.table.dwell_steps:
+            self.switches += 1
+            self._since_switch, now = 0, best
+        self._since_switch += 1
+        pays = now > 0 or self._best(requests, 1.0) > 0
+        self._without_gain = 0 if pays else self._without_gain + 1
+        self.choice = Choice(now, keeps_up=self._without_gain < self.table.rest_after_steps)
+        self.steps[now] += 1
+        self._pending.append((now, tuple(is_drafted)))
+        return self.choice
+
+    def see(self, accepted: Sequence[int]) -> None:
+        """Accepted drafts of each request of the oldest step that was chosen for and not yet seen."""
+        if not self._pending or len(self._pending[0][1]) != len(accepted):
+            self.lost += 1
+            self._pending.clear()
+            return
+        drafted, is_drafted = self._pending.popleft()
+        self.acceptance.see(drafted, (n for n, counts in zip(accepted, is_drafted, strict=True) if counts))
+
+    def tokens_per_ms(self, draft_steps: int, requests: int, drafted_share: float = 1.0) -> float:
+        """Expected of a request of a step."""
+        tokens = 1 + drafted_share * (self.acceptance.tokens(draft_steps) - 1)
+        return tokens / self.table.step_ms(draft_steps, requests)
+
+    def _best(self, requests: int, drafted_share: float) -> int:
+        """The present length, a shorter one that promises more, or a longer one that promises clearly more."""
+        now = self.choice.draft_steps
+        rates = {k: self.tokens_per_ms(k, requests, drafted_share) for k in self.table.lengths}
+        worth = {k: rate / (1 + self.table.margin) if k > now else rate for k, rate in rates.items()}
+        return max(self.table.lengths, key=lambda k: (worth[k], k == now, -k))

@@ -1,0 +1,118 @@
+"""`policy.json`: what a decode step costs with each draft length and each number of requests, and how often drafts are
+accepted, as a sweep measured them."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from sglang_ext.json_text import check_mapping, parse_json
+from sglang_ext.settings import Settings, build
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostCurve(Settings):
+    """Milliseconds of a decode step of one draft length; `draft_steps` 0 is plain decoding.
+
+    `requests`: how many were decoded together, ascending; `step_ms` has a value for each.
+    """
+
+    draft_steps: int
+    requests: list[int]
+    step_ms: list[float]
+
+    def __post_init__(self) -> None:
+        if self.draft_steps < 0:
+            raise ValueError(f"draft_steps must be 0 (plain decoding) or more, got {self.draft_steps}")
+        if not self.requests or self.requests[0] < 1 or any(a >= b for a, b in pairwise(self.requests)):
+            raise ValueError(f"requests must be ascending numbers from 1, got {self.requests}")
+        if len(self.step_ms) != len(self.requests) or min(self.step_ms) <= 0:
+            raise ValueError(
+                f"step_ms must hold a positive time for each of the {len(self.requests)} requests, got {self.step_ms}"
+            )
+
+    def at(self, requests: int) -> float:
+        """Between two measured loads on the line through them, below the first its time, and above the last on the
+        line that led there, where that rises."""
+        x, y = self.requests, self.step_ms
+        if requests <= x[0] or len(x) == 1:
+            return y[0]
+        right = min(bisect_left(x, requests), len(x) - 1)
+        slope = (y[right] - y[right - 1]) / (x[right] - x[right - 1])
+        if requests > x[-1]:
+            return y[-1] + max(slope, 0.0) * (requests - x[-1])
+        return y[right - 1] + slope * (requests - x[right - 1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyTable(Settings):
+    """All that a policy knows before the first request.
+
+    Args:
+        curves: of plain decoding and of each draft length that may be chosen.
+        accepted_if_reached: share of accepted drafts at positions 1, 2, ... among the steps that accepted all before:
+            what is expected as long as nothing was seen.
+        margin: by what share a longer draft must promise more tokens per second before it is taken; a shorter one (and
+            plain decoding) only has to promise more.
+        half_life_steps: after so many steps what was accepted in one counts half.
+        prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as, at first.
+        retry_after_steps: a draft position that was not drafted for so long is expected to be accepted as at first, so
+            that it is tried again.
+        dwell_steps: a length stays for so many steps at least.
+        rest_after_steps: after so many steps in which no draft would pay the drafter rests: its cache is not kept up,
+            and the requests that are running then are decoded plainly to their end.
+        about: where the numbers come from.
+    """
+
+    format_version: int
+    curves: list[CostCurve]
+    accepted_if_reached: list[float]
+    margin: float = 0.02
+    half_life_steps: int = 100
+    prior_verifications: float = 10.0
+    retry_after_steps: int = 2000
+    dwell_steps: int = 4
+    rest_after_steps: int = 32
+    about: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT:
+            raise ValueError(
+                f"format_version must be {FORMAT}, got {self.format_version}; write the file anew with this release "
+                "(rayspec report --emit)"
+            )
+        lengths = [curve.draft_steps for curve in self.curves]
+        if len(set(lengths)) != len(lengths) or 0 not in lengths or len(lengths) < 2:
+            raise ValueError(
+                f"curves must be of draft_steps 0 (plain decoding) and of at least one draft length, each once, got "
+                f"{lengths}"
+            )
+        if len(self.accepted_if_reached) < max(lengths) or not all(0 <= a <= 1 for a in self.accepted_if_reached):
+            raise ValueError(
+                f"accepted_if_reached must hold a share from 0 to 1 for each of {max(lengths)} draft positions, got "
+                f"{self.accepted_if_reached}"
+            )
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin must be from 0 up to 1, got {self.margin}")
+        for name in ("half_life_steps", "prior_verifications", "retry_after_steps", "dwell_steps", "rest_after_steps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    @property
+    def lengths(self) -> list[int]:
+        """That may be chosen, ascending from 0."""
+        return sorted(curve.draft_steps for curve in self.curves)
+
+    def step_ms(self, draft_steps: int, requests: int) -> float:
+        curve = next(c for c in self.curves if c.draft_steps == draft_steps)
+        return curve.at(requests)
+
+
+def read_table(file: Path | str) -> PolicyTable:
+    """Raises ValueError, naming the file, for one that cannot be read or holds something else."""
+    try:
+        return build(PolicyTable, check_mapping(parse_json(Path(file).read_bytes()), "it"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the policy {file} cannot be used: {error}") from error

@@ -1,0 +1,180 @@
+"""The choice of a draft length from measured costs and from what was accepted; no engine."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from policy_cases import table, write_policy
+
+from sglang_ext.policy.acceptance import Acceptance
+from sglang_ext.policy.choice import MeasuredPolicy
+from sglang_ext.policy.table import CostCurve, PolicyTable, read_table
+from sglang_ext.settings import build
+
+K = 4
+
+
+def policy(start: int = K, **values: Any) -> MeasuredPolicy:
+    """Drafts cost nearly nothing for one request, and more than they can bring for 32."""
+    curves = [
+        {"draft_steps": k, "requests": [1, 32], "step_ms": [10.0 + 1.5 * k, 20.0 + 30.0 * k]} for k in (0, 1, 2, K)
+    ]
+    values = {"curves": curves, "accepted_if_reached": [0.7] * K} | values
+    return MeasuredPolicy(build(PolicyTable, table([0, K]) | values), start=start)
+
+
+def run(policy: MeasuredPolicy, steps: int, requests: int, chance: float, seed: int = 0) -> list[int]:
+    """The lengths of as many steps, of which each draft is accepted with a chance."""
+    draw, lengths = random.Random(seed), []
+    for _ in range(steps):
+        k = policy.choose([True] * requests).draft_steps
+        lengths.append(k)
+        policy.see([next((i for i in range(k) if draw.random() > chance), k) for _ in range(requests)])
+    return lengths
+
+
+def test_costs_between_and_beyond_the_measured_loads() -> None:
+    curve = CostCurve(draft_steps=2, requests=[2, 4, 8], step_ms=[10.0, 12.0, 20.0])
+    assert [curve.at(n) for n in (1, 2, 3, 4, 6, 8, 10)] == [10, 10, 11, 12, 16, 20, 24]
+    falling = CostCurve(draft_steps=2, requests=[2, 4], step_ms=[10.0, 8.0])
+    assert [falling.at(n) for n in (3, 100)] == [9, 8]  # noise must not make a crowd free
+    assert CostCurve(draft_steps=0, requests=[4], step_ms=[3.0]).at(64) == 3
+
+
+def test_acceptance_by_hand() -> None:
+    found = Acceptance([0.5, 0.25], prior_verifications=4, half_life_steps=1, retry_after_steps=3)
+    assert found.shares() == [0.5, 0.25]
+    assert found.tokens(2) == 1 + 0.5 + 0.125
+    found.see(2, [2, 1, 0])  # reached: 3 and 2; accepted: 2 and 1
+    assert found.shares() == [(1 + 2) / (2 + 3), (0.5 + 1) / (2 + 2)]
+    found.see(1, [1])  # the second position was not drafted
+    assert found.shares() == [(1.5 + 1) / (2.5 + 1), 1.5 / 4]
+    found.see(0, [0])
+    assert found.shares()[1] == 1.5 / 4
+    found.see(1, [0])  # nor for the third time
+    assert found.shares() == [1.25 / (1.75 + 1), 0.25]
+
+
+def test_the_length_follows_the_load() -> None:
+    found = policy()
+    assert set(run(found, 50, 1, 0.9)) == {K}
+    assert set(run(found, 50, 32, 0.9)[4:]) == {0}
+    assert set(run(found, 50, 1, 0.9)[4:]) == {K}
+    assert found.switches == 2
+
+
+def test_the_length_follows_what_is_accepted() -> None:
+    found = policy(retry_after_steps=300)
+    bad = run(found, 1000, 1, 0.0)
+    tried = [i for i in range(1, 1000) if bad[i] > 0 and bad[i - 1] == 0]
+    assert 2 <= len(tried) <= 3, "it comes back to try again"
+    assert sum(k > 0 for k in bad) < 150, "for some steps"
+    good = run(found, 1000, 1, 0.8)
+    assert sum(k > 1 for k in good) > 600
+
+
+def test_a_longer_draft_must_promise_more_by_a_margin() -> None:
+    flat = [{"draft_steps": k, "requests": [1], "step_ms": [10.0 * (1.49, 1.5)[k > 0] if k else 10.0]} for k in (0, 1)]
+    near = {"curves": flat, "accepted_if_reached": [0.51]}  # 0.7% more than plain decoding
+    assert policy(start=0, margin=0.02, **near).choose([True]).draft_steps == 0
+    assert policy(start=1, margin=0.02, **near).choose([True]).draft_steps == 1
+    assert policy(start=0, margin=0.0, **near).choose([True]).draft_steps == 1
+    worse = near | {"accepted_if_reached": [0.499]}
+    assert policy(start=1, margin=0.02, **worse).choose([True]).draft_steps == 0
+
+
+def test_a_length_stays_for_some_steps() -> None:
+    found = policy(dwell_steps=5)
+    chosen = [found.choose([True] * (1, 32)[i % 2]).draft_steps for i in range(40)]
+    held = [i for i in range(1, 40) if chosen[i] != chosen[i - 1]]
+    assert held
+    assert all(b - a >= 5 for a, b in pairwise(held))
+
+
+def test_the_drafter_rests_where_no_draft_would_pay_and_wakes_before_one_does() -> None:
+    found = policy(rest_after_steps=3)
+    assert [found.choose([True] * 32).keeps_up for _ in range(8)] == [True] * 2 + [False] * 6
+    # one request that was there while the drafter rested is left: a draft would pay, but not for it
+    choice = found.choose([False])
+    assert (choice.draft_steps, choice.keeps_up) == (0, True)
+    for _ in range(4):
+        choice = found.choose([True])
+    assert choice.draft_steps == K
+
+
+def test_requests_with_holes_are_no_evidence() -> None:
+    found = policy()
+    before = found.acceptance.shares()
+    found.choose([False, False])
+    found.see([0, 0])
+    assert found.acceptance.shares() == before
+    found = policy()
+    k = found.choose([True, True, True, False]).draft_steps
+    found.see([k, k, k, 0])
+    assert k > 0
+    assert found.acceptance.shares()[0] > 0.72
+
+
+def test_late_results_are_those_of_their_own_steps() -> None:
+    """With overlapping steps a result comes when the next lengths are already chosen."""
+    found = policy(accepted_if_reached=[0.9] * K, prior_verifications=1.0, dwell_steps=1)
+    first = found.choose([True]).draft_steps
+    found.choose([True] * 32)
+    assert (first, found.choose([True] * 32).draft_steps) == (K, 0)
+    found.see([1])
+    assert found.acceptance.shares()[0] > 0.9
+    assert found.acceptance.shares()[1] < 0.5
+    found.see([0] * 32)  # of a step without drafts: nothing was refused
+    assert found.acceptance.shares()[0] > 0.9
+    found.see([0])
+    assert found.lost == 1
+
+
+def test_the_choice_is_made_before_the_drafts() -> None:
+    """Whatever a step accepts, its own length and the lengths before were the same."""
+    lengths = []
+    for last in (0, K):
+        found = policy(half_life_steps=2, prior_verifications=0.5)
+        run(found, 30, 1, 0.7)
+        lengths.append(found.choose([True]).draft_steps)
+        found.see([last])
+    assert lengths[0] == lengths[1]
+
+
+def test_a_file_comes_back(tmp_path: Path) -> None:
+    found = read_table(write_policy(tmp_path / "policy.json", [0, 2], about={"sweep_run_id": "x"}))
+    assert found.lengths == [0, 2]
+    assert found.step_ms(2, 1) == 18.0
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "another format": ({"format_version": 2}, r"format_version must be 1, got 2; write the file anew"),
+    "an unknown key": ({"curvs": []}, r"unknown key 'curvs'"),
+    "no plain decoding": ({"curves": table([1, 2])["curves"]}, r"curves must be of draft_steps 0 .* got \[1, 2\]"),
+    "nothing to draft": ({"curves": table([0, 1])["curves"][:1]}, r"at least one draft length, each once, got \[0\]"),
+    "twice": ({"curves": table([0, 1])["curves"] * 2}, r"each once, got \[0, 1, 0, 1\]"),
+    "a share of 2": ({"accepted_if_reached": [0.5, 2.0]}, r"accepted_if_reached must hold a share from 0 to 1"),
+    "too few shares": ({"accepted_if_reached": [0.5]}, r"for each of 2 draft positions, got \[0.5\]"),
+    "falling requests": (
+        {"curves": [{"draft_steps": 0, "requests": [4, 1], "step_ms": [1.0, 1.0]}]},
+        r"curves\[0\]\.requests must be ascending numbers from 1, got \[4, 1\]",
+    ),
+    "no time": (
+        {"curves": [{"draft_steps": 0, "requests": [1], "step_ms": [0.0]}]},
+        r"step_ms must hold a positive time for each of the 1 requests",
+    ),
+    "a margin of 1": ({"margin": 1.0}, r"margin must be from 0 up to 1, got 1.0"),
+    "no memory": ({"half_life_steps": 0}, r"half_life_steps must be positive, got 0"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_files_are_refused(fault: str, tmp_path: Path) -> None:
+    values, message = BAD[fault]
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(table([0, 2]) | values))
+    with pytest.raises(ValueError, match=rf"the policy .*policy\.json cannot be used: .*{message}"):
+        read_table(file)

@@ -1,0 +1,87 @@
+"""Engines whose draft length changes at every step: token-identical to plain decoding, for every family and shape."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids, running_engine
+from faults import switch_at_random
+from fixture_models import DRAFTERS, TARGET, drafter_folder
+from independent_cases import save_with_heads, trained_drafter
+from last_hidden_cases import as_answers
+from policy_cases import ALWAYS, write_policy
+from volume import volume
+
+from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.adapter.engine import policy_report, swap_drafter
+
+STEPS = 3
+FEW = volume(40, 12)
+TREE = {"topk": 4, "num_draft_tokens": 12}
+WIDE_TREE = {"topk": 8, "num_draft_tokens": 9}  # drafts more slots than twice its nodes
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle3_chain": ("full", {}),
+    "eagle3_tree": ("full", TREE),
+    "eagle3_wide_tree": ("full", WIDE_TREE),
+    "standalone_chain": ("independent", {}),
+    "standalone_tree": ("independent", TREE),
+    "last_hidden_chain": ("medusa", {}),
+    "last_hidden_tree": ("hydra", TREE),
+    "specformer": ("specformer", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def independent(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
+    drafter = trained_drafter(target, answers, {}, steps=30, batch_size=16)
+    folder = tmp_path_factory.mktemp("independent")
+    return save_with_heads(folder, drafter, target, {"independent": {"kind": "full"}}, {})["independent"]
+
+
+def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue("independent") if name == "independent" else drafter_folder(name)
+
+
+QUICK = "eagle3_chain"
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in ENGINES]
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    name, shape = ENGINES[request.param]
+    lengths = [0, STEPS] if shape else range(STEPS + 1)
+    file = write_policy(tmp_path_factory.mktemp("policy") / "policy.json", lengths, **ALWAYS)
+    options = {"draft_steps": STEPS, "speculative_adaptive_config": file, "enable_custom_logit_processor": True} | shape
+    with running_engine(folder_of(name, request), **options) as engine:
+        switch_at_random(engine)
+        yield engine
+
+
+def test_greedy_identity(request: pytest.FixtureRequest, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    case = request.node.callspec.params["engine"]
+    names = {str(path): name for name, path in DRAFTERS.items()} if case == "eagle3_chain" else {}
+    for folder, name in (names or {str(folder_of(ENGINES[case][0], request)): case}).items():
+        swap_drafter(engine, folder)
+        answers = generate(engine, prompts[:FEW])
+        assert output_ids(answers) == oracle.answers[:FEW], name
+        assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > 0, name
+    for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):  # alone, on a warm prefix cache
+        assert output_ids(generate(engine, [prompt])) == [expected]
+    report = policy_report(engine)
+    assert report is not None
+    assert report["lost"] == 0
+    total = sum(report["steps"].values())
+    assert min(report["steps"].values()) > total / 10, report["steps"]
+    assert report["switches"] > total / 4
+    assert (report["rested"] > 0) == (not case.startswith("last_hidden")), "these have no cache to fill"
+
+
+def test_sampled_requests_among_greedy_ones(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    sampling = [{"temperature": t, "top_p": 0.9, "max_new_tokens": NEW_TOKENS, "ignore_eos": True} for t in (1.0, 0.0)]
+    answers = engine.generate(input_ids=prompts[:16], sampling_params=sampling * 8)
+    assert {len(answer["output_ids"]) for answer in answers} == {NEW_TOKENS}
+    assert output_ids(answers[1::2]) == oracle.answers[1:16:2]

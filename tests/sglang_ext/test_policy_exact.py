@@ -1,0 +1,106 @@
+"""The law under a policy by exact enumeration, without an engine: a Markov target and drafter over four tokens, drafts
+drawn and verified as the engines do, the lengths chosen by the policy or by one that looks at its own drafts.
+
+B = requests of a step, K = drafts of each, V = vocabulary, L = tokens of an answer.
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from chi_square import p_value
+from policy_cases import NERVOUS, table
+from torch import Tensor
+
+from rayspec_kernels.cpu.tree_verify import verify_chain_reference
+from sglang_ext.policy.choice import MeasuredPolicy
+from sglang_ext.policy.table import PolicyTable
+from sglang_ext.settings import build
+
+V, L, LONGEST, ANSWERS = 4, 3, 3, 3000
+P_VV = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.4, 0.1], [0.05, 0.7, 0.05, 0.2]])
+Q_VV = 0.7 * P_VV + 0.3 / V
+# milliseconds with 0, 1, ... drafts: all are worth as much, or long ones most
+EVEN, CHEAP = (1.0, 1.85, 2.75, 3.4), (1.0, 1.1, 1.2, 1.3)
+
+Shorten = Callable[[Tensor, Tensor], int]  # drafts [B, K], their laws [B, K, V] -> how many of them are verified
+
+
+def answers(
+    shorten: Shorten | None, together: int, costs: tuple[float, ...]
+) -> tuple[list[tuple[int, ...]], MeasuredPolicy]:
+    """ANSWERS of L tokens after token 0, some together, whose fates decide the lengths of all of them."""
+    generator = torch.Generator().manual_seed(0)
+    values = table(range(LONGEST + 1), **NERVOUS) | {
+        "curves": [{"draft_steps": k, "requests": [1], "step_ms": [costs[k]]} for k in range(LONGEST + 1)],
+        "accepted_if_reached": [0.95] * LONGEST,
+    }
+    policy, done = MeasuredPolicy(build(PolicyTable, values), start=LONGEST), []
+    open_answers: list[list[int]] = [[0] for _ in range(together)]
+    while len(done) < ANSWERS:
+        k = policy.choose([True] * len(open_answers)).draft_steps
+        last_B = torch.tensor([answer[-1] for answer in open_answers])
+        drafts_BK, laws_BKV = drawn(last_B, k, generator)
+        if shorten is not None and k:
+            k = shorten(drafts_BK, laws_BKV)
+            drafts_BK, laws_BKV = drafts_BK[:, :k], laws_BKV[:, :k]
+        tokens_BN = torch.cat([last_B[:, None], drafts_BK], dim=1)
+        coins_BN, final_B = (torch.rand(shape, generator=generator) for shape in (tokens_BN.shape, (len(last_B),)))
+        laws_BKV = laws_BKV if k else torch.zeros(len(last_B), 1, V)  # as `_build_trivial_verify_input` gives it
+        accepted = verify_chain_reference(tokens_BN, P_VV[tokens_BN], laws_BKV, coins_BN, final_B)
+        counts = accepted.num_drafts_B.tolist()
+        policy.see(counts)
+        for b, count in enumerate(counts):
+            open_answers[b] += [*drafts_BK[b, :count].tolist(), int(accepted.bonus_B[b])]
+            if len(open_answers[b]) > L:
+                done.append(tuple(open_answers[b][1 : L + 1]))
+                open_answers[b] = [0]
+    return done, policy
+
+
+def drawn(last_B: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    drafts, laws = [last_B[:, None]], [torch.zeros(len(last_B), 0, V)]
+    for _ in range(k):
+        laws.append(Q_VV[drafts[-1][:, 0]][:, None])
+        drafts.append(torch.multinomial(laws[-1][:, 0], 1, generator=generator))
+    return torch.cat([last_B.new_zeros(len(last_B), 0), *drafts[1:]], dim=1), torch.cat(laws, dim=1)
+
+
+def fit(done: list[tuple[int, ...]]) -> float:
+    """P-value of the answers' counts under the target's law of all V^L."""
+    law, count = {}, dict.fromkeys(product(range(V), repeat=L), 0)
+    for answer in count:
+        law[answer] = 1.0
+        for before, token in zip((0, *answer), answer, strict=False):
+            law[answer] *= float(P_VV[before, token])
+    for answer in done:
+        count[answer] += 1
+    return p_value((list(count.values()), list(law.values())))
+
+
+def test_the_policys_answers_follow_the_targets_law() -> None:
+    done, policy = answers(None, together=2, costs=EVEN)
+    total = sum(policy.steps.values())
+    assert policy.switches > total / 10
+    assert min(policy.steps[0], total - policy.steps[0]) > total / 20, policy.steps
+    assert fit(done) > 1e-3
+
+
+def drop_the_unlikely(drafts_BK: Tensor, laws_BKV: Tensor) -> int:
+    """None of the drafts where a first one is not its law's best."""
+    best_B = laws_BKV[:, 0].max(dim=1).values
+    is_best_B = laws_BKV[:, 0].gather(1, drafts_BK[:, :1])[:, 0] >= best_B
+    return drafts_BK.shape[1] if is_best_B.all() else 0
+
+
+def cut_an_unlikely_end(drafts_BK: Tensor, laws_BKV: Tensor) -> int:
+    """One draft less where the last one is not its law's best."""
+    last_B = laws_BKV[:, -1].gather(1, drafts_BK[:, -1:])[:, 0]
+    return drafts_BK.shape[1] - int((last_B < laws_BKV[:, -1].max(dim=1).values).any())
+
+
+@pytest.mark.parametrize("shorten", [drop_the_unlikely, cut_an_unlikely_end])
+def test_policies_that_look_at_their_own_drafts_are_found_out(shorten: Shorten) -> None:
+    done, _ = answers(shorten, together=1, costs=CHEAP)
+    assert fit(done) < 1e-6
