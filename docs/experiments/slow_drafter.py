@@ -17,7 +17,7 @@ def register() -> None:
 
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
-    from sglang_ext.adapter.step_clock import TimedEagleWorker
+    from sglang_ext.adapter.workers.timed import TimedEagleWorker
 
     worker = original(algorithm, server_args)
     forward = TimedEagleWorker.forward_batch_generation

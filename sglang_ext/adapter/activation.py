@@ -30,4 +30,4 @@ def activate() -> str | None:
     # A step is hundreds of tiny parallel regions. OpenMP threads that spin between them cost a factor of ten and more
     # as soon as anything else wants a core (measured: docs/cpu-profile.md); sleeping ones cost microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return "sglang_ext.adapter.platform.CpuPlatform"
+    return "sglang_ext.adapter.cpu.platform.CpuPlatform"

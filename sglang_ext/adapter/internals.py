@@ -16,7 +16,7 @@ class Internal(NamedTuple):
     replacement: str
 
 
-_OPS = "sglang_ext.adapter.spec_ops"
+_OPS = "sglang_ext.adapter.cpu.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -27,7 +27,7 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
         ("model_runner",),
-        "sglang_ext.adapter.attention.CpuAttentionBackend",
+        "sglang_ext.adapter.cpu.attention.CpuAttentionBackend",
     ),
     Internal(
         f"{_SPEC}.spec_tree.build_tree_kernel_efficient_func",
@@ -150,19 +150,19 @@ CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
         ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
-        "sglang_ext.adapter.packing.compute_lm_head",
+        "sglang_ext.adapter.cpu.packing.compute_lm_head",
     ),
-    Internal(f"{_INFO}.from_schedule_batch", ("batch", "vocab_size"), "sglang_ext.adapter.seeds.make_with_seeds"),
-    Internal(f"{_INFO}.merge_batch", ("self", "other"), "sglang_ext.adapter.seeds.merge_with_seeds"),
+    Internal(f"{_INFO}.from_schedule_batch", ("batch", "vocab_size"), "sglang_ext.adapter.cpu.seeds.make_with_seeds"),
+    Internal(f"{_INFO}.merge_batch", ("self", "other"), "sglang_ext.adapter.cpu.seeds.merge_with_seeds"),
     Internal(
         f"{_INFO}.filter_batch",
         ("self", "keep_indices", "keep_indices_device"),
-        "sglang_ext.adapter.seeds.filter_and_see_greedy",
+        "sglang_ext.adapter.cpu.seeds.filter_and_see_greedy",
     ),
     Internal(
         "sglang.srt.speculative.eagle_utils._seeded_verify_coins",
         ("sampling_seed", "seq_lens", "draft_token_num", "device"),
-        "sglang_ext.adapter.seeds.coins_of_any_width",
+        "sglang_ext.adapter.cpu.seeds.coins_of_any_width",
     ),
     Internal(f"{_CONTROL}.release_memory_occupation", ("self", "obj", "request"), _REFUSED),
     Internal(f"{_CONTROL}.resume_memory_occupation", ("self", "obj", "request"), _REFUSED),
@@ -186,12 +186,12 @@ CPU_FORWARDS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.layernorm.RMSNorm.forward_native",
         ("self", "x", "residual", "post_residual_addition", "quant_linear"),
-        "sglang_ext.adapter.fused_ops.rms_norm_forward",
+        "sglang_ext.adapter.cpu.fused_ops.rms_norm_forward",
     ),
     Internal(
         "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native",
         ("self", "positions", "query", "key", "offsets", "fused_set_kv_buffer_arg"),
-        "sglang_ext.adapter.fused_ops.rotary_forward",
+        "sglang_ext.adapter.cpu.fused_ops.rotary_forward",
     ),
 )
 
@@ -201,31 +201,31 @@ HEAD_WORKERS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",  # read by EAGLEWorkerV2.__init__
         _DRAFT_WORKER,
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker",
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEDraftExtendCudaGraphRunner",  # by its _capture_cuda_graphs
         ("eagle_worker", "draft_extend_attn_backend", "speculative_num_steps"),
-        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs",
+        "sglang_ext.adapter.workers.extend_graphs.HeadExtendGraphs",
     ),
     Internal(
         "sglang.srt.speculative.standalone_worker_v2.StandaloneDraftWorker",  # by StandaloneWorkerV2.__init__
         _DRAFT_WORKER,
-        "sglang_ext.adapter.draft_worker.StandaloneHeadDraftWorker",
+        "sglang_ext.adapter.workers.eagle.StandaloneHeadDraftWorker",
     ),
 )
 LAST_HIDDEN_WORKERS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
         _DRAFT_WORKER,
-        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker",
+        "sglang_ext.adapter.workers.last_hidden.LastHiddenDraftWorker",
     ),
 )
 SPECFORMER_WORKERS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
         _DRAFT_WORKER,
-        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker",
+        "sglang_ext.adapter.workers.specformer.SpecFormerDraftWorker",
     ),
 )
 
@@ -235,12 +235,12 @@ SCHEDULER_CALLS: tuple[Internal, ...] = (
     Internal(f"{_SCHEDULER}.rayspec_swap_drafter", (), "sglang_ext.adapter.swap.swap_drafter"),
     Internal(f"{_SCHEDULER}.rayspec_start_step_clock", (), "sglang_ext.adapter.step_clock.start_step_clock"),
     Internal(f"{_SCHEDULER}.rayspec_write_step_clock", (), "sglang_ext.adapter.step_clock.write_step_clock"),
-    Internal(f"{_SCHEDULER}.rayspec_write_policy", (), "sglang_ext.adapter.policy_worker.write_policy"),
+    Internal(f"{_SCHEDULER}.rayspec_write_policy", (), "sglang_ext.adapter.workers.policy.write_policy"),
 )
 
 # Lent another function for the time of a call; None where there is no CUDA.
 TOP_K_FILTER = Internal(
-    "sglang.srt.speculative.eagle_utils.top_k_renorm_prob", (), "sglang_ext.adapter.sampling._one_filter"
+    "sglang.srt.speculative.eagle_utils.top_k_renorm_prob", (), "sglang_ext.adapter.workers.sampling._one_filter"
 )
 
 # Wrapped through the hook registry on every platform; the first two so that no request ends the scheduler, the last two
@@ -264,7 +264,7 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",
         ("self", "weights"),
-        "sglang_ext.adapter.stock_weights.check_numbers",
+        "sglang_ext.adapter.models.stock_weights.check_numbers",
     ),
     Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
@@ -274,12 +274,12 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
         ("self", "server_args"),
-        "sglang_ext.adapter.drawn_standalone.offer_drawn_drafts",
+        "sglang_ext.adapter.workers.drawn_standalone.offer_drawn_drafts",
     ),
     Internal(
         "sglang.srt.mem_cache.kv_cache_builder.create_tree_cache",
         ("ctx",),
-        "sglang_ext.adapter.standalone_cache.match_pairs",
+        "sglang_ext.adapter.workers.standalone_cache.match_pairs",
     ),
     Internal(
         "sglang.srt.speculative.eagle_utils.eagle_sample",
@@ -292,7 +292,7 @@ WRAPPED: tuple[Internal, ...] = (
             "watermark_state",
             "watermark_full_mask",
         ),
-        "sglang_ext.adapter.sampling.verify_plain_law",
+        "sglang_ext.adapter.workers.sampling.verify_plain_law",
     ),
     Internal(
         "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
@@ -307,7 +307,7 @@ WRAPPED: tuple[Internal, ...] = (
             "return_filtered_probs",
             "max_top_k",
         ),
-        "sglang_ext.adapter.sampling.sample_min_p",
+        "sglang_ext.adapter.workers.sampling.sample_min_p",
     ),
 )
 
@@ -325,28 +325,28 @@ RELIED_ON: tuple[Internal, ...] = (
     ),
     Internal("sglang.srt.runtime_context.get_spec", (), "called in schedulers and by sglang_ext.adapter.requests"),
     Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
-    Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.last_hidden_worker"),
-    Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.sampling"),
+    Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.workers.last_hidden"),
+    Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
     Internal(
         "sglang.srt.speculative.spec_utils.fast_sample",
         ("probs", "num_samples", "sampling_seed", "positions", "draft_step"),
-        "called by sglang_ext.adapter.sampling",
+        "called by sglang_ext.adapter.workers.sampling",
     ),
     Internal(
         "sglang.srt.model_executor.forward_context.forward_context",
         ("ctx", "forward_batch"),
-        "entered by sglang_ext.adapter.draft_worker",
+        "entered by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.model_executor.forward_context.ForwardContext",
         ("attn_backend", "moe_num_token_non_padded"),
-        "made by sglang_ext.adapter.draft_worker",
+        "made by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
         ("loc", "swa_loc", "full_loc", "physical"),
-        "made by sglang_ext.adapter.attention",
+        "made by sglang_ext.adapter.cpu.attention",
     ),
     Internal(
         "sglang.srt.configs.draft_parallel.DraftParallelSpec", ("tp_execution",), "made by workers and models of ours"
@@ -354,24 +354,24 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
         ("self", "layer", "x", "bias"),
-        "sglang_ext.adapter.packing.PackedLinearMethod.apply",
+        "sglang_ext.adapter.cpu.packing.PackedLinearMethod.apply",
     ),
     Internal("sglang.srt.managers.io_struct.msgpack_encode", ("obj",), "called by sglang_ext.adapter.requests"),
     Internal("sglang.srt.managers.io_struct.msgpack_decode", ("data",), "called by sglang_ext.adapter.requests"),
     Internal(
         "sglang.srt.arg_groups.overrides.declare_resolution",
         ("server_args", "source", "fields"),
-        "called by sglang_ext.adapter.drawn_standalone",
+        "called by sglang_ext.adapter.workers.drawn_standalone",
     ),
     Internal(
         "sglang.srt.arg_groups.overrides.resolving_view",
         ("server_args",),
-        "called by sglang_ext.adapter.drawn_standalone",
+        "called by sglang_ext.adapter.workers.drawn_standalone",
     ),
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
         ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias", "use_logits_buffer"),
-        "sglang_ext.adapter.hosted_head.HeadLogits._get_logits",
+        "sglang_ext.adapter.models.hosted_head.HeadLogits._get_logits",
     ),
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor.forward",
@@ -384,17 +384,17 @@ RELIED_ON: tuple[Internal, ...] = (
             "aux_hidden_states",
             "hidden_states_before_norm",
         ),
-        "sglang_ext.adapter.hosted_head.HeadLogits.forward",
+        "sglang_ext.adapter.models.hosted_head.HeadLogits.forward",
     ),
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",
         ("self", "weights"),
-        "sglang_ext.adapter.hosted_head.HostsHead.load_weights",
+        "sglang_ext.adapter.models.hosted_head.HostsHead.load_weights",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.load_weights",
         ("self", "weights"),
-        "sglang_ext.adapter.hosted_head.HostsHead.load_weights",
+        "sglang_ext.adapter.models.hosted_head.HostsHead.load_weights",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaModel.forward",
@@ -409,7 +409,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.standalone_worker_v2.StandaloneWorkerV2",
         ("server_args", "gpu_id", "nccl_port", "target_worker"),
-        "sglang_ext.adapter.step_clock.TimedStandaloneWorker",
+        "sglang_ext.adapter.workers.timed.TimedStandaloneWorker",
     ),
     Internal(
         "sglang.srt.managers.scheduler.Scheduler.flush_cache",
@@ -424,32 +424,32 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
         ("self", "forward_batch"),
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft_forward",
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker.draft_forward",
     ),
     Internal(
         "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.capture_one_shape",
         ("self", "size", "forward", "stream_idx", "variant_label", "attention_variant"),
-        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.capture_one_shape",
+        "sglang_ext.adapter.workers.extend_graphs.HeadExtendGraphs.capture_one_shape",
     ),
     Internal(
         "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute",
         ("self", "forward_batch", "select_index"),
-        "sglang_ext.adapter.extend_graphs.HeadExtendGraphs.execute",
+        "sglang_ext.adapter.workers.extend_graphs.HeadExtendGraphs.execute",
     ),
     Internal(
         "sglang.srt.distributed.tensor_model_parallel_all_gather",
         ("input_", "dim"),
-        "called by sglang_ext.adapter.sharded_head.ShardedHead",
+        "called by sglang_ext.adapter.models.sharded_head.ShardedHead",
     ),
     Internal(
         "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend.cleanup",
         ("self",),
-        "called by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
+        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal(
         "sglang.srt.speculative.spec_utils.draft_tp_context",
         ("layout",),
-        "entered by sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
+        "entered by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal("sglang.srt.speculative.spec_utils.draft_pp_context", (), "entered there, too"),
     Internal("sglang.srt.layers.moe.utils.speculative_moe_backend_context", (), "entered there, too"),
@@ -457,32 +457,32 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context.is_in_breakable_cuda_graph",
         (),
-        "called by sglang_ext.adapter.hosted_head.HeadLogits.start_routing",
+        "called by sglang_ext.adapter.models.hosted_head.HeadLogits.start_routing",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
         ("self", "batch", "target_hidden_states", "next_token_ids", "mm_input_embeds", "kv_loc_plan"),
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker._draft_extend_for_prefill",
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker._draft_extend_for_prefill",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
         ("self", "batch", "batch_result", "kv_loc_plan"),
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker._draft_extend_for_decode",
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker._draft_extend_for_decode",
     ),
     Internal(
         "sglang.srt.speculative.spec_utils.select_top_k_tokens",
         ("i", "topk_p", "topk_index", "hidden_states", "scores", "topk"),
-        "called by sglang_ext.adapter.draft_worker",
+        "called by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.speculative.eagle_utils.organize_draft_results",
         ("score_list", "token_list", "parents_list", "num_draft_token"),
-        "called by sglang_ext.adapter.draft_worker",
+        "called by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.speculative.eagle_utils.per_step_draft_out_cache_loc",
         ("out_cache_loc", "batch_size", "topk", "num_steps"),
-        "called by sglang_ext.adapter.draft_worker",
+        "called by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaDecoderLayer.forward",
@@ -527,45 +527,45 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
         ("self", "batch", "pp_proxy_tensors", "grammar_barrier"),
-        "sglang_ext.adapter.step_clock.TimedEagleWorker.verify",
+        "sglang_ext.adapter.workers.timed.TimedEagleWorker.verify",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation",
         ("self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
-        "sglang_ext.adapter.policy_worker.FollowsPolicy.forward_batch_generation, which also reads `batch.reqs`",
+        "sglang_ext.adapter.workers.policy.FollowsPolicy.forward_batch_generation, which also reads `batch.reqs`",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.apply_runtime_state",
         ("self", "state"),
-        "sglang_ext.adapter.policy_worker.FollowsPolicy.apply_runtime_state",
+        "sglang_ext.adapter.workers.policy.FollowsPolicy.apply_runtime_state",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.build_adaptive_runtime_state",
         ("self", "speculative_num_steps", "speculative_num_draft_tokens", "cuda_graph_bs"),
         "called by SGLang's controller for each draft length of a policy; of a draft worker it takes the attributes "
-        "that sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker names",
+        "that sglang_ext.adapter.workers.last_hidden.LastHiddenDraftWorker names",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
         ("self", "batch"),
-        "sglang_ext.adapter.policy_worker.FollowsPolicy._build_trivial_verify_input",
+        "sglang_ext.adapter.workers.policy.FollowsPolicy._build_trivial_verify_input",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._stub_skipped_draft_extend",
         ("self", "batch", "batch_output"),
-        "sglang_ext.adapter.policy_worker.FollowsPolicy._stub_skipped_draft_extend",
+        "sglang_ext.adapter.workers.policy.FollowsPolicy._stub_skipped_draft_extend",
     ),
     Internal(
         "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController",
         ("worker", "policy"),
-        "made by sglang_ext.adapter.policy_worker.FollowsPolicy",
+        "made by sglang_ext.adapter.workers.policy.FollowsPolicy",
     ),
-    Internal("sglang.srt.runtime_context.get_context", (), "called by sglang_ext.adapter.policy_worker"),
+    Internal("sglang.srt.runtime_context.get_context", (), "called by sglang_ext.adapter.workers.policy"),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
         ("self", "batch", "with_topology"),
-        "sglang_ext.adapter.last_hidden_worker.LastHiddenDraftWorker.draft, and "
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker.draft for a drafter with a draft_tree",
+        "sglang_ext.adapter.workers.last_hidden.LastHiddenDraftWorker.draft, and "
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker.draft for a drafter with a draft_tree",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_common.prepare_for_draft",
@@ -580,23 +580,23 @@ RELIED_ON: tuple[Internal, ...] = (
             "target_translator",
             "num_draft_tokens",
         ),
-        "called by sglang_ext.adapter.draft_worker",
+        "called by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.speculative.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
         ("self", "forward_batch"),
-        "called by sglang_ext.adapter.draft_worker",
+        "called by sglang_ext.adapter.workers.eagle",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
         ("self",),
-        "sglang_ext.adapter.specformer_worker.SpecFormerDraftWorker._capture_cuda_graphs, and called by "
-        "sglang_ext.adapter.draft_worker.HeadDraftWorker._capture_again",
+        "sglang_ext.adapter.workers.specformer.SpecFormerDraftWorker._capture_cuda_graphs, and called by "
+        "sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.forward",
         ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors"),
-        "calls `logits_processor`, which sglang_ext.adapter.specformer_worker.append_output_to_taps listens to",
+        "calls `logits_processor`, which sglang_ext.adapter.workers.specformer.append_output_to_taps listens to",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaAttention.forward",
@@ -606,12 +606,12 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.frozen_kv_mtp_utils.select_last_extend_hidden",
         ("batch", "hidden_states"),
-        "called by sglang_ext.adapter.last_hidden_worker",
+        "called by sglang_ext.adapter.workers.last_hidden",
     ),
     Internal(
         "sglang.srt.speculative.draft_parallel.resolve_draft_parallel_layout",
         ("model_spec", "collapse_cp"),
-        "called by sglang_ext.adapter.last_hidden_worker",
+        "called by sglang_ext.adapter.workers.last_hidden",
     ),
 )
 

@@ -27,7 +27,7 @@ FUSED_OPS_KEY = "native"  # SRTPlatform.get_dispatch_key_name()
 def on_cpu_platform() -> bool:
     from sglang.srt.platforms import current_platform
 
-    return type(current_platform).__module__ == "sglang_ext.adapter.platform"
+    return type(current_platform).__module__ == "sglang_ext.adapter.cpu.platform"
 
 
 def register_hooks() -> None:

@@ -42,8 +42,8 @@ def register() -> None:
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
-    from sglang_ext.adapter.policy_worker import check_follows
-    from sglang_ext.adapter.step_clock import timed
+    from sglang_ext.adapter.workers.policy import check_follows
+    from sglang_ext.adapter.workers.timed import timed
 
     prepare_scheduler(HEAD_WORKERS)
     worker = timed(original(algorithm, server_args))

@@ -85,7 +85,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             )
 
     def create_worker(self, server_args: Any) -> Any:
-        from sglang_ext.adapter.last_hidden_worker import LastHiddenWorker
+        from sglang_ext.adapter.workers.last_hidden import LastHiddenWorker
 
         prepare_scheduler(LAST_HIDDEN_WORKERS)
         return LastHiddenWorker
@@ -101,7 +101,7 @@ class SpecFormerAlgorithm(LastHiddenAlgorithm):
         return True
 
     def create_worker(self, server_args: Any) -> Any:
-        from sglang_ext.adapter.step_clock import TimedEagleWorker
+        from sglang_ext.adapter.workers.timed import TimedEagleWorker
 
         prepare_scheduler(SPECFORMER_WORKERS)
         return TimedEagleWorker

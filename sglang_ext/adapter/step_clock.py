@@ -16,12 +16,9 @@ from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.policy_worker import FollowsPolicy
 from sglang_ext.heads import DraftHead
 
 
@@ -94,35 +91,6 @@ class StepClock:
 
 
 CLOCK = StepClock()
-
-
-class TimedEagleWorker(FollowsPolicy):
-    """SGLang's EAGLE worker with a clock around it. What it computes is unchanged, but that a step may verify fewer
-    nodes than the one before, or take a draft length of a policy."""
-
-    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        CLOCK.is_decoding = not batch.forward_mode.is_extend()
-        if CLOCK.is_decoding and CLOCK.is_running:
-            CLOCK.totals.steps += 1
-        with CLOCK.part("step_s"):
-            return super().forward_batch_generation(batch, *args, **kwargs)
-
-    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
-        if CLOCK.is_decoding and CLOCK.is_running:
-            CLOCK.totals.requests += batch.batch_size()
-            CLOCK.totals.verified_tokens += batch.batch_size() * self.speculative_num_draft_tokens
-        with CLOCK.part("verify_s"):
-            return super().verify(batch, *args, **kwargs)
-
-
-class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
-    """The same around the worker of independent drafters."""
-
-
-def timed(worker: Any) -> Any:
-    """SGLang's class of a worker, with a clock where there is one for it."""
-    return {EAGLEWorkerV2: TimedEagleWorker, StandaloneWorkerV2: TimedStandaloneWorker}.get(worker, worker)
 
 
 def start_step_clock(scheduler: Any) -> None:

@@ -13,8 +13,8 @@ class DrawFromShortlist(CustomLogitProcessor):
     (which is not exact). An empty list takes the fault out again."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
-        from sglang_ext.adapter import draft_worker
-        from sglang_ext.adapter.sampling import draw_drafts
+        from sglang_ext.adapter.workers import eagle as draft_worker
+        from sglang_ext.adapter.workers.sampling import draw_drafts
 
         assert custom_param_list is not None
         shortlist = torch.tensor(custom_param_list[0]["shortlist"])
@@ -55,7 +55,7 @@ class ShareSmallHeads(CustomLogitProcessor):
     """From the next swap on, tensor-parallel ranks share heads of any size."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
-        from sglang_ext.adapter import sharded_head
+        from sglang_ext.adapter.models import sharded_head
 
         sharded_head.MIN_SAVED_BYTES = 0
         return logits
@@ -81,8 +81,8 @@ class Anticipate(CustomLogitProcessor):
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         import gc
 
-        from sglang_ext.adapter.draft_worker import HeadDraftWorker
-        from sglang_ext.adapter.policy_worker import FollowsPolicy
+        from sglang_ext.adapter.workers.eagle import HeadDraftWorker
+        from sglang_ext.adapter.workers.policy import FollowsPolicy
         from sglang_ext.policy.choice import MeasuredPolicy
 
         MeasuredPolicy._best = lambda policy, requests, share: policy.table.lengths[-1]

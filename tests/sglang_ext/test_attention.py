@@ -5,7 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend, apply_tree_mask, context_segment
+from sglang_ext.adapter.cpu.attention import (
+    CpuAttentionBackend,
+    CpuDraftDecodeBackend,
+    apply_tree_mask,
+    context_segment,
+)
 
 HEADS, KV_HEADS, DIM, SLOTS, COLUMNS = 4, 2, 8, 64, 24
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_ext.adapter.contracts import ContractBrokenError, demands
+from sglang_ext.adapter.cpu.contracts import ContractBrokenError, demands
+from sglang_ext.adapter.cpu.spec_ops import draft_slots, verify_tree_greedy
 from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS
-from sglang_ext.adapter.spec_ops import draft_slots, verify_tree_greedy
 
 B, N, D = 2, 3, 3
 TAKES_NO_TENSORS = {"skip_kv_copy_warmup", "create_decode_backend", "create_draft_extend_backend"}
@@ -86,6 +86,6 @@ def test_a_buffer_may_be_larger_and_a_view_may_be_allowed() -> None:
 
 def test_every_replaced_operation_has_a_contract() -> None:
     names = [i.replacement for i in CPU_REPLACEMENTS + CPU_MISSING if ".spec_ops." in i.replacement]
-    names.append("sglang_ext.adapter.spec_ops.extend_slots")
+    names.append("sglang_ext.adapter.cpu.spec_ops.extend_slots")
     bare = {n.rsplit(".", 1)[1] for n in names if not hasattr(pkgutil.resolve_name(n), "__wrapped__")}
     assert bare == TAKES_NO_TENSORS

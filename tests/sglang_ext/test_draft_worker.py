@@ -11,10 +11,12 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDra
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter import draft_worker, extend_graphs, hosted_head
-from sglang_ext.adapter.draft_worker import HeadDraftWorker
-from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
-from sglang_ext.adapter.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.models import hosted_head
+from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.workers import eagle as draft_worker
+from sglang_ext.adapter.workers import extend_graphs
+from sglang_ext.adapter.workers.eagle import HeadDraftWorker
+from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for

@@ -123,4 +123,4 @@ def test_platform_is_active_here_without_an_accelerator() -> None:
     from sglang_ext.adapter.engine import assert_plugin_active
 
     assert_plugin_active()
-    assert (type(current_platform).__module__ == "sglang_ext.adapter.platform") == (not has_accelerator())
+    assert (type(current_platform).__module__ == "sglang_ext.adapter.cpu.platform") == (not has_accelerator())

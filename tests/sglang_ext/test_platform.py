@@ -10,7 +10,7 @@ import torch
 from fixture_models import TARGET
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.fused_ops import rotary_forward
+from sglang_ext.adapter.cpu.fused_ops import rotary_forward
 
 pytestmark = pytest.mark.skipif(has_accelerator(), reason="the CPU platform is not used here")
 

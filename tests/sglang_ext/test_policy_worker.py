@@ -8,10 +8,10 @@ import pytest
 from policy_cases import write_policy
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-from sglang_ext.adapter import policy_worker
-from sglang_ext.adapter.last_hidden_worker import LastHiddenWorker
-from sglang_ext.adapter.policy_worker import check_follows, checked_table
-from sglang_ext.adapter.step_clock import TimedEagleWorker, TimedStandaloneWorker
+from sglang_ext.adapter.workers import policy as policy_worker
+from sglang_ext.adapter.workers.last_hidden import LastHiddenWorker
+from sglang_ext.adapter.workers.policy import check_follows, checked_table
+from sglang_ext.adapter.workers.timed import TimedEagleWorker, TimedStandaloneWorker
 
 OPTIONS = (
     "enable_dp_attention", "enable_two_batch_overlap", "enable_pdmux", "enable_lora", "enable_multi_layer_eagle"

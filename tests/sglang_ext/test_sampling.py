@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rayspec_kernels.cpu.murmur_hash import murmur_hash32_reference
 from rayspec_kernels.cpu.sampling_law import sampling_law_reference
-from sglang_ext.adapter.sampling import draw_drafts, requested_law, sample_min_p
-from sglang_ext.adapter.seeds import merge_with_seeds
+from sglang_ext.adapter.cpu.seeds import merge_with_seeds
+from sglang_ext.adapter.workers.sampling import draw_drafts, requested_law, sample_min_p
 
 T, V = 200, 37
 ALL = 1 << 30

@@ -7,8 +7,8 @@ import torch
 from head_cases import SPECS, H, V, make_head
 from torch import Tensor
 
-from sglang_ext.adapter import sharded_head
-from sglang_ext.adapter.sharded_head import ShardedHead, shared_over_ranks
+from sglang_ext.adapter.models import sharded_head
+from sglang_ext.adapter.models.sharded_head import ShardedHead, shared_over_ranks
 from sglang_ext.heads import DraftHead
 
 SHARED = {

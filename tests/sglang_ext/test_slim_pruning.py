@@ -46,7 +46,7 @@ class Loop:
         from sglang.srt.speculative.eagle_utils import organize_draft_results
         from sglang.srt.speculative.spec_utils import select_top_k_tokens
 
-        from sglang_ext.adapter.draft_worker import _expansion
+        from sglang_ext.adapter.workers.eagle import _expansion
 
         generator = torch.Generator().manual_seed(seed)
         self.root_B = torch.randint(V, (B,), generator=generator)
@@ -177,7 +177,7 @@ def test_a_step_verifies_no_more_nodes_than_its_largest_tree_has(unseen: str) ->
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
     from sglang_ext.adapter.activation import has_accelerator
-    from sglang_ext.adapter.tree_verify import tree_verify_input
+    from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 
     loop, hypotheses = Loop(6, 3, 4, 4), 6 if unseen == "one" else 1
     draft = make_tree(hypotheses=hypotheses, unseen=unseen).pruner(3, 4, 20, CPU).prune(loop.root_B, loop.expansion)

@@ -9,8 +9,8 @@ import torch
 from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-from sglang_ext.adapter.spec_ops import verify_tree_greedy
-from sglang_ext.adapter.tree_verify import TreeVerifyInput, tree_verify_input
+from sglang_ext.adapter.cpu.spec_ops import verify_tree_greedy
+from sglang_ext.adapter.workers.tree_verify import TreeVerifyInput, tree_verify_input
 from sglang_ext.trees import Draft
 from sglang_ext.trees.base import DraftTree
 from sglang_ext.trees.static import StaticProposer

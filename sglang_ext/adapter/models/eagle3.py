@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
 from torch import Tensor, nn
 
-from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead, hosted_info
+from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead, hosted_info
 
 
 class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):

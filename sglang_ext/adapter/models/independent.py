@@ -7,7 +7,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.models.llama import LlamaForCausalLM
 from torch import Tensor, nn
 
-from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead, hosted_info
+from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead, hosted_info
 
 
 class RaySpecIndependent(HostsHead, LlamaForCausalLM):

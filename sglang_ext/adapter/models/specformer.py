@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.hosted_head import check_replaces
-from sglang_ext.adapter.packing import pack_model
+from sglang_ext.adapter.cpu.packing import pack_model
+from sglang_ext.adapter.models.hosted_head import check_replaces
 from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info

@@ -22,10 +22,10 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.extend_graphs import HeadExtendGraphs
-from sglang_ext.adapter.hosted_head import HeadRequest, HostsHead
-from sglang_ext.adapter.sampling import draw_drafts
-from sglang_ext.adapter.tree_verify import tree_verify_input
+from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead
+from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
+from sglang_ext.adapter.workers.sampling import draw_drafts
+from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.trees import Expansion, Pruner
 

@@ -60,14 +60,14 @@ class CpuPlatform(SRTPlatform):
         return algorithm in ("EAGLE", "EAGLE3", "STANDALONE")
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
-        from sglang_ext.adapter.spec_ops import extend_slots
+        from sglang_ext.adapter.cpu.spec_ops import extend_slots
 
         return extend_slots
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Once in each worker, before the first request: fail unless everything that we replace is in
         place, then pack the projections."""
-        from sglang_ext.adapter.packing import pack_model
+        from sglang_ext.adapter.cpu.packing import pack_model
         from sglang_ext.adapter.patches import prepare_cpu_worker
 
         prepare_cpu_worker()

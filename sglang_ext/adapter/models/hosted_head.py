@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sglang_ext.adapter.activation import has_accelerator
-from sglang_ext.adapter.packing import pack_model
+from sglang_ext.adapter.cpu.packing import pack_model
+from sglang_ext.adapter.models.sharded_head import shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
-from sglang_ext.adapter.sharded_head import shared_over_ranks
 from sglang_ext.adapter.side_stream import start_beside
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.drafters.checkpoint import (

@@ -19,7 +19,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_ext.adapter.contracts import Demand, check
+from sglang_ext.adapter.cpu.contracts import Demand, check
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

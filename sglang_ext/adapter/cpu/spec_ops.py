@@ -26,8 +26,8 @@ from rayspec_kernels.cpu.tree_verify import (
     verify_sampled_reference,
 )
 from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
-from sglang_ext.adapter.attention import CpuAttentionBackend, CpuDraftDecodeBackend
-from sglang_ext.adapter.contracts import demands
+from sglang_ext.adapter.cpu.attention import CpuAttentionBackend, CpuDraftDecodeBackend
+from sglang_ext.adapter.cpu.contracts import demands
 
 
 @demands(

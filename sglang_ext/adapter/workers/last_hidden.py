@@ -19,10 +19,11 @@ from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
-from sglang_ext.adapter.sampling import draw_drafts
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
-from sglang_ext.adapter.step_clock import CLOCK, TimedEagleWorker
-from sglang_ext.adapter.tree_verify import tree_verify_input
+from sglang_ext.adapter.step_clock import CLOCK
+from sglang_ext.adapter.workers.sampling import draw_drafts
+from sglang_ext.adapter.workers.timed import TimedEagleWorker
+from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming

@@ -12,8 +12,8 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor, nn
 
-from sglang_ext.adapter.last_hidden_worker import CarriedDrafting
 from sglang_ext.adapter.models.specformer import RaySpecSpecFormer
+from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
 
 

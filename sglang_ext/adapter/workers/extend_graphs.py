@@ -7,7 +7,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from torch import Tensor
 
-from sglang_ext.adapter.hosted_head import Answer, HeadRequest, HostsHead
+from sglang_ext.adapter.models.hosted_head import Answer, HeadRequest, HostsHead
 
 
 class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):

@@ -1,0 +1,38 @@
+"""SGLang's workers with the step clock around them (`sglang_ext.adapter.step_clock`)."""
+
+from typing import Any
+
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+from sglang_ext.adapter.step_clock import CLOCK
+from sglang_ext.adapter.workers.policy import FollowsPolicy
+
+
+class TimedEagleWorker(FollowsPolicy):
+    """SGLang's EAGLE worker with a clock around it. What it computes is unchanged, but that a step may verify fewer
+    nodes than the one before, or take a draft length of a policy."""
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        CLOCK.is_decoding = not batch.forward_mode.is_extend()
+        if CLOCK.is_decoding and CLOCK.is_running:
+            CLOCK.totals.steps += 1
+        with CLOCK.part("step_s"):
+            return super().forward_batch_generation(batch, *args, **kwargs)
+
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
+        if CLOCK.is_decoding and CLOCK.is_running:
+            CLOCK.totals.requests += batch.batch_size()
+            CLOCK.totals.verified_tokens += batch.batch_size() * self.speculative_num_draft_tokens
+        with CLOCK.part("verify_s"):
+            return super().verify(batch, *args, **kwargs)
+
+
+class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
+    """The same around the worker of independent drafters."""
+
+
+def timed(worker: Any) -> Any:
+    """SGLang's class of a worker, with a clock where there is one for it."""
+    return {EAGLEWorkerV2: TimedEagleWorker, StandaloneWorkerV2: TimedStandaloneWorker}.get(worker, worker)
