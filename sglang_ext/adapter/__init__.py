@@ -11,9 +11,9 @@ cpu/           SGLang without an accelerator: platform, attention, and what stan
 models/        SGLang model classes, and the head that they host
 workers/       draft workers: draft loops, drawing, trees to verify, graphs, the policy
 requests.py    what a request may ask, checked before it goes to the scheduler
-spec_algorithm.py, swap.py, step_clock.py, side_stream.py, served_target.py, log_redaction.py
-               our algorithms as SGLang registers them; live swap; where the time of a step goes; routing beside the
-               drafter's layer; what the server serves; keys kept out of its log
+spec_algorithm.py, swap.py, step_clock.py, metrics.py, side_stream.py, served_target.py, log_redaction.py
+               our algorithms as SGLang registers them; live swap; where the time of a step goes; counters; routing
+               beside the drafter's layer; what the server serves; keys kept out of its log
 """
 
 SGLANG_VERSION = "0.5.23"

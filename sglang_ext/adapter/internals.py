@@ -327,6 +327,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
     Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.workers.last_hidden"),
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
+    Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),
     Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
     Internal(
         "sglang.srt.speculative.spec_utils.fast_sample",
@@ -523,6 +524,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.carries_draft_hidden_states",
         ("self",),
         "taken over by sglang_ext.adapter.spec_algorithm.LastHiddenAlgorithm, whose base lacks it",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.on_verify_complete_cpu",
+        ("self", "num_correct_drafts_per_req", "batch_size"),
+        "sglang_ext.adapter.workers.timed.TimedEagleWorker.on_verify_complete_cpu",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ class StepTotals:
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
     scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
     scored_tokens: int = 0  # that it scored for these rows, its shortlists
+
+    def copy(self) -> "StepTotals":
+        return replace(self)
 
 
 COUNT_EVERY = 8  # steps whose shortlists are counted: to count is work that a step without a clock does not do

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from sglang_ext.adapter.metrics import metrics
 from sglang_ext.drafters.checkpoint import read_tensors
 from sglang_ext.drafters.checkpoint_config import read_info
 
@@ -27,4 +28,6 @@ def swap_drafter(scheduler: Any, path: str) -> None:
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
     worker.swap(info, read_tensors(info))
+    if (counters := metrics()) is not None:
+        counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, dict(info.head))

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from fixture_models import DRAFTERS, TARGET, prompt_texts
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 from volume import volume
 
@@ -92,7 +93,29 @@ def texts(tmp_path: Path, prompts: list[str], *flags: str) -> list[tuple[str, st
             answers = list(pool.map(answer, prompts))
         sampled = {"model": "demo", "prompt": prompts[0], "temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
         assert post(port, "/v1/completions", sampled)["usage"]["completion_tokens"] >= 1
+        if "--enable-metrics" in flags:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+                (tmp_path / "metrics").write_bytes(response.read())
     return answers
+
+
+def check_metrics(text: str, most_drafts: int) -> None:
+    """Our counters beside SGLang's, and in agreement with them."""
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def values(name: str, label: str) -> dict[str, float]:
+        return {s.labels[label]: s.value for s in samples if s.name == name}
+
+    verified = values("rayspec_verified_requests_total", "draft_steps")
+    accepted = values("rayspec_accepted_drafts_total", "position")
+    seconds = values("rayspec_step_seconds_total", "part")
+    calls = sum(s.value for s in samples if s.name == "sglang:spec_verify_calls_total")
+    assert list(verified) == [str(most_drafts)]
+    assert calls <= sum(verified.values()) <= 1.1 * calls, "a request that has ended may be in the step behind its end"
+    assert [accepted[str(i)] for i in range(1, most_drafts + 1)] == sorted(accepted.values(), reverse=True)
+    assert 0 < accepted["1"] < sum(verified.values())
+    assert seconds.keys() == {"head", "draft", "verify"}
+    assert all(s > 0 for s in seconds.values())
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +133,9 @@ def test_stock_server_answers_what_it_answers_without_speculation(
     topk: int, tmp_path: Path, many_prompts: list[str], plain_texts: list[tuple[str, str]]
 ) -> None:
     drafter = ["--speculative-draft-model-path", str(DRAFTERS["slimspec"])]
-    assert texts(tmp_path, many_prompts, *SPECULATIVE, *SHAPES[topk], *drafter) == plain_texts
+    flags = [*SPECULATIVE, *SHAPES[topk], *drafter, "--enable-metrics"]
+    assert texts(tmp_path, many_prompts, *flags) == plain_texts
+    check_metrics((tmp_path / "metrics").read_text(), 4)
 
 
 def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_context, get_parallel, get_spec
 from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
+from sglang_ext.adapter.metrics import metrics
 from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable, read_table
 from sglang_ext.whole import write_whole
@@ -142,6 +143,8 @@ class FollowsPolicy(EAGLEWorkerV2):
     def _tell(self, before: int, requests: int) -> None:
         assert self.policy is not None, "the caller looked"
         now = self.policy.choice.draft_steps
+        if (counters := metrics()) is not None:
+            counters.switched(before, now)
         rates = {k: round(1e3 * requests * self.policy.tokens_per_ms(k, requests), 1) for k in (before, now)}
         shares = " ".join(f"{share:.2f}" for share in self.policy.acceptance.shares())
         logger.info(

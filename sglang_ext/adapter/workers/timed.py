@@ -1,10 +1,11 @@
-"""SGLang's workers with the step clock around them (`sglang_ext.adapter.step_clock`)."""
+"""SGLang's workers with the step clock around them, and counters for `/metrics`."""
 
 from typing import Any
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
+from sglang_ext.adapter.metrics import metrics
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.adapter.workers.policy import FollowsPolicy
 
@@ -18,7 +19,15 @@ class TimedEagleWorker(FollowsPolicy):
         if CLOCK.is_decoding and CLOCK.is_running:
             CLOCK.totals.steps += 1
         with CLOCK.part("step_s"):
-            return super().forward_batch_generation(batch, *args, **kwargs)
+            result = super().forward_batch_generation(batch, *args, **kwargs)
+        if CLOCK.is_decoding and (counters := metrics()) is not None:
+            counters.stepped(batch.batch_size(), self.speculative_num_steps)
+        return result
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size)
+        if (counters := metrics()) is not None:
+            counters.accepted(num_correct_drafts_per_req)
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step

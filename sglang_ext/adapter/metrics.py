@@ -1,0 +1,67 @@
+"""What SGLang's `/metrics` does not count: counters of this scheduler, which appear there beside its own.
+
+Prometheus' client adds up the processes of a server through files (`PROMETHEUS_MULTIPROC_DIR`, which SGLang sets), so a
+counter that is made in a scheduler needs no other way out.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+from sglang.srt.runtime_context import get_observability, get_parallel
+
+from sglang_ext.adapter.step_clock import CLOCK, StepTotals
+
+
+class ServingMetrics:
+    """Of speculative decoding: `rate(accepted drafts) / rate(verified requests) + 1` is tau over any window."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter  # reads the environment when it is imported
+
+        self._verified = Counter(
+            "rayspec_verified_requests",
+            "Verify steps, each as often as a request took part in one, by their number of draft steps (0: plain).",
+            ["draft_steps"],
+        )
+        self._accepted = Counter(
+            "rayspec_accepted_drafts", "Drafts that were accepted, by their position from 1.", ["position"]
+        )
+        self._seconds = Counter(
+            "rayspec_step_seconds",
+            "Time of decode steps by part: head, draft (without the head), verify. Without an accelerator only.",
+            ["part"],
+        )
+        self._swaps = Counter("rayspec_drafter_swaps", "Drafters put into the running server.")
+        self._switches = Counter(
+            "rayspec_policy_switches", "Changes of the draft length by the policy.", ["before", "after"]
+        )
+        self._counted = StepTotals()
+
+    def stepped(self, requests: int, draft_steps: int) -> None:
+        """A decode step was launched; where host time is the time, it has ended."""
+        self._verified.labels(draft_steps).inc(requests)
+        if CLOCK.on_device:
+            return
+        now, before = CLOCK.totals.copy(), self._counted
+        self._counted = now
+        head, verify = now.head_s - before.head_s, now.verify_s - before.verify_s
+        draft = now.step_s - before.step_s - head - verify
+        for part, seconds in (("head", head), ("draft", draft), ("verify", verify)):
+            self._seconds.labels(part).inc(max(0.0, seconds))
+
+    def accepted(self, drafts: Sequence[int]) -> None:
+        """Of each request of a verify step."""
+        for position in range(1, max(drafts, default=0) + 1):
+            self._accepted.labels(position).inc(sum(n >= position for n in drafts))
+
+    def swapped(self) -> None:
+        self._swaps.inc()
+
+    def switched(self, before: int, after: int) -> None:
+        self._switches.labels(before, after).inc()
+
+
+@cache
+def metrics() -> ServingMetrics | None:
+    """None where the server has none (`--enable-metrics`), and on ranks beside the first."""
+    return ServingMetrics() if get_observability().enable_metrics and get_parallel().tp_rank == 0 else None
