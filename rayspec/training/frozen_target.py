@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 
 
@@ -151,13 +152,14 @@ class FrozenTarget:
         }
 
     @property
-    def rope_theta(self) -> float:
-        """Raises ValueError for a rotary embedding that drafters do not have."""
+    def rope(self) -> Rope:
+        """Of a drafter's layer that is shaped like the target's; where the target's layers differ, like those that see
+        everything. Raises ValueError for a rotary embedding that drafters do not have."""
         config = self.model.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type", "default") != "default":
+        found = config.rope_parameters or {}
+        try:
+            return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found.get("full_attention", found)})
+        except ValueError as error:
             raise ValueError(
-                f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only"
-            )
-        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
-        return float(theta)
+                f"the target's {error}; train a drafter without such a layer, of kind medusa, hydra or independent"
+            ) from error
