@@ -39,7 +39,7 @@ def target_sha256(folder: str | Path) -> str:
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """A Llama-like target in eval mode without gradients, and its tokenizer."""
+    """A target in eval mode without gradients, and its tokenizer."""
 
     folder: str
     sha256: str
@@ -93,8 +93,9 @@ class FrozenTarget:
 
     @property
     def final_norm_G(self) -> Tensor:
-        """Weight of the norm before the LM head."""
-        return self.model.get_decoder().norm.weight
+        """What the norm before the LM head multiplies by."""
+        norm = self.model.get_decoder().norm
+        return 1 + norm.weight if type(norm).__name__.startswith("Gemma") else norm.weight
 
     @property
     def eos_ids(self) -> list[int]:
@@ -102,7 +103,8 @@ class FrozenTarget:
         return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.model.get_input_embeddings()(ids)
+        """Rows of the embedding, which are what SGLang gives a drafter; Gemma's own layers read them times sqrt(G)."""
+        return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     @torch.no_grad()
     def features(self, ids_BT: Tensor, taps: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
@@ -122,7 +124,9 @@ class FrozenTarget:
     @torch.no_grad()
     def distribution(self, last_hidden_NG: Tensor, dtype: torch.dtype) -> Tensor:
         """P [N, V]: the target's next-token distribution at temperature 1."""
-        return F.linear(last_hidden_NG, self.head_VG).to(dtype).softmax(dim=-1)
+        logits_NV = F.linear(last_hidden_NG, self.head_VG).to(dtype)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return (logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)).softmax(dim=-1)
 
     def info(self, name: str | None = None, tap_layers: tuple[int, ...] | None = None) -> TargetInfo:
         """What a drafter's checkpoint says of its target; `name` defaults to the folder's, `tap_layers` to

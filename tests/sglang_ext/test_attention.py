@@ -77,7 +77,7 @@ def test_causal_contexts(backend: CpuAttentionBackend, lengths: list[int], queri
     for b, length in enumerate(lengths):
         for i in range(queries):
             slots = backend.table_RC[rows[b], : length - queries + i + 1].long()
-            expected = one_token(backend.kv_pool, q.view(len(lengths), queries, HEADS, DIM)[b, i], slots)
+            expected = one_token(backend.token_to_kv_pool, q.view(len(lengths), queries, HEADS, DIM)[b, i], slots)
             torch.testing.assert_close(out[b, i], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -93,7 +93,9 @@ def test_tree_mask_hides_siblings(backend: CpuAttentionBackend) -> None:
         row = backend.table_RC[rows[b]].long()
         for node in range(4):
             own = row[prefix[b] : prefix[b] + 4][tree[node]]
-            expected = one_token(backend.kv_pool, q.view(2, 4, HEADS, DIM)[b, node], torch.cat([row[: prefix[b]], own]))
+            expected = one_token(
+                backend.token_to_kv_pool, q.view(2, 4, HEADS, DIM)[b, node], torch.cat([row[: prefix[b]], own])
+            )
             torch.testing.assert_close(out[b, node], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -102,7 +104,7 @@ def test_draft_branches_see_their_own_chain(backend: CpuAttentionBackend, prefix
     topk, steps = 2, 4
     runner = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(req_to_token=backend.table_RC),
-        token_to_kv_pool=backend.kv_pool,
+        token_to_kv_pool=backend.token_to_kv_pool,
         model_config=SimpleNamespace(context_len=COLUMNS),
     )
     draft = CpuDraftDecodeBackend(runner, topk, steps)
@@ -116,7 +118,7 @@ def test_draft_branches_see_their_own_chain(backend: CpuAttentionBackend, prefix
             row = backend.table_RC[b].long()
             for branch in range(topk):
                 chain = row[length + branch * steps : length + branch * steps + step + 1]
-                expected = one_token(backend.kv_pool, q[b * topk + branch], torch.cat([row[:length], chain]))
+                expected = one_token(backend.token_to_kv_pool, q[b * topk + branch], torch.cat([row[:length], chain]))
                 torch.testing.assert_close(out[b * topk + branch], expected, rtol=1e-5, atol=1e-5)
 
 
