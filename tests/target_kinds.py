@@ -85,7 +85,7 @@ def save_target(folder: Path, name: str) -> Path:
             elif "o_proj" in parameter_name or "down_proj" in parameter_name:
                 parameter.mul_(0.1)
             elif name == "gemma3" and "embed_tokens" in parameter_name:
-                parameter.mul_(0.2)  # or a token would follow itself: Gemma reads rows times sqrt(hidden)
+                parameter.mul_(0.05)  # or a token would follow itself: Gemma reads rows times sqrt(hidden)
     model.save_pretrained(folder)
     vocabulary = {f"t{v}": v for v in range(WORDS - 1)} | {"<|endoftext|>": WORDS - 1}
     words = Tokenizer(WordLevel(vocabulary, unk_token="t0"))

@@ -75,7 +75,10 @@ class FrozenTarget:
             raise ValueError(f"target={folder} is no model that can be read: {cause}") from error
         for size in ("hidden_size", "vocab_size", "num_hidden_layers"):
             if getattr(config, size, 0) < 1:
-                raise ValueError(f"target={folder} has {size} {getattr(config, size, None)} in its config.json")
+                raise ValueError(
+                    f"target={folder} ({config.architectures}) has {size} {getattr(config, size, None)} in its "
+                    "config.json; give a model of text alone"
+                )
         return cls(path, "", model, tokenizer)
 
     @property
@@ -159,8 +162,7 @@ class FrozenTarget:
     def rope(self) -> Rope:
         """Of a drafter's layer that is shaped like the target's; where the target's layers differ, like those that see
         everything. Raises ValueError for a rotary embedding that drafters do not have."""
-        config = self.model.config
-        found = config.rope_parameters or {}
+        found = getattr(self.model.config, "rope_parameters", None) or {}
         try:
             return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found.get("full_attention", found)})
         except ValueError as error:

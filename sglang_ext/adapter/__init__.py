@@ -11,6 +11,7 @@ packing.py     projections of the CPU platform
 requests.py    what a request may ask, checked before it goes to the scheduler
 stock_weights.py  numbers in the weights of a stock drafter
 internals.py   every SGLang internal that we touch or import, by name
+target_hosts.py  the targets that a drafter can read the states of
 algorithms.py  which speculative algorithm serves which drafter
 spec_algorithm.py      our algorithms as SGLang registers them (MEDUSA, BPD, HYDRA, SLIM)
 last_hidden_worker.py  their worker: drafts from the target's last hidden state, no draft model
