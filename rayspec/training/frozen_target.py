@@ -96,9 +96,8 @@ class FrozenTarget:
 
     @property
     def final_norm_G(self) -> Tensor:
-        """What the norm before the LM head multiplies by."""
-        norm = self.model.get_decoder().norm
-        return 1 + norm.weight if type(norm).__name__.startswith("Gemma") else norm.weight
+        """Weight of the norm before the LM head."""
+        return self.model.get_decoder().norm.weight
 
     @property
     def eos_ids(self) -> list[int]:
@@ -160,11 +159,10 @@ class FrozenTarget:
 
     @property
     def rope(self) -> Rope:
-        """Of a drafter's layer that is shaped like the target's; where the target's layers differ, like those that see
-        everything. Raises ValueError for a rotary embedding that drafters do not have."""
+        """Raises ValueError for a rotary embedding that drafters do not have."""
         found = getattr(self.model.config, "rope_parameters", None) or {}
         try:
-            return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found.get("full_attention", found)})
+            return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found})
         except ValueError as error:
             raise ValueError(
                 f"the target's {error}; train a drafter without such a layer, of kind medusa, hydra or independent"

@@ -11,12 +11,12 @@ HOSTS = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
-    "Gemma3ForCausalLM",
 )
-HOSTS_WITH_WINDOWS = ("Gemma3ForCausalLM",)  # the others' sliding windows SGLang leaves out
 
 NO_CAPTURE = f"SGLang {SGLANG_VERSION} does not give the states of its layers (no set_eagle3_layers_to_capture)"
 REFUSED = {
+    "Gemma3ForCausalLM": f"SGLang {SGLANG_VERSION} gives what the last layer added, or on CUDA the norm of its sum, in "
+    "place of the states themselves",
     "GptOssForCausalLM": "rayspec's CPU platform has no attention sinks, so that drafts of SGLang could not be "
     "compared with those of training",
     "GemmaForCausalLM": NO_CAPTURE,
@@ -37,7 +37,7 @@ def check_host(config: Any) -> None:
             f"{', '.join(HOSTS)}: {reason}; {WAY_OUT}"
         )
     window, longest = getattr(config, "sliding_window", None), config.max_position_embeddings
-    if named not in HOSTS_WITH_WINDOWS and window is not None and window < longest:
+    if window is not None and window < longest:
         raise ValueError(
             f"the target's sliding_window is {window}, but SGLang {SGLANG_VERSION} runs a {named} without one, so that "
             f"its states would differ from training's beyond {window} tokens; {WAY_OUT}"

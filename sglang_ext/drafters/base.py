@@ -106,7 +106,7 @@ class DrafterConfig(Settings, ABC):
     def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """A `drafter` entry without its kind, every default written out, whatever the target. Raises ValueError."""
         types = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
-        any_of = {int: 2, float: 2, Rope: Rope().to_json()}
+        any_of: dict[Any, Any] = {int: 2, float: 2, Rope: Rope().to_json()}
         sizes = {name: any_of.get(types[name], (2,)) for name in cls.of_target}
         return cls.from_options(options, sizes).options()
 

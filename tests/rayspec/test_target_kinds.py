@@ -17,11 +17,17 @@ from rayspec.training.drafter import train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
+from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.training import Batch
 
-ROPES = {"llama3": LLAMA3, "mistral": YARN, "qwen2": YARN, "qwen3_moe": LINEAR, "gemma3": LINEAR}
+ROPES = {"llama3": LLAMA3, "mistral": YARN, "qwen2": YARN, "qwen3_moe": LINEAR}
 RECIPE = Recipe(num_steps=2, batch_size=4, warmup_steps=1, ttt_steps=3, bfloat16=False, chunk_rows=16)
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
+    return FrozenTarget.load(save_target(tmp_path_factory.mktemp("targets") / "gemma3", "gemma3"), torch.float32)
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -48,12 +54,17 @@ def test_taps_are_the_inputs_of_their_layers(target: FrozenTarget) -> None:
     assert torch.equal(taps, torch.cat([seen[i] for i in target.taps], dim=-1))
 
 
-def test_states_and_law_are_the_models_own(target: FrozenTarget) -> None:
-    ids = random_ids()
-    _, last_hidden = target.features(ids)
-    expected = target.model(ids).logits.softmax(-1)
+def check_law(target: FrozenTarget) -> None:
+    last_hidden = target.last_hidden(random_ids())
+    expected = target.model(random_ids()).logits.softmax(-1)
     found = target.distribution(last_hidden.flatten(0, 1), torch.float32).view_as(expected)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # the same product in another order of rows
+
+
+def test_states_and_law_are_the_models_own(target: FrozenTarget) -> None:
+    check_law(target)
+    ids = random_ids()
+    _, last_hidden = target.features(ids)
     before: list[Tensor] = []
     hook = target.model.get_decoder().norm.register_forward_pre_hook(lambda module, args: before.append(args[0]))
     target.last_hidden(ids)
@@ -63,9 +74,14 @@ def test_states_and_law_are_the_models_own(target: FrozenTarget) -> None:
 
 
 def test_embeddings_are_the_stored_rows(target: FrozenTarget) -> None:
-    """Which SGLang shares with the drafter, also where the target's own layers read them scaled."""
-    rows = target.model.get_input_embeddings().weight
-    assert torch.equal(target.embed(torch.arange(V)), rows)
+    """Which SGLang shares with the drafter."""
+    assert torch.equal(target.embed(torch.arange(V)), target.model.get_input_embeddings().weight)
+
+
+def test_a_drafter_that_reads_tokens_alone_learns_from_gemma(gemma3: FrozenTarget) -> None:
+    check_law(gemma3)
+    check_step(gemma3, untrained(gemma3, "independent", {"hidden_size": 32}, {"kind": "full"}))
+    assert torch.equal(gemma3.embed(torch.arange(V)), gemma3.model.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "specformer", "medusa", "hydra"])
@@ -75,6 +91,12 @@ def test_a_training_step(target: FrozenTarget, kind: str, tmp_path: Path) -> Non
         name = Path(target.folder).name
         assert drafter.config.rope.to_json() == ROPES.get(name, {"rope_type": "default", "rope_theta": 10000.0})
         assert drafter.config.head_dim == (16 if name == "qwen2" else 32)
+    check_step(target, drafter)
+    save_drafter(tmp_path / "d", drafter, target.info(tap_layers=drafter.config.tap_layers), {"recipe": "one step"})
+    assert load_drafter(tmp_path / "d")[0].config == drafter.config
+
+
+def check_step(target: FrozenTarget, drafter: Drafter) -> None:
     lengths = torch.full((4,), 20)
     batch = Batch.of(rows_of(random_ids(), lengths - 10, lengths), torch.arange(4))
     before = {name: p.clone() for name, p in drafter.named_parameters()}
@@ -82,8 +104,6 @@ def test_a_training_step(target: FrozenTarget, kind: str, tmp_path: Path) -> Non
     loss_K, _ = train_step(drafter, target, batch, RECIPE, optimizers, 0)
     assert bool(loss_K.isfinite().all())
     assert any(not torch.equal(before[name], p) for name, p in drafter.named_parameters())
-    save_drafter(tmp_path / "d", drafter, target.info(tap_layers=drafter.config.tap_layers), {"recipe": "one step"})
-    assert load_drafter(tmp_path / "d")[0].config == drafter.config
 
 
 def run_config(target: Path, **drafter: Any) -> DrafterTrainConfig:
@@ -117,6 +137,7 @@ def test_a_plan_takes_every_architecture(target: FrozenTarget) -> None:
 
 FAULTY: dict[str, tuple[str, dict[str, Any], str]] = {
     "sinks": ("llama3", {"architectures": ["GptOssForCausalLM"]}, r"\[GptOssForCausalLM\], .* no attention sinks"),
+    "gemma3": ("llama3", {"architectures": ["Gemma3ForCausalLM"]}, "what the last layer added"),
     "no_capture": ("llama3", {"architectures": ["Gemma2ForCausalLM"]}, "no set_eagle3_layers_to_capture.*independent"),
     "never_tried": ("llama3", {"architectures": ["OlmoForCausalLM"]}, "has not been compared with training"),
     "nameless": ("llama3", {"architectures": None}, r"architectures is \[None\]"),

@@ -125,5 +125,8 @@ def test_draft_branches_see_their_own_chain(backend: CpuAttentionBackend, prefix
 def test_what_is_not_computed_is_refused(backend: CpuAttentionBackend) -> None:
     backend.segments = [context_segment(backend.table_RC, torch.tensor([1]), torch.tensor([3]), 1)]
     layer = SimpleNamespace(**(vars(LAYER) | {"sliding_window_size": 128}))
+    q = torch.randn(1, HEADS * DIM)
     with pytest.raises(ValueError, match="no sliding-window attention, which layer 0 of this model uses"):
-        backend.forward_extend(torch.randn(1, HEADS * DIM), None, None, layer, SimpleNamespace(), save_kv_cache=False)
+        backend.forward_extend(q, None, None, layer, SimpleNamespace(), save_kv_cache=False)
+    with pytest.raises(ValueError, match="no attention sinks, which layer 0 of this model uses"):
+        backend.forward_extend(q, None, None, LAYER, SimpleNamespace(), save_kv_cache=False, sinks=torch.zeros(HEADS))
