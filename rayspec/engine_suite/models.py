@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import DraftHead, head_config, head_from_target
 
@@ -96,7 +97,7 @@ def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> N
         head_dim=shape.hidden // shape.heads,
         vocab_size=shape.vocab,
         tap_layers=taps,
-        rope_theta=500000.0,
+        rope=Rope(rope_theta=500000.0),
         max_position_embeddings=CONTEXT,
     )
     drafter = Eagle3Drafter(config, _head(spec, shape))

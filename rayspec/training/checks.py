@@ -14,6 +14,7 @@ from rayspec.training.origin import origin_of, read_base
 from rayspec.training.tree_config import StaticTreeConfig, parse_tree
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
+from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters import family
 from sglang_ext.folders import check_parents
 from sglang_ext.heads import head_config
@@ -72,7 +73,10 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
 
 
 def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget, made_before: set[str]) -> None:
-    training = family(head.drafter_kind).training
+    own = family(head.drafter_kind)
+    if own.config_class.reads_target:
+        check_host(target.model.config)
+    training = own.training
     body = training.config_for(target, head.drafter_options, config.recipe)
     cls, options = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
     if head.freeze_head and not cls.taken_over:

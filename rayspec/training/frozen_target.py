@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 
 
@@ -38,7 +39,7 @@ def target_sha256(folder: str | Path) -> str:
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """A Llama-like target in eval mode without gradients, and its tokenizer."""
+    """A target in eval mode without gradients, and its tokenizer."""
 
     folder: str
     sha256: str
@@ -74,7 +75,10 @@ class FrozenTarget:
             raise ValueError(f"target={folder} is no model that can be read: {cause}") from error
         for size in ("hidden_size", "vocab_size", "num_hidden_layers"):
             if getattr(config, size, 0) < 1:
-                raise ValueError(f"target={folder} has {size} {getattr(config, size, None)} in its config.json")
+                raise ValueError(
+                    f"target={folder} ({config.architectures}) has {size} {getattr(config, size, None)} in its "
+                    "config.json; give a model of text alone"
+                )
         return cls(path, "", model, tokenizer)
 
     @property
@@ -101,7 +105,8 @@ class FrozenTarget:
         return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.model.get_input_embeddings()(ids)
+        """Rows of the embedding, which are what SGLang gives a drafter; Gemma's own layers read them times sqrt(G)."""
+        return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     @torch.no_grad()
     def features(self, ids_BT: Tensor, taps: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
@@ -121,7 +126,9 @@ class FrozenTarget:
     @torch.no_grad()
     def distribution(self, last_hidden_NG: Tensor, dtype: torch.dtype) -> Tensor:
         """P [N, V]: the target's next-token distribution at temperature 1."""
-        return F.linear(last_hidden_NG, self.head_VG).to(dtype).softmax(dim=-1)
+        logits_NV = F.linear(last_hidden_NG, self.head_VG).to(dtype)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return (logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)).softmax(dim=-1)
 
     def info(self, name: str | None = None, tap_layers: tuple[int, ...] | None = None) -> TargetInfo:
         """What a drafter's checkpoint says of its target; `name` defaults to the folder's, `tap_layers` to
@@ -151,13 +158,12 @@ class FrozenTarget:
         }
 
     @property
-    def rope_theta(self) -> float:
+    def rope(self) -> Rope:
         """Raises ValueError for a rotary embedding that drafters do not have."""
-        config = self.model.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type", "default") != "default":
+        found = getattr(self.model.config, "rope_parameters", None) or {}
+        try:
+            return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found})
+        except ValueError as error:
             raise ValueError(
-                f"the target's rope_type is {rope['rope_type']!r}; drafters are trained for 'default' only"
-            )
-        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
-        return float(theta)
+                f"the target's {error}; train a drafter without such a layer, of kind medusa, hydra or independent"
+            ) from error

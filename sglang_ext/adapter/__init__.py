@@ -10,6 +10,7 @@ patches.py     every change of SGLang's own modules and classes, and nowhere els
 cpu/           SGLang without an accelerator: platform, attention, and what stands in for CUDA operations
 models/        SGLang model classes, and the head that they host
 workers/       draft workers: draft loops, drawing, trees to verify, graphs, the policy
+target_hosts.py  the targets that a drafter can read the states of
 requests.py    what a request may ask, checked before it goes to the scheduler
 spec_algorithm.py, swap.py, step_clock.py, metrics.py, side_stream.py, served_target.py, log_redaction.py
                our algorithms as SGLang registers them; live swap; where the time of a step goes; counters; routing

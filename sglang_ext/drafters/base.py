@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.settings import Settings, build, check_type
@@ -105,7 +106,8 @@ class DrafterConfig(Settings, ABC):
     def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """A `drafter` entry without its kind, every default written out, whatever the target. Raises ValueError."""
         types = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
-        sizes = {name: 2 if types[name] in (int, float) else (2,) for name in cls.of_target}
+        any_of: dict[Any, Any] = {int: 2, float: 2, Rope: Rope().to_json()}
+        sizes = {name: any_of.get(types[name], (2,)) for name in cls.of_target}
         return cls.from_options(options, sizes).options()
 
     def options(self) -> dict[str, Any]:

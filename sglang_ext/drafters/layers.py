@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sglang_ext.drafters.rope import Rope
+
 TABLES = ("lm_head.", "model.embed_tokens.")  # a row for each token
 
 
@@ -37,12 +39,11 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
 
 
-def rotate(x_BTAD: Tensor, positions_BT: Tensor, theta: float) -> Tensor:
+def rotate(x_BTAD: Tensor, positions_BT: Tensor, rope: Rope) -> Tensor:
     """Rotary embedding over half-split dimensions (the Llama layout), computed in float32."""
-    half = x_BTAD.shape[-1] // 2
-    inv_freq = theta ** (-torch.arange(half, device=x_BTAD.device, dtype=torch.float32) / half)
-    angle = positions_BT[..., None, None].float() * inv_freq
-    cos, sin = angle.cos(), angle.sin()
+    inv_freq, scale = rope.frequencies(x_BTAD.shape[-1])
+    angle = positions_BT[..., None, None].float() * inv_freq.to(x_BTAD.device)
+    cos, sin = angle.cos() * scale, angle.sin() * scale
     a, b = x_BTAD.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTAD.dtype)
 
@@ -70,7 +71,7 @@ class AttentionShape(Protocol):
     @property
     def head_dim(self) -> int: ...
     @property
-    def rope_theta(self) -> float: ...
+    def rope(self) -> Rope: ...
 
 
 class Attention(nn.Module):
@@ -90,7 +91,7 @@ class Attention(nn.Module):
         c = self.config
         q, k, v = (p(x_BTH).view(B, T, -1, c.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         if positions_BT is not None:
-            q, k = rotate(q, positions_BT, c.rope_theta), rotate(k, positions_BT, c.rope_theta)
+            q, k = rotate(q, positions_BT, c.rope), rotate(k, positions_BT, c.rope)
         q, k, v = (x_BTAD.transpose(1, 2) for x_BTAD in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from sglang_ext.drafters.base import Drafter, DrafterConfig
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.heads import DraftHead
 
 
@@ -30,7 +31,7 @@ class Target(Protocol):
         ...
 
     @property
-    def rope_theta(self) -> float:
+    def rope(self) -> Rope:
         """Raises ValueError for a rotary embedding that drafters do not have."""
         ...
 

@@ -15,6 +15,7 @@ from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.eagle3.cost import Eagle3Cost
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
@@ -131,7 +132,7 @@ def test_specformer_flops_are_those_that_pytorch_counts(options: dict[str, bool]
         num_key_value_heads=2,
         head_dim=4,
         rms_norm_eps=1e-5,
-        rope_theta=1e4,
+        rope=Rope(),
         tap_layers=specformer_taps(6),
         **options,
     )
@@ -209,7 +210,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Eagle3Cost]:
         rms_norm_eps=1e-5,
         target_hidden_size=TOY_H,
         tap_layers=(2, 4, 5),
-        rope_theta=1e4,
+        rope=Rope(),
     )
     target = TargetInfo(
         name="toy", hidden_size=TOY_H, vocab_size=TOY_V, tokenizer_sha256="abc", tap_layers=body.tap_layers

@@ -198,7 +198,7 @@ def test_the_front_of_heads_by_hand() -> None:
 
 def test_categories_have_their_prompts_and_intervals(synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
     def requests(trial: Trial) -> list[dict[str, object]]:
-        return [{"block": b.index, **r.to_dict()} for b in synthetic_sweep.blocks[trial] for r in b.requests]
+        return [{"block": b.index, **dataclasses.asdict(r)} for b in synthetic_sweep.blocks[trial] for r in b.requests]
 
     write_figures(synthetic_sweep.results, tmp_path, requests)
     text = svg_text(tmp_path / "tau_by_category.svg")

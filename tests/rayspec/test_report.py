@@ -216,7 +216,9 @@ def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: S
         [b for t in few if t.label != "plain" for b in few[t]][:8],
         next(few[t] for t in few if t.label == "plain"),
     )
-    kept = [[{"block": b.index, **r.to_dict()} for b in blocks for r in b.requests] for blocks in (own, plain)]
+    kept = [
+        [{"block": b.index, **dataclasses.asdict(r)} for b in blocks for r in b.requests] for blocks in (own, plain)
+    ]
     left = [[{k: v for k, v in line.items() if k != "output_ids"} | {"output_tokens": len(line["output_ids"])}
              for line in lines] for lines in kept]  # fmt: skip
     assert category_speedups(*left) == category_speedups(*kept) != {}
@@ -224,7 +226,7 @@ def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: S
 
 def test_category_speedups_by_hand(make_request: Callable[..., RequestRecord]) -> None:
     def lines(*requests: RequestRecord, block: int) -> list[dict[str, object]]:
-        return [{"block": block, **r.to_dict()} for r in requests]
+        return [{"block": block, **dataclasses.asdict(r)} for r in requests]
 
     fast, slow = make_request("a", (0, 31), 0.01), make_request("b", (2,), 0.5, category="chat")
     own = lines(fast, slow, block=0)

@@ -119,8 +119,8 @@ def literal_draft(
         embed_H = target.embed(ids_T[position + 1])
         x = torch.cat([layer.input_layernorm(embed_H), layer.hidden_norm(feature_H)], dim=-1)
         where = torch.tensor([[position]])
-        q_AD = rotate(layer.self_attn.q_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0]
-        keys.append(rotate(layer.self_attn.k_proj(x).view(1, 1, -1, c.head_dim), where, c.rope_theta)[0, 0])
+        q_AD = rotate(layer.self_attn.q_proj(x).view(1, 1, -1, c.head_dim), where, c.rope)[0, 0]
+        keys.append(rotate(layer.self_attn.k_proj(x).view(1, 1, -1, c.head_dim), where, c.rope)[0, 0])
         values.append(layer.self_attn.v_proj(x).view(-1, c.head_dim))
         heads = []
         for a in range(c.num_attention_heads):

@@ -16,6 +16,7 @@ from rayspec.sweep.shape import DraftShape
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
 from sglang_ext.heads.full import FullHead
@@ -36,7 +37,7 @@ def drafter_folders(folder: Path) -> dict[str, str]:
         rms_norm_eps=1e-5,
         target_hidden_size=H,
         tap_layers=(2, 4, 5),
-        rope_theta=1e4,
+        rope=Rope(),
     )
     drafters: dict[str, Any] = {"eagle3": Eagle3Drafter(body, head_from_target({"kind": "full"}, torch.randn(V, H)))}
     medusa = MedusaConfig(hidden_size=H, vocab_size=V, positions=3)

@@ -82,7 +82,7 @@ def test_causal_contexts(backend: CpuAttentionBackend, lengths: list[int], queri
     for b, length in enumerate(lengths):
         for i in range(queries):
             slots = backend.table_RC[rows[b], : length - queries + i + 1].long()
-            expected = one_token(backend.kv_pool, q.view(len(lengths), queries, HEADS, DIM)[b, i], slots)
+            expected = one_token(backend.token_to_kv_pool, q.view(len(lengths), queries, HEADS, DIM)[b, i], slots)
             torch.testing.assert_close(out[b, i], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -98,7 +98,9 @@ def test_tree_mask_hides_siblings(backend: CpuAttentionBackend) -> None:
         row = backend.table_RC[rows[b]].long()
         for node in range(4):
             own = row[prefix[b] : prefix[b] + 4][tree[node]]
-            expected = one_token(backend.kv_pool, q.view(2, 4, HEADS, DIM)[b, node], torch.cat([row[: prefix[b]], own]))
+            expected = one_token(
+                backend.token_to_kv_pool, q.view(2, 4, HEADS, DIM)[b, node], torch.cat([row[: prefix[b]], own])
+            )
             torch.testing.assert_close(out[b, node], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -107,7 +109,7 @@ def test_draft_branches_see_their_own_chain(backend: CpuAttentionBackend, prefix
     topk, steps = 2, 4
     runner = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(req_to_token=backend.table_RC),
-        token_to_kv_pool=backend.kv_pool,
+        token_to_kv_pool=backend.token_to_kv_pool,
         model_config=SimpleNamespace(context_len=COLUMNS),
     )
     draft = CpuDraftDecodeBackend(runner, topk, steps)
@@ -121,12 +123,15 @@ def test_draft_branches_see_their_own_chain(backend: CpuAttentionBackend, prefix
             row = backend.table_RC[b].long()
             for branch in range(topk):
                 chain = row[length + branch * steps : length + branch * steps + step + 1]
-                expected = one_token(backend.kv_pool, q[b * topk + branch], torch.cat([row[:length], chain]))
+                expected = one_token(backend.token_to_kv_pool, q[b * topk + branch], torch.cat([row[:length], chain]))
                 torch.testing.assert_close(out[b * topk + branch], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_not_computed_is_refused(backend: CpuAttentionBackend) -> None:
     backend.segments = [context_segment(backend.table_RC, torch.tensor([1]), torch.tensor([3]), 1)]
     layer = SimpleNamespace(**(vars(LAYER) | {"sliding_window_size": 128}))
+    q = torch.randn(1, HEADS * DIM)
     with pytest.raises(ValueError, match="no sliding-window attention, which layer 0 of this model uses"):
-        backend.forward_extend(torch.randn(1, HEADS * DIM), None, None, layer, SimpleNamespace(), save_kv_cache=False)
+        backend.forward_extend(q, None, None, layer, SimpleNamespace(), save_kv_cache=False)
+    with pytest.raises(ValueError, match="no attention sinks, which layer 0 of this model uses"):
+        backend.forward_extend(q, None, None, LAYER, SimpleNamespace(), save_kv_cache=False, sinks=torch.zeros(HEADS))

@@ -129,7 +129,7 @@ CONFIG_FAULTS = {
         "target.tokenizer_sha256 has no value",
     ),
     "layers": (lambda c: c.update(num_hidden_layers=2), "num_hidden_layers must be 1"),
-    "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
+    "rope": (lambda c: c["rope_parameters"].update(rope_type="dynamic"), "rope_type must be one of .*, got 'dynamic'"),
     "size": (lambda c: c.pop("intermediate_size"), "config.json has no 'intermediate_size'"),
     "taps": (
         lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),

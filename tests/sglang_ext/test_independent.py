@@ -112,7 +112,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "size": (lambda c: c.update(num_key_value_heads=0), r"drafter.num_key_value_heads must be in 1\.\.\d+, got 0"),
     "groups": (lambda c: c.update(num_key_value_heads=3), r"\(4\) must be a multiple of .*num_key_value_heads \(3\)"),
     "odd": (lambda c: c.update(head_dim=9), r"head_dim must be even \(rotary halves\), got 9"),
-    "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
+    "rope": (lambda c: c["rope_parameters"].update(rope_type="linear", factor=2.0), "rope_type must be 'default'"),
     "bias": (lambda c: c.update(attention_bias=True), "attention_bias must be False for an independent drafter"),
     "tied": (lambda c: c.update(tie_word_embeddings=True), "tie_word_embeddings must be False"),
     "taps": (lambda c: c["rayspec"]["target"].update(tap_layers=[2]), r"tap_layers must be empty .* got \[2\]"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from sglang_ext.adapter.algorithms import algorithm_of, checked_info
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target
@@ -28,7 +29,7 @@ CONFIG = SpecFormerConfig(
     num_key_value_heads=KV,
     head_dim=D,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
+    rope=Rope(),
     tap_layers=specformer_taps(LAYERS),
 )
 TARGET = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=CONFIG.tap_layers)
@@ -59,7 +60,7 @@ def attend(module: Any, rows: list[Tensor], allowed: Callable[[int, int], bool],
             return x
         out = x.clone()
         for i in range(D // 2):
-            angle = place * CONFIG.rope_theta ** (-i / (D // 2))
+            angle = place * CONFIG.rope.rope_theta ** (-i / (D // 2))
             a, b = float(x[i]), float(x[i + D // 2])
             out[i] = a * math.cos(angle) - b * math.sin(angle)
             out[i + D // 2] = b * math.cos(angle) + a * math.sin(angle)
@@ -163,7 +164,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "taps": (lambda c: c["rayspec"]["target"].update(tap_layers=[0, 2, 5, 6]), "must be all but the last minus one"),
     "one_tap": (lambda c: c["rayspec"]["target"].update(tap_layers=[6]), "must be at least two layers"),
     "number": (lambda c: c.update(num_aux_hidden_states=3), "num_aux_hidden_states 3"),
-    "rope": (lambda c: c["rope_parameters"].update(rope_type="yarn"), "rope_type must be 'default', got 'yarn'"),
+    "rope": (lambda c: c["rope_parameters"].update(rope_type="dynamic"), "rope_type must be one of .*, got 'dynamic'"),
     "no_theta": (lambda c: c["rope_parameters"].pop("rope_theta"), "has no 'rope_theta'"),
     "layers": (lambda c: c.update(num_hidden_layers=2), "num_hidden_layers must be 1 for SpecFormer, got 2"),
     "heads": (lambda c: c.pop("num_attention_heads"), "config.json has no 'num_attention_heads'"),

@@ -78,7 +78,7 @@ class CpuAttentionBackend(AttentionBackend):
     def __init__(self, runner: "ModelRunner") -> None:
         super().__init__()
         self.table_RC = runner.req_to_token_pool.req_to_token
-        self.kv_pool = runner.token_to_kv_pool
+        self.token_to_kv_pool = runner.token_to_kv_pool  # by this name models look for it, too
         self.max_context_len = runner.model_config.context_len
         self.segments: list[Segment] = []
         # QLEN_ONLY: the tree mask without the prefix columns; no preallocated buffer, so each batch gets its own
@@ -126,16 +126,20 @@ class CpuAttentionBackend(AttentionBackend):
         layer: "RadixAttention",
         forward_batch: "ForwardBatch",
         save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
         """Attention output [T, A * D] of the new tokens, after their keys and values are in the cache."""
-        _check_supported(layer)
+        _check_supported(layer, sinks)
         if save_kv_cache and k is not None:
-            self.kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         A, K, D = layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim
         q_TAD = q.reshape(-1, A, D)
         out_TAD = torch.empty_like(q_TAD)
-        keys, values = self.kv_pool.get_key_buffer(layer.layer_id), self.kv_pool.get_value_buffer(layer.layer_id)
+        keys, values = (
+            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
+            self.token_to_kv_pool.get_value_buffer(layer.layer_id),
+        )
         for segment in self.segments:
             B, Q, G = len(segment.slots_BS), segment.queries, A // K
             slots = segment.slots_BS.view(-1)  # index_select costs a third of advanced indexing
@@ -184,11 +188,12 @@ class CpuDraftDecodeBackend:
             backend.segments = [Segment(0, 1, slots_RS[:, :end].contiguous(), visible)]
 
 
-def _check_supported(layer: "RadixAttention") -> None:
+def _check_supported(layer: "RadixAttention", sinks: Tensor | None) -> None:
     """Fail rather than compute something else than the model asks for."""
     window = layer.sliding_window_size
     problems = {
         "sliding-window attention": window is not None and window > -1,
+        "attention sinks": sinks is not None,
         "cross attention": layer.is_cross_attention,
         "attention without causality": layer.attn_type != AttentionType.DECODER,
         "soft-capped attention logits": bool(layer.logit_cap),

@@ -47,7 +47,8 @@ class RaySpecSpecFormer(nn.Module):
             body.hidden_size,
             body.num_attention_heads,
             body.num_key_value_heads,
-            rope_theta=body.rope_theta,
+            rope_theta=body.rope.rope_theta,
+            rope_scaling=body.rope.to_json(),
             max_position_embeddings=body.max_position_embeddings,
         )
         self.logits_processor = NoLogits(config, skip_all_gather=True)

@@ -1,10 +1,11 @@
 """The EAGLE-3 drafter's sizes, and their form in config.json: that of stock EAGLE-3 checkpoints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import DEFAULT_TAPS, stored_taps
 from sglang_ext.settings import check_type
 
@@ -23,14 +24,14 @@ class Eagle3Config(DrafterConfig):
     vocab_size: int
     tap_layers: tuple[int, ...] | None
     rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    rope: Rope = field(default_factory=Rope)
     max_position_embeddings: int = 2048
 
     kind: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "RaySpecEagle3"
     of_target: ClassVar[tuple[str, ...]] = (
         *("hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-        *("head_dim", "vocab_size", "tap_layers", "rms_norm_eps", "rope_theta", "max_position_embeddings"),
+        *("head_dim", "vocab_size", "tap_layers", "rms_norm_eps", "rope", "max_position_embeddings"),
     )
     tree_kinds: ClassVar[tuple[str, ...]] = ("slim",)
     takes_trees: ClassVar[str] = "which builds its tree as it drafts, so that only what chooses from that one fits"
@@ -70,9 +71,6 @@ class Eagle3Config(DrafterConfig):
             raise ValueError(f"num_hidden_layers must be 1 for EAGLE-3, got {config['num_hidden_layers']}")
         for name in ("hidden_size", "num_attention_heads"):  # of which the head_dim may have to be made
             check_type(name, config.get(name), int)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if rope.get("rope_type", "default") != "default":
-            raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
         try:
             return cls(
                 hidden_size=config["hidden_size"],
@@ -84,7 +82,7 @@ class Eagle3Config(DrafterConfig):
                 vocab_size=config["vocab_size"],
                 tap_layers=taps,
                 rms_norm_eps=config["rms_norm_eps"],
-                rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
+                rope=Rope.from_json({"rope_theta": 10000.0, **config}),
                 max_position_embeddings=config["max_position_embeddings"],
             )
         except KeyError as missing:
@@ -103,7 +101,7 @@ class Eagle3Config(DrafterConfig):
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rope_parameters": self.rope.to_json(),
             "max_position_embeddings": self.max_position_embeddings,
             "vocab_size": self.vocab_size,
             "draft_vocab_size": self.vocab_size,

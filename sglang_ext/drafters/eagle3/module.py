@@ -35,8 +35,8 @@ class Eagle3Attention(nn.Module):
         c = self.config
         B, T, _ = x_BT2H.shape
         groups = c.num_attention_heads // c.num_key_value_heads
-        q_BTAD = rotate(self.q_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
-        k_BTKD = rotate(self.k_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope_theta)
+        q_BTAD = rotate(self.q_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope)
+        k_BTKD = rotate(self.k_proj(x_BT2H).view(B, T, -1, c.head_dim), positions_BT, c.rope)
         v_BTKD = self.v_proj(x_BT2H).view(B, T, -1, c.head_dim)
         cache.append((k_BTKD.repeat_interleave(groups, dim=2), v_BTKD.repeat_interleave(groups, dim=2)))
 

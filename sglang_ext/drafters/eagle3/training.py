@@ -23,7 +23,7 @@ from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> Eagle3Config:
     """A layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
     own = None if recipe is None else recipe.intermediate_size
-    sizes = target.sizes() | {"tap_layers": target.taps, "rope_theta": target.rope_theta}
+    sizes = target.sizes() | {"tap_layers": target.taps, "rope": target.rope.to_json()}
     return Eagle3Config.from_options(options, sizes | ({} if own is None else {"intermediate_size": own}))
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.settings import check_type
 
 
@@ -45,6 +46,10 @@ class IndependentConfig(DrafterConfig):
         check_sizes(self, "drafter.")
         check_attention(self, "drafter.")
 
+    @property
+    def rope(self) -> Rope:
+        return Rope(rope_theta=self.rope_theta)
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
         """The fields of a checkpoint's config.json. Raises ValueError for those that are missing or do not fit."""
@@ -56,10 +61,13 @@ class IndependentConfig(DrafterConfig):
                     f"{name} must be {value!r} for an independent drafter, got {config[name]!r}; correct config.json, "
                     "or export the drafter again with rayspec train"
                 )
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if rope.get("rope_type", "default") != "default":
-            raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
-        values = {**config, **rope}
+        rope = Rope.from_json(config)
+        if rope.rope_type != "default":  # of its own, whatever the target's
+            raise ValueError(
+                f"rope_type must be 'default' for an independent drafter, got {rope.rope_type!r}; correct config.json, "
+                "or export the drafter again with rayspec train"
+            )
+        values = {**config, "rope_theta": rope.rope_theta}
         found = {}
         for f in fields(cls):
             stored = cls.json_names.get(f.name, f.name)
@@ -72,8 +80,8 @@ class IndependentConfig(DrafterConfig):
     def to_json(self) -> dict[str, Any]:
         """The fields of config.json that describe the body; inverse of `from_json`."""
         shapes = {self.json_names.get(name, name): value for name, value in asdict(self).items()}
-        rope = {"rope_type": "default", "rope_theta": shapes.pop("rope_theta")}
-        return {**self.json_fixed, **shapes, "rope_parameters": rope, "dtype": "bfloat16"}
+        del shapes["rope_theta"]
+        return {**self.json_fixed, **shapes, "rope_parameters": self.rope.to_json(), "dtype": "bfloat16"}
 
 
 Config = IndependentConfig

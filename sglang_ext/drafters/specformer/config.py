@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import stored_taps
 
 
@@ -26,7 +27,7 @@ class SpecFormerConfig(LastHiddenConfig):
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     tap_layers: tuple[int, ...]  # type: ignore[misc]  # the target's own here, none for the others
 
     kind: ClassVar[str] = "specformer"
@@ -36,7 +37,7 @@ class SpecFormerConfig(LastHiddenConfig):
     of_target: ClassVar[tuple[str, ...]] = (
         *LastHiddenConfig.of_target,
         *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-        *("rope_theta", "tap_layers"),
+        *("rope", "tap_layers"),
     )
 
     @classmethod
@@ -54,7 +55,8 @@ class SpecFormerConfig(LastHiddenConfig):
             )
         if config.get("num_hidden_layers", 1) != 1:
             raise ValueError(f"num_hidden_layers must be 1 for SpecFormer, got {config['num_hidden_layers']}")
-        return super().from_json({**config, **_rope(config), "tap_layers": taps}, target_hidden, ())
+        rope = Rope.from_json(config).to_json()
+        return super().from_json({**config, "rope": rope, "tap_layers": taps}, target_hidden, ())
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | {
@@ -65,7 +67,7 @@ class SpecFormerConfig(LastHiddenConfig):
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rope_parameters": self.rope.to_json(),
             "num_aux_hidden_states": len(self.tap_layers),
             # SGLang counts the layer whose output it takes; the last tap is no layer's input
             "eagle_config": {
@@ -73,14 +75,6 @@ class SpecFormerConfig(LastHiddenConfig):
                 "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers[:-1]],
             },
         }
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, float]:
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope_type must be 'default', got {rope['rope_type']!r}")
-    theta = rope.get("rope_theta")
-    return {} if theta is None else {"rope_theta": theta}
 
 
 def specformer_taps(num_layers: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "ro
 
 
 def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> SpecFormerConfig:
-    sizes = target.sizes() | {"tap_layers": specformer_taps(target.num_layers), "rope_theta": target.rope_theta}
+    sizes = target.sizes() | {"tap_layers": specformer_taps(target.num_layers), "rope": target.rope.to_json()}
     return SpecFormerConfig.from_options(options, sizes)
 
 
