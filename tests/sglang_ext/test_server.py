@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 
 START_TIMEOUT_S = 300
+ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -116,6 +118,15 @@ def check_metrics(text: str, most_drafts: int) -> None:
     assert 0 < accepted["1"] < sum(verified.values())
     assert seconds.keys() == {"head", "draft", "verify"}
     assert all(s > 0 for s in seconds.values())
+    silent = {"rayspec_policy_switches_total"}  # a labelled counter is not there before it counts
+    assert dashboard_metrics() - {s.name for s in samples} == silent
+
+
+def dashboard_metrics() -> set[str]:
+    """Names of the metrics that the panels of docs/monitoring/grafana.json ask for."""
+    panels = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text())["panels"]
+    asked = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    return set(re.findall(r"\b(?:rayspec_|sglang:)\w+", asked))
 
 
 @pytest.fixture(scope="module")
