@@ -1,0 +1,108 @@
+"""Clients that others wrote, unchanged, on a server with a shipped drafter: OpenAI's and SGLang's benchmark."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from smollm2 import fetched_target
+from transformers import AutoTokenizer
+
+from rayspec.shipped import drafter_path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
+
+from test_serve import server
+
+pytestmark = pytest.mark.slow
+
+QUESTION = [{"role": "user", "content": "Name three rivers of Europe and the seas that they flow into."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"river": {"type": "string", "maxLength": 20}, "length_km": {"type": "integer"}},
+    "required": ["river", "length_km"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "look_up", "description": "Look up a river.", "parameters": SCHEMA}
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """(the target's folder, the port of a server of it)."""
+    folder = tmp_path_factory.mktemp("endpoint")
+    with fetched_target(folder / "home") as (_, target):
+        drafter = drafter_path("vocabtrim-12288", target)
+        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--served-model-name", "smollm2"]
+        words += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter, "--dtype", "float32"]
+        words += ["--speculative-num-steps", 3, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", 4]
+        words += ["--max-total-tokens", 8192, "--max-running-requests", 8, "--tool-call-parser", "qwen25"]
+        with server(" ".join(map(str, words)), folder, {**os.environ, "OMP_NUM_THREADS": "2"}) as (port, _):
+            yield target, port
+
+
+@pytest.fixture
+def client(endpoint: tuple[Path, int]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{endpoint[1]}/v1", api_key="none", max_retries=0)
+
+
+def chat(client: openai.OpenAI, **options: Any) -> Any:
+    settings = {"model": "smollm2", "messages": QUESTION, "temperature": 0, "max_tokens": 40} | options
+    return client.chat.completions.create(**settings)
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smollm2"]
+    whole = chat(client)
+    assert whole.usage.completion_tokens == 40
+    parts = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == whole.choices[0].message.content
+    assert parts[-1].usage.completion_tokens == 40
+    assert len(parts) < 40, "a step's drafts come together"
+
+
+def test_a_completion_of_the_templated_text(client: openai.OpenAI, endpoint: tuple[Path, int]) -> None:
+    text = AutoTokenizer.from_pretrained(endpoint[0]).apply_chat_template(
+        QUESTION, add_generation_prompt=True, tokenize=False
+    )
+    done = client.completions.create(model="smollm2", prompt=text, temperature=0, max_tokens=40)
+    assert done.choices[0].text == chat(client).choices[0].message.content
+
+
+def test_an_answer_of_a_schema(client: openai.OpenAI) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}}
+    content = json.loads(chat(client, response_format=wanted, max_tokens=80).choices[0].message.content)
+    assert content.keys() == {"river", "length_km"}
+    assert isinstance(content["length_km"], int)
+
+
+def test_a_tool_is_called(client: openai.OpenAI) -> None:
+    forced = {"type": "function", "function": {"name": "look_up"}}
+    answer = chat(client, tools=[{"type": "function", "function": TOOL}], tool_choice=forced, max_tokens=80)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "look_up"
+    assert json.loads(call.function.arguments).keys() == {"river", "length_km"}
+
+
+def test_what_is_wrong_is_the_client_s_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        chat(client, max_tokens=-1)
+    with pytest.raises(openai.BadRequestError):
+        chat(client, messages=[{"role": "user", "content": "x" * 400_000}])
+
+
+def test_sglang_s_own_benchmark(endpoint: tuple[Path, int], tmp_path: Path) -> None:
+    target, port = endpoint
+    words = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai", "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--model", "smollm2", "--tokenizer", str(target), "--dataset-name", "random-ids"]
+    words += ["--num-prompts", "12", "--random-input-len", "64", "--random-output-len", "32", "--max-concurrency", "4"]
+    words += ["--output-file", str(tmp_path / "bench.jsonl")]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    result = json.loads((tmp_path / "bench.jsonl").read_text())
+    assert result["completed"] == 12
+    assert result["accept_length"] is None or result["accept_length"] >= 1
