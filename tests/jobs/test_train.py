@@ -54,6 +54,13 @@ def test_shipped_config_loads_and_its_heads_differ_in_the_head_alone() -> None:
     assert config.held_out.greedy_share == 1.0
 
 
+def test_shipped_configs_share_their_answers() -> None:
+    """A home folder has one set of a target: what one config makes, the next one uses."""
+    configs = [load_config(DrafterTrainConfig, file) for file in sorted(CONFIG.parent.glob("*.yaml"))]
+    assert len(configs) > 5
+    assert len({repr((config.answers, config.held_out)) for config in configs}) == 1
+
+
 def test_unknown_key_names_the_key_and_the_known_ones() -> None:
     with pytest.raises(ValueError, match="ttt_step") as caught:
         load_config(DrafterTrainConfig, CONFIG, ["recipe.ttt_step=3"])

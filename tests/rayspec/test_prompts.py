@@ -19,7 +19,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.workloads import load_workload
 
 CONFIG = AnswersConfig(
-    count=2, min_prompt_tokens=8, max_prompt_tokens=60, answer_tokens=12, batch_size=2, greedy_share=1.0
+    count=2, min_prompt_tokens=8, max_prompt_tokens=60, answer_tokens=12, batch_size=2, greedy_share=1.0, openings=[""]
 )
 
 

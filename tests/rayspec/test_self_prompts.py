@@ -11,7 +11,7 @@ from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.self_prompts import is_sensible, new_and_sensible, prompt_hash, write_prompts
 
-CONFIG = AnswersConfig(count=3, batch_size=2, max_prompt_tokens=40)
+CONFIG = AnswersConfig(count=3, batch_size=2, max_prompt_tokens=40, openings=[""])
 FIG, ELM, OAK, ASH = (
     f"Tell me about the {tree}<|im_end|>" for tree in ("fig tree", "elm tree", "oak tree", "ash tree")
 )

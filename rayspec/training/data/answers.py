@@ -33,6 +33,12 @@ INDEX = "answers.json"
 # messages in the user's place; drawing them without a cut-off at top-p, which would sort the vocabulary at every token,
 # wants a lower temperature than the 1.0 of Magpie
 WRITING_TEMPERATURE = 0.8
+# How requests of users begin. Every other message begins as the target likes, which for a small one is much the same
+# again and again: a drafter of those alone is worse on users' requests (docs/results/smollm2-training).
+OPENINGS = (
+    "Write", "Explain", "Rewrite", "How", "Translate", "Summarize", "Write a Python function", "What", "Why", "Give me",
+    "Fix", "Compute", "Who",
+)  # fmt: skip
 TEMPLATE_TOKENS = 64  # more than the chat templates of the field put around a message
 
 
@@ -47,7 +53,7 @@ class AnswersConfig(Settings):
 
     prompts: str = "self"
     # how messages begin that the target writes in the user's place, in turn; "" leaves it to the target
-    openings: list[str] = field(default_factory=lambda: [""])
+    openings: list[str] = field(default_factory=lambda: [text for opening in OPENINGS for text in ("", opening)])
     count: int = 3072
     min_prompt_tokens: int = 8
     max_prompt_tokens: int = 160
