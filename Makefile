@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help install demo check test test-full lint pins clean
+.PHONY: help install demo check test test-full lint audit pins clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test    the tests, on two workers; make test-full: all that they can try, and those marked slow as well"
 	@echo "make check   lint, and the tests that start neither SGLang nor Ray: some minutes, for the way"
 	@echo "make lint    ruff and mypy"
+	@echo "make audit   known vulnerabilities of what constraints.txt pins (asks PyPI)"
 	@echo "make pins    write constraints.txt from the installed environment"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -43,6 +44,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the only check of the dependencies that needs the network: their known vulnerabilities
+audit: $(STAMP)
+	$(BIN)/python -m pip check
+	$(BIN)/python -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet pip-audit==2.10.1
+	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
 pins: $(STAMP)
 	@{ echo "# Exact pins of everything that rayspec installs (Python 3.11 and 3.12). Regenerate: make pins"; \

@@ -27,7 +27,7 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import DatasetInput, InputTag, LoggedModelInput, Metric, Param, RunTag
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -43,12 +43,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rayspec.disk import is_full
 from rayspec.home import DATABASES
+from rayspec.logged_models import RESUME_TAG, TAG_VALUE_LIMIT, Model, create_model, find_models
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
 METRICS_LIMIT = 1000
-TAG_VALUE_LIMIT = 5000
-RESUME_TAG = "resume"  # of a run that was cut off: the command that goes on
 RETRY_S = 5.0
 SYSTEM_METRICS_INTERVAL_S = 10
 
@@ -87,6 +86,10 @@ class Run:
         self.run_id = run_id
         self.status = status
 
+    @property
+    def is_open(self) -> bool:
+        return self.status == "RUNNING"
+
     def reopen(self) -> None:
         """Set it RUNNING again, and forget why it had ended."""
         tags = self.client.get_run(self.run_id).data.tags
@@ -111,10 +114,21 @@ class Run:
         for i in range(0, len(items), BATCH_LIMIT):
             self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, time_s: float | None = None) -> None:
-        """Log values. With the time when they were measured (Unix seconds), logging again has no effect."""
+    def log_metrics(
+        self,
+        metrics: Mapping[str, float],
+        step: int = 0,
+        time_s: float | None = None,
+        *,
+        model: Model | None = None,
+        dataset: Dataset | None = None,
+    ) -> None:
+        """Log values, also as those of a logged model on a dataset. With the time when they were measured (Unix
+        seconds), logging again has no effect."""
         at = int(1000 * (time.time() if time_s is None else time_s))
-        entries = [Metric(k, float(v), at, step) for k, v in metrics.items()]
+        links = {"model_id": model.model_id} if model else {}
+        links |= {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if model and dataset else {}
+        entries = [Metric(k, float(v), at, step, **links) for k, v in metrics.items()]
         for i in range(0, len(entries), METRICS_LIMIT):
             self.client.log_batch(self.run_id, metrics=entries[i : i + METRICS_LIMIT])
 
@@ -125,6 +139,10 @@ class Run:
         """Record what the run was measured on, under `context` ("eval", "training")."""
         tags = [InputTag(MLFLOW_DATASET_CONTEXT, context)]
         self.client.log_inputs(self.run_id, [DatasetInput(entities.Dataset(**dataset.to_dict()), tags)])
+
+    def use_model(self, model: Model) -> None:
+        """Record which logged model the run has measured."""
+        self.client.log_inputs(self.run_id, models=[LoggedModelInput(model.model_id)])
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Store `text` as the artifact `artifact_file` (a path with folders)."""
@@ -138,19 +156,19 @@ class Run:
 
     def fail(self, cause: str) -> None:
         """End as FAILED, with the cause as the tag `error` and the artifact error.txt."""
-        if self.status == "RUNNING":
+        if self.is_open:
             self.set_tags({"error": cause})
             self.log_text(cause + "\n", "error.txt")
         self._end("FAILED")
 
     def cut_off(self, resume: str) -> None:
         """End as KILLED, with the command that goes on as the tag `resume`."""
-        if self.status == "RUNNING":
+        if self.is_open:
             self.set_tags({RESUME_TAG: resume})
         self._end("KILLED")
 
     def _end(self, status: str) -> None:
-        if self.status == "RUNNING":
+        if self.is_open:
             self.client.set_terminated(self.run_id, status)
             self.status = status
 
@@ -163,6 +181,8 @@ class Tracker:
         self.client = connect(uri)
         self.experiment_id = self._experiment(experiment, artifact_uri)
         self._children: list[Run] = []
+        self._models: dict[str, Model] = {}  # by label
+        self._known_models: dict[str, entities.LoggedModel] | None = None  # of the parent
         self._known: dict[str, entities.Run] | None = None  # children of the parent, as far as they are known by name
 
     @contextlib.contextmanager
@@ -181,16 +201,19 @@ class Tracker:
         except BaseException as error:
             cause = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else traceback.format_exc()
             with contextlib.suppress(*UNREACHABLE):  # a store that is gone must not hide the error
-                for child in self._children:
-                    if resume and child.status == "RUNNING":
-                        child.set_tags({RESUME_TAG: resume})
-                    child.fail(f"the sweep ended before this trial did: {type(error).__name__}: {error}")
+                for part in self._parts():
+                    if resume and part.is_open:
+                        part.set_tags({RESUME_TAG: resume})
+                    part.fail(f"the sweep ended before this did: {type(error).__name__}: {error}")
                 run.set_tags({RESUME_TAG: resume} if resume else {})
                 run.fail(cause)
             raise
-        for child in self._children:
-            child.finish()
+        for part in self._parts():
+            part.finish()
         run.finish()
+
+    def _parts(self) -> list[Run | Model]:
+        return [*self._children, *self._models.values()]
 
     def child(self, parent: Run, name: str, tags: Mapping[str, str]) -> Run:
         """A run under `parent`, or the one that has this name there; ended by whoever opened it, at the latest with the
@@ -211,6 +234,26 @@ class Tracker:
             self._known = known
         self._children.append(run)
         return run
+
+    def model(self, parent: Run, label: str, tags: Mapping[str, str], params: Mapping[str, object]) -> Model:
+        """The logged model of this label that `parent` has made, or a new one; PENDING until the parent ends, unless it
+        was ended before."""
+        if label in self._models:
+            return self._models[label]
+        if self._known_models is None:
+            self._known_models = find_models(self.client, self.experiment_id, parent.run_id)
+        if label in self._known_models:
+            found = self._known_models[label]
+        else:
+            # as above
+            self._known_models, known = None, self._known_models
+            found = create_model(self.client, self.experiment_id, parent.run_id, label, tags, params)
+            self._known_models = known
+        model = Model(self.client, found)
+        if RESUME_TAG in found.tags:
+            model.reopen()
+        self._models[label] = model
+        return model
 
     def search(self, condition: str) -> list[entities.Run]:
         """All runs of the experiment for which it holds."""

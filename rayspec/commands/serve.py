@@ -3,7 +3,8 @@
 SOURCE is models:/NAME@champion, models:/NAME/VERSION, the id of the run that was promoted, or a folder that was
 downloaded from one of them. Its files, its target and the evidence that it is faster are checked first. The server is
 SGLang's own, with the settings that were measured; flags behind -- come last and win, but for those that would undo the
-checks. Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one. Exits as the server
+checks. Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the
+server that of $RAYSPEC_ADMIN_KEY, and without it there are none. Exits as the server
 does, 2 for what may not be served.
 """
 
@@ -12,6 +13,7 @@ import sys
 
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.job import problem, set_up
+from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
 
 
 def main(arguments: list[str]) -> int:
@@ -28,16 +30,26 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="keep the promoted draft length, whatever the load; without it a policy that was measured is followed",
     )
+    parser.add_argument(
+        "--max-body-mib",
+        metavar="N",
+        type=int,
+        default=DEFAULT_MIB,
+        help="refuse larger requests with status 413; 0: take all",
+    )
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
     options = parser.parse_args(own)
+    if not 0 <= options.max_body_mib <= LARGEST:
+        parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
     set_up()
 
     from rayspec.serving.champion import find_champion  # imports torch and MLflow
-    from rayspec.serving.launch import api_key, described, serve, server_command
+    from rayspec.serving.launch import ADMIN_VARIABLE, api_key, described, key_of_environment, serve, server_command
     from rayspec.tracking import connect
 
     try:
         key = api_key(options.api_key_file)
+        key_of_environment(ADMIN_VARIABLE)  # refused now, if at all
         prepared_home()
         client = connect(tracking_uri())
         champion = find_champion(options.source, client, target=options.target, force=options.force)
@@ -50,7 +62,7 @@ def main(arguments: list[str]) -> int:
         print("WARNING: anybody who reaches this address can send requests; set RAYSPEC_API_KEY", file=sys.stderr)
     if options.plan:
         return 0
-    return serve(command, num_threads=champion.record.num_threads, key=key)
+    return serve(command, num_threads=champion.record.num_threads, key=key, max_body_mib=options.max_body_mib)
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.lifeline import NodeLost
 from rayspec.farm.runtime import EngineFailed
 from rayspec.home import artifact_uri, tracking_uri
+from rayspec.logged_models import Model, find_models
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.measure.search import run_cohorts
@@ -155,10 +156,12 @@ def _measure(prepared: Prepared, folder: SweepFolder, trainable: type[CohortTrai
 
 
 def close_cut_off(tracker: Tracker, folders: Path) -> None:
-    """End the runs of sweeps of this home whose driver is gone, saying in a tag how to go on."""
+    """End the runs and logged models of sweeps of this home whose driver is gone, saying in a tag how to go on."""
     for found in tracker.search("tags.kind = 'sweep' and attributes.status = 'RUNNING'"):
         folder = SweepFolder(folders / found.data.tags.get("sweep.id", ""))
         if folder.path == folders or not folder.journal.parent.is_dir() or folder.is_running:
             continue
         for run in [found, *tracker.search(f"tags.`mlflow.parentRunId` = '{found.info.run_id}'")]:
             Run(tracker.client, run.info.run_id, run.info.status).cut_off(resume_command(folder))
+        for model in find_models(tracker.client, tracker.experiment_id, found.info.run_id).values():
+            Model(tracker.client, model).cut_off(resume_command(folder))

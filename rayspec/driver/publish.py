@@ -18,9 +18,12 @@ import mlflow.data
 import pandas as pd
 from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.dataset import Dataset
+from mlflow.tracing.client import TracingClient
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from rayspec.config import flatten, to_yaml
+from rayspec.driver.traces import log_traces
+from rayspec.logged_models import Model
 from rayspec.metrics import trial_metrics
 from rayspec.names import safe_name, short_names
 from rayspec.records import BlockRecord
@@ -35,6 +38,7 @@ from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
 
 DATASET_NAME_LIMIT = 500  # MLflow's
+OF_A_TRIAL = ("draft_steps", "speculative_num_draft_tokens")  # parameters that differ between trials of one drafter
 BLOCK_METRICS = (
     "output_tokens_per_s",
     "goodput_requests_per_s",
@@ -81,6 +85,7 @@ class Publisher:
         run = self._run(trial)
         if blocks[-1].index in self._logged[trial]:
             return
+        self._log_traces(trial, blocks, time_s)  # before what says that this block is written
         so_far = trial_metrics(blocks, trial.draft_steps, self.config.slo)
         last = trial_metrics(blocks[-1:], trial.draft_steps, self.config.slo)
         # MLflow's page of a run shows metrics in the order in which they first came
@@ -110,8 +115,13 @@ class Publisher:
         """Pooled metrics, requests, table and figures; ends all runs but the parent's. `time_s` is that of the last
         measurement."""
         self.parent.set_tags(machine)  # the engines', which need not be the driver's
+        stands_for_drafter = representatives(results)
         for result in results:
             run, own_blocks = self._run(result.trial), blocks.get(result.trial, ())
+            model = self._model(result.trial)
+            best = stands_for_drafter.get(result.trial.label)
+            if model is not None and best is None:
+                model.fail(result.error or "never measured")
             run.log_text(_requests_jsonl(own_blocks, self.config.keep_output_ids), "requests.jsonl")
             if result.error is not None:
                 run.fail(result.error)
@@ -120,9 +130,13 @@ class Publisher:
                 run.reopen()
             step = 1 + max(b.index for b in own_blocks)  # the last value of a name is the trial's
             keys = {metric_key(k): v for k, v in result.metrics.items()}
-            run.log_metrics(dict(sorted(keys.items(), key=lambda pair: "/" in pair[0])), step, time_s)
+            in_order = dict(sorted(keys.items(), key=lambda pair: "/" in pair[0]))
+            linked = model if best is result else None
+            run.log_metrics(in_order, step, time_s, model=linked, dataset=self._dataset)
             run.set_tags({**machine, MLFLOW_RUN_NOTE: standing(result)})
             run.finish()
+            if linked is not None:
+                self._close_model(linked, result, run)
         failed = [r.trial.name for r in results if r.error]
         counts = {"trials": len(results), "failed_trials": len(failed)}
         self.parent.log_metrics({**best_metrics(results), **counts}, time_s=time_s)
@@ -136,6 +150,38 @@ class Publisher:
             for file in write_figures(results, Path(folder), lambda t: _requests(blocks.get(t, ()))):
                 self.parent.log_file(file, "figures")
 
+    def _log_traces(self, trial: Trial, blocks: Sequence[BlockRecord], time_s: float) -> None:
+        if sum(len(b.requests) for b in blocks[:-1]) >= self.config.traces:
+            return
+        model = self._model(trial)
+        log_traces(
+            TracingClient(self.tracker.uri),
+            self.tracker.experiment_id,
+            self._run(trial).run_id,
+            model.model_id if model else None,
+            blocks,
+            self.config.traces,
+            time_s,
+            with_output_ids=self.config.keep_output_ids,
+        )
+
+    def _close_model(self, model: Model, best: TrialResult, run: Run) -> None:
+        trial = best.trial
+        if model.is_failed:  # cut off, or failed in an earlier attempt
+            model.reopen()
+        own = {"trial": trial.name, "trial_run_id": run.run_id, "traffic": str(trial.traffic)}
+        model.set_tags({**own, "draft_steps": str(trial.draft_steps), MLFLOW_RUN_NOTE: standing(best)})
+        model.finish()
+
+    def _model(self, trial: Trial) -> Model | None:
+        """The logged model of the trial's drafter, made when it is first asked for; None for plain decoding."""
+        if trial.candidate is None:
+            return None
+        own = {k: v for k, v in trial.candidate.params().items() if k not in OF_A_TRIAL}
+        context = {name: getattr(self.config, name) for name in ("target", "workload", "temperature", "max_new_tokens")}
+        tags = {**self.tags, "kind": "drafter", "drafter.sha256": self._weights.get(trial.label, "unknown")}
+        return self.tracker.model(self.parent, trial.label, tags, {**own, **context})
+
     def _run(self, trial: Trial) -> Run:
         """The trial's run, made with its parameters when it is first asked for."""
         if trial not in self._runs:
@@ -147,6 +193,9 @@ class Publisher:
             run.log_params({**trial_params(trial), "head": short, **self._sweep_params})
             if self._dataset is not None:
                 run.log_dataset(self._dataset, "eval")
+            model = self._model(trial)
+            if model is not None:
+                run.use_model(model)
             self._logged[trial] = run.steps("per_block/wall_s")
             self._runs[trial] = run
         return self._runs[trial]
@@ -161,6 +210,22 @@ def standing(result: TrialResult) -> str:
         if interval is not None and not (name == "baseline" and result.is_baseline):
             parts.append(f"{ratio(interval)} of {words}")
     return ", ".join(parts) + "."
+
+
+def representatives(results: Sequence[TrialResult]) -> dict[str, TrialResult]:
+    """Of each drafter that was measured the trial with the largest speed-up over plain decoding; where none has one,
+    with the highest throughput."""
+
+    def rank(result: TrialResult) -> tuple[float, float]:
+        gain = result.speedup("plain")
+        return (gain.value if gain else 0.0, result.metrics["output_tokens_per_s"])
+
+    found: dict[str, TrialResult] = {}
+    for result in results:
+        if result.error is None and result.trial.candidate is not None:
+            label = result.trial.label
+            found[label] = max(found.get(label, result), result, key=rank)
+    return found
 
 
 def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
+from rayspec.logged_models import MODEL_ID_TAG, add_version, find_models
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
@@ -94,15 +95,21 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
             client.log_artifact(sweep.run_id, str(report / name), REPORT)
         client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
         client.log_artifacts(run_id, str(Path(folder) / ARTIFACT), ARTIFACT)
+    # sweeps had no logged models before, and a user may have deleted one
+    logged = find_models(client, run.info.experiment_id, sweep.run_id).get(trial.label)
     try:
         _register(client, model)
+        # MLflow's stores have no column for the model's id, and its server takes one for the files of a model alone;
+        # those of a version lie with its run, since trials of one drafter differ in what they are served with
         version = client.create_model_version(
             model,
             f"{run.info.artifact_uri}/{ARTIFACT}",
             run_id,
-            tags=evidence(sweep, best) | {PINNED: pinned},
+            tags=evidence(sweep, best) | {PINNED: pinned} | ({MODEL_ID_TAG: logged.model_id} if logged else {}),
             description=_description(sweep, best, model),
         )
+        if logged is not None:
+            add_version(client, logged.model_id, model, str(version.version))
         client.set_registered_model_alias(model, ALIAS, version.version)
     except MlflowException as error:
         raise TrackingError(f"model {model!r} could not be registered: {error.message}") from error

@@ -1,6 +1,7 @@
 """SGLang's stock server process for a checked champion."""
 
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -16,10 +17,13 @@ import yaml
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.record import OWN_FLAGS
+from sglang_ext.adapter.http_app import DEFAULT_MIB, VARIABLE
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import PolicyTable
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
+ADMIN_VARIABLE = "RAYSPEC_ADMIN_KEY"  # without it nobody has the key
+MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
 def server_command(
@@ -48,7 +52,7 @@ def server_command(
     }
     if follows_policy and champion.policy is not None:
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
-    flags |= {"host": host, "port": port}
+    flags = {"max_queued_requests": MAX_QUEUED, **flags, "host": host, "port": port}
     return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
 
 
@@ -74,34 +78,43 @@ def described(champion: Champion, command: Sequence[str]) -> str:
 def api_key(file: str | None) -> str | None:
     """The key that requests must carry: of a file, or of the environment. Raises ValueError for an empty one."""
     if file is None:
-        key = os.environ.get(KEY_VARIABLE)
-    else:
-        try:
-            key = Path(file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--api-key-file {file} cannot be read ({error})") from error
-    if key is None:
-        return None
-    key = key.strip()
+        return key_of_environment(KEY_VARIABLE)
+    try:
+        return _checked(Path(file).read_text(), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--api-key-file {file} cannot be read ({error})") from error
+
+
+def key_of_environment(variable: str) -> str | None:
+    """Raises ValueError for an empty one."""
+    text = os.environ.get(variable)
+    return None if text is None else _checked(text, variable)
+
+
+def _checked(text: str, source: str) -> str:
+    key = text.strip()
     if not key or not key.isprintable() or " " in key:
-        raise ValueError(
-            f"the key of {file or KEY_VARIABLE} must be one word of printable characters that is not empty"
-        )
+        raise ValueError(f"the key of {source} must be one word of printable characters that is not empty")
     return key
 
 
-def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -> int:
-    """Run the server until it ends or is told to; its exit status. A key stays out of the list of processes."""
-    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+def serve(command: Sequence[str], *, num_threads: int | None, key: str | None, max_body_mib: int = DEFAULT_MIB) -> int:
+    """Run the server until it ends or is told to; its exit status. Keys stay out of the list of processes.
+
+    Routes that change the server (weights, settings, pauses) take the administrator's key alone, and where nobody has
+    named one, one that nobody knows: what they load was not checked.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, ADMIN_VARIABLE)}
+    environment[VARIABLE] = str(max_body_mib)
     if num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(num_threads)
     with TemporaryDirectory() as folder:
-        words = list(command)
-        if key is not None:
-            secret = Path(folder) / "secret.yaml"
-            secret.touch(mode=0o600)
-            secret.write_text(yaml.safe_dump({"api-key": key}))
-            words += ["--config", str(secret)]
+        keys = {"admin-api-key": key_of_environment(ADMIN_VARIABLE) or secrets.token_hex(32)}
+        keys |= {"api-key": key} if key is not None else {}
+        secret = Path(folder) / "secret.yaml"
+        secret.touch(mode=0o600)
+        secret.write_text(yaml.safe_dump(keys))
+        words = [*command, "--config", str(secret)]
         process: subprocess.Popen[bytes] | None = None
 
         def hand_on(number: int, frame: FrameType | None) -> None:

@@ -193,6 +193,7 @@ class SweepConfig(Settings):
     ignore_eos: bool = False  # True gives every request exactly max_new_tokens
     warmup_tokens: int = 8  # generated and thrown away before every block
     keep_output_ids: bool = True  # False: the stored requests say how many tokens an answer has, not which
+    traces: int = 3  # requests of each trial that MLflow shows as traces, without the prompts' text; 0: none
     head_latency: bool = True  # time each head alone, while the engines idle
     seed: int = 0  # order of the prompts, SGLang's random_seed, bootstrap
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -235,6 +236,7 @@ class SweepConfig(Settings):
             value = getattr(self, name)
             _require(1 <= value <= MAX_COUNT, name, value, f"at least 1 and at most {MAX_COUNT}")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
+        _require(0 <= self.traces <= MAX_COUNT, "traces", self.traces, f"0, or up to {MAX_COUNT} a trial")
         _require(0 <= self.temperature <= 100, "temperature", self.temperature, "at least 0 and at most 100")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
         _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")

@@ -243,9 +243,14 @@ TOP_K_FILTER = Internal(
     "sglang.srt.speculative.eagle_utils.top_k_renorm_prob", (), "sglang_ext.adapter.workers.sampling._one_filter"
 )
 
-# Wrapped through the hook registry on every platform; the first two so that no request ends the scheduler, the last two
-# so that sampling follows one law.
+# Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler, the last
+# two so that sampling follows one law.
 WRAPPED: tuple[Internal, ...] = (
+    Internal(
+        "sglang.srt.observability.http_request_metrics.add_http_request_metrics_middleware",
+        ("app",),
+        "sglang_ext.adapter.http_app.prepare_app",
+    ),
     Internal(
         "sglang.srt.entrypoints.engine._server_args_for_logging",
         ("server_args",),

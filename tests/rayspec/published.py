@@ -23,8 +23,9 @@ COMMAND = "rayspec sweep --config configs/sweep/demo.yaml"
 CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
 
 
-def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
-    """The parent's run id. One trial of a broken drafter fails beside those that were measured."""
+def publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None = None) -> str:
+    """The parent's run id, `run_id` where it is published again. One trial of a broken drafter fails beside those that
+    were measured."""
     candidate = Candidate(label="broken", path="/broken", draft_steps=2, problem=CAUSE)
     broken = Trial(candidate=candidate, traffic=Traffic(concurrency=1))
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
@@ -33,7 +34,7 @@ def publish(tracker: Tracker, sweep: SyntheticSweep) -> str:
         for id_, category in dict.fromkeys((r.prompt_id, r.category) for r in requests)
     ]
     tags = {"command": COMMAND, **provenance()}
-    with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}) as parent:
+    with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}, run_id=run_id) as parent:
         publisher = Publisher(tracker, parent, sweep.config, tags)
         candidates = [t.candidate for t in sweep.blocks if t.candidate]
         publisher.open("the plan", prompts, {c.label: drafter_sha256(c) for c in candidates})

@@ -21,7 +21,7 @@ from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
 from rayspec.serving.champion import find_champion
-from rayspec.serving.launch import api_key, serve, server_command
+from rayspec.serving.launch import MAX_QUEUED, api_key, serve, server_command
 from rayspec.serving.policy import beside_plain, measured_policy
 from rayspec.serving.record import RECORD
 from rayspec.sweep.plan.trials import PLAIN
@@ -74,6 +74,9 @@ def test_the_command_has_the_measured_settings(client: MlflowClient) -> None:
     assert flags["--speculative-algorithm"] == "EAGLE3"
     assert int(flags["--speculative-num-draft-tokens"]) == int(flags["--speculative-num-steps"]) + 1
     assert (flags["--host"], flags["--port"], flags["--log-level"]) == ("127.0.0.1", "31000", "warning")
+    assert int(flags["--max-queued-requests"]) == MAX_QUEUED
+    more = server_command(champion, "127.0.0.1", 31000, ["--max-queued-requests", "5"])
+    assert more[-2:] == ["--max-queued-requests", "5"], "what the user says comes last and wins"
 
 
 def tampered_weights(folder: Path) -> None:
@@ -238,6 +241,7 @@ def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch:
 
 def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSPEC_API_KEY", "correct-horse")
+    monkeypatch.setenv("RAYSPEC_ADMIN_KEY", "battery-staple")
     out = tmp_path / "out"
     script = tmp_path / "server.sh"
     lines = [
@@ -248,13 +252,29 @@ def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypat
     ]
     script.write_text("\n".join(["#!/bin/sh", *lines, "exit 7\n"]))
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
-    assert serve([str(script)], num_threads=3, key="correct-horse") == 7
-    assert yaml.safe_load(out.read_text()) == {"api-key": "correct-horse"}
+    assert serve([str(script)], num_threads=3, key="correct-horse", max_body_mib=5) == 7
+    assert yaml.safe_load(out.read_text()) == {"api-key": "correct-horse", "admin-api-key": "battery-staple"}
     assert Path(f"{out}.mode").read_text().strip() == "600"
     variables = Path(f"{out}.env").read_text()
     assert "OMP_NUM_THREADS=3" in variables
-    assert "correct-horse" not in variables
+    assert "RAYSPEC_MAX_BODY_MIB=5" in variables
+    assert not any(key in variables for key in ("correct-horse", "battery-staple"))
     assert not os.path.exists(Path(f"{out}.path").read_text().strip())
+
+
+def test_without_an_administrators_key_nobody_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang would leave the routes that exchange weights open to whoever may ask for completions."""
+    monkeypatch.delenv("RAYSPEC_ADMIN_KEY", raising=False)
+    script, found = tmp_path / "server.sh", []
+    script.write_text(f'#!/bin/sh\ncat "$2" > "{tmp_path}/out"\n')
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    for _ in range(2):
+        assert serve([str(script)], num_threads=None, key=None) == 0
+        found.append(yaml.safe_load((tmp_path / "out").read_text()))
+    keys = [entry.pop("admin-api-key") for entry in found]
+    assert found == [{}, {}]
+    assert keys[0] != keys[1]
+    assert min(map(len, keys)) >= 32
 
 
 def rate(requests: Sequence[Mapping[str, Any]]) -> float:

@@ -13,11 +13,13 @@ from urllib.parse import quote
 
 import pytest
 from fixture_models import TARGET, sweep_settings
+from logged import check_logged, check_traces, check_version
 from mlflow import MlflowClient
 from published import download_champion, publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
 from synthetic import SyntheticSweep
 
+from rayspec.driver.publish import representatives
 from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
@@ -65,11 +67,28 @@ def test_everything_comes_back_over_the_network(server: Server, synthetic_sweep:
     assert sorted(statuses) == ["FAILED"] + ["FINISHED"] * 19
 
 
+def test_models_and_traces_come_back_over_the_network(server: Server, synthetic_sweep: SyntheticSweep) -> None:
+    check_logged(server.sweep, synthetic_sweep)
+    check_traces(server.sweep, synthetic_sweep)
+
+
+def test_models_are_ranked_on_a_dataset(server: Server, synthetic_sweep: SyntheticSweep) -> None:
+    (dataset,) = server.sweep.datasets
+    found = MlflowClient(server.address).search_logged_models(
+        [server.sweep.parent.info.experiment_id],
+        order_by=[{"field_name": "metrics.tau", "dataset_name": dataset.name, "ascending": False}],
+    )
+    taus = sorted((r.metrics["tau"] for r in representatives(synthetic_sweep.results).values()), reverse=True)
+    assert [next(m.value for m in model.metrics if m.key == "tau") for model in found[:-1]] == pytest.approx(taus)
+    assert found[-1].name == "broken", "what has no value comes last"
+
+
 def test_report_and_champion_over_the_network(server: Server, tmp_path: Path) -> None:
     write_report(server.sweep, tmp_path / "report")
     first = (tmp_path / "report" / "report.md").read_text().splitlines()[0]
     assert first == f"**{decision(server.sweep.results)}**"
-    promote(server.sweep, tmp_path / "report", winner(server.sweep.results))
+    done = promote(server.sweep, tmp_path / "report", winner(server.sweep.results))
+    check_version(server.sweep, done.model, done.version, tmp_path)
     folder = download_champion(MlflowClient(server.address), "drafter-smollm2-135m", tmp_path / "champion")
     assert load_drafter(folder)[1].head["kind"] == "slimspec"
 
