@@ -1,7 +1,7 @@
 """Drafters and token lists from other projects' formats to ours, and EAGLE-3 drafters to SGLang's and speculators'.
 
-`rayspec export` writes finished drafters of ours, several at a time, for serving; this reads and writes anyone's, one at
-a time, and keeps every tensor's bits. Both write the stock form by sglang_ext/drafters/stock.py.
+`rayspec export` writes finished drafters of ours, several at a time, for serving; this reads and writes anyone's, one
+at a time, and keeps every tensor's bits. Both write the stock form by sglang_ext/drafters/stock.py.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def prepare(
     stored = None
     if isinstance(result, Tokens):
         if to != "rayspec":
-            raise ValueError(f"{source} is a list of tokens, which becomes a calibration; --to must be rayspec, got {to!r}")
+            raise ValueError(
+                f"{source} is a list of tokens, which becomes a calibration; --to must be rayspec, got {to!r}"
+            )
         check_place(folder, CALIBRATION)
     else:
         result.check(source, own)
@@ -82,7 +84,9 @@ def write(conversion: Conversion) -> None:
     assert conversion.stored is not None, "a drafter"
     config, tensors = conversion.stored
     with written_whole(conversion.folder, DRAFTER) as draft:
-        save_tensors({n: t.contiguous().clone() for n, t in tensors.items()}, draft / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(
+            {n: t.contiguous().clone() for n, t in tensors.items()}, draft / WEIGHTS, metadata={"format": "pt"}
+        )
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if conversion.to != "rayspec":  # whose config.json has room for it
             (draft / EXPORTED).write_text(json.dumps(conversion.provenance, indent=1) + "\n")

@@ -24,7 +24,15 @@ READ = {
     *("max_position_embeddings", "target_hidden_size", "num_aux_hidden_states", "eagle_config"),
 }
 HARMLESS = {
-    *("architectures", "auto_map", "name_or_path", "_name_or_path", "model_name", "target_model_type", "transformers_version"),
+    *(
+        "architectures",
+        "auto_map",
+        "name_or_path",
+        "_name_or_path",
+        "model_name",
+        "target_model_type",
+        "transformers_version",
+    ),
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "dtype", "torch_dtype", "use_cache"),
     *("initializer_range", "attention_dropout", "pretraining_tp", "max_window_layers", "_attn_implementation"),
     *("attn_implementation", "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward"),
@@ -85,8 +93,8 @@ def check_keys(
                 raise ValueError(f"{path}: {section}{key} must be {allowed}, got {value!r}: {reason}")
         elif key not in known:
             raise ValueError(
-                f"{path}: {section}{key} ({value!r}) is a key that this release does not know; if it changes nothing of "
-                "what the drafter computes, take it out of config.json and convert again"
+                f"{path}: {section}{key} ({value!r}) is a key that this release does not know; if it changes nothing "
+                "of what the drafter computes, take it out of config.json and convert again"
             )
 
 
@@ -138,7 +146,9 @@ def read_eagle3(
     ours = from_stock(ours, vocab_size=config.vocab_size, path=path)
     rows = len(ours["lm_head.weight"]) if "lm_head.weight" in ours else 0
     if rows and draft_vocab is not None and rows != draft_vocab:
-        raise ValueError(f"{path}: draft_vocab_size is {draft_vocab}, but lm_head.weight has {rows} rows; correct config.json")
+        raise ValueError(
+            f"{path}: draft_vocab_size is {draft_vocab}, but lm_head.weight has {rows} rows; correct config.json"
+        )
     head = {"kind": "truncated", "size": rows} if "lm_head.ids" in ours else {"kind": "full"}
     return Converted(config=config, head=head, tensors=ours, notes=tuple(notes))
 

@@ -40,13 +40,15 @@ def read(source: Source, target: Target) -> Converted:
         parts = name.removeprefix("hydra_head.").split(".")
         if parts[0] == "input_embed_fn":
             if not torch.equal(tensor, target.embedding_VG.to(tensor.dtype)):
-                raise ValueError(f"{path}: {name} differs from the target's embedding, which drafts read; name its own target")
+                raise ValueError(
+                    f"{path}: {name} differs from the target's embedding, which drafts read; name its own target"
+                )
             notes.append(f"{name} is the target's, bit for bit, and not stored again")
         elif parts[0] == "hydra_lm_head" and parts[-1] == "bias":
             if bool(tensor.any()):
                 raise ValueError(
-                    f"{path}: {name} is not zero; a draft head of ours has no bias, so that these heads cannot be held; "
-                    "train some with rayspec train (drafter.kind: hydra)"
+                    f"{path}: {name} is not zero; a draft head of ours has no bias, so that these heads cannot be "
+                    "held; train some with rayspec train (drafter.kind: hydra)"
                 )
             notes.append(f"{name} is zero, and left out")
         elif parts[0] == "hydra_mlp" and parts[2:3] == ["0"]:

@@ -41,13 +41,15 @@ def read(source: Source, target: Target) -> Converted:
     ours, notes = {}, []
     for name, tensor in stored.items():
         i, _, rest = name.partition(".")
-        known = {"0.linear.weight": f"blocks.{i}.weight", "0.linear.bias": f"blocks.{i}.bias", "1.weight": f"lm_head.{i}.weight"}
+        known = {
+            "0.linear.weight": f"blocks.{i}.weight",
+            "0.linear.bias": f"blocks.{i}.bias",
+            "1.weight": f"lm_head.{i}.weight",
+        }
         ours[known.get(rest, name)] = tensor  # a name that is not known is refused with the others
     if not own:
         ours["lm_head.weight"] = target.head_VG
         notes.append("lm_head.weight is the target's LM head, which reads all positions")
     sizes = target.frozen.sizes()
-    body = MedusaConfig(
-        positions=heads, shared_head=not own, **{name: sizes[name] for name in MedusaConfig.of_target}
-    )
+    body = MedusaConfig(positions=heads, shared_head=not own, **{name: sizes[name] for name in MedusaConfig.of_target})
     return Converted(config=body, head={"kind": "full"}, tensors=ours, notes=tuple(notes))

@@ -22,13 +22,17 @@ def read(source: Source, target: Target) -> Converted:
         raise ValueError(f"{source.path} is a stock EAGLE-3 drafter; read it as --format specforge")
     info.target.check_served_with(target.frozen.info(target.name, info.target.tap_layers), str(source.path))
     if info.tree is not None:
-        raise ValueError(f"{source.path}: no other format holds its draft_tree; convert the drafter that it was made from")
+        raise ValueError(
+            f"{source.path}: no other format holds its draft_tree; convert the drafter that it was made from"
+        )
     weights_sha256(source.path / "model.safetensors")
     source.used.update(source.weight_files)
     return Converted(config=info.body, head=info.head, tensors=read_tensors(info))
 
 
-def write(drafter: Converted, target: Target, provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(
+    drafter: Converted, target: Target, provenance: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     own = target.frozen.info(target.folder.resolve().name, drafter.config.tap_layers)
     head = empty_drafter(CheckpointInfo(path="", body=drafter.config, head=drafter.head, target=own)).lm_head
     ours = {"format_version": FORMAT_VERSION, "target": own.to_dict(), **provenance}

@@ -81,7 +81,9 @@ class Converted:
             ("vocab_size", self.config.vocab_size, own.vocab_size),
         ):
             if ours != theirs:
-                raise ValueError(f"{source}: {name} is {ours}, the target {target.name} has {theirs}; name its own target")
+                raise ValueError(
+                    f"{source}: {name} is {ours}, the target {target.name} has {theirs}; name its own target"
+                )
         outside = [tap for tap in self.config.tap_layers if not 0 < tap < own.num_hidden_layers]
         if outside or len(set(self.config.tap_layers)) != len(self.config.tap_layers):
             raise ValueError(
@@ -89,7 +91,10 @@ class Converted:
                 f"in 1..{own.num_hidden_layers - 1} of {target.name}; name its own target"
             )
         info = CheckpointInfo(
-            path=str(source), body=self.config, head=self.head, target=target.frozen.info(target.name, self.config.tap_layers)
+            path=str(source),
+            body=self.config,
+            head=self.head,
+            target=target.frozen.info(target.name, self.config.tap_layers),
         )
         check_tensors(self.tensors, info)
         check_finite(self.tensors, str(source))

@@ -41,6 +41,8 @@ def as_stock(drafter: Converted, where: str) -> tuple[dict[str, Tensor], int]:
     return tensors, len(ids_S)
 
 
-def write(drafter: Converted, target: Target, provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(
+    drafter: Converted, target: Target, provenance: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, rows = as_stock(drafter, "--to sglang")
     return stock_config(drafter.config.to_json() | {"dtype": drafter.dtype}, rows), tensors

@@ -27,7 +27,13 @@ MUST: dict[str, tuple[Any, ...]] = {
 }
 KNOWN = HARMLESS | {
     *("transformer_layer_config", "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"),
-    *("speculators_config", "speculators_version", "embed_requires_grad", "enable_sp_ulysses", "has_no_defaults_at_init"),
+    *(
+        "speculators_config",
+        "speculators_version",
+        "embed_requires_grad",
+        "enable_sp_ulysses",
+        "has_no_defaults_at_init",
+    ),
 }
 TRAINING = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's, beside the drafter while it is trained
 
@@ -51,12 +57,12 @@ def read(source: Source, target: Target) -> Converted:
     tensors = {name: t for name, t in source.tensors.items() if name not in TRAINING}
     sizes = {"target_hidden_size": config["target_hidden_size"]} if config.get("target_hidden_size") else {}
     taps = None if ids is None else tuple(ids)
-    return read_eagle3(
-        source, target, {**layer, **sizes}, tensors, taps, draft_vocab=config.get("draft_vocab_size")
-    )
+    return read_eagle3(source, target, {**layer, **sizes}, tensors, taps, draft_vocab=config.get("draft_vocab_size"))
 
 
-def write(drafter: Converted, target: Target, provenance: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(
+    drafter: Converted, target: Target, provenance: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, rows = as_stock(drafter, "--to speculators")
     body = drafter.config.to_json()
     rope = dict(body.pop("rope_parameters"))
