@@ -143,9 +143,14 @@ def read_eagle3(
             notes.append(f"{name} follows from the config, and is not stored")
         else:
             ours[name] = tensor
+    if "lm_head.weight" not in ours:
+        raise ValueError(
+            f"{path}: missing lm_head.weight; SGLang would read the target's LM head instead, which no drafter of ours "
+            "does: put a copy of its rows there"
+        )
     ours = from_stock(ours, vocab_size=config.vocab_size, path=path)
-    rows = len(ours["lm_head.weight"]) if "lm_head.weight" in ours else 0
-    if rows and draft_vocab is not None and rows != draft_vocab:
+    rows = len(ours["lm_head.weight"])
+    if draft_vocab is not None and rows != draft_vocab:
         raise ValueError(
             f"{path}: draft_vocab_size is {draft_vocab}, but lm_head.weight has {rows} rows; correct config.json"
         )

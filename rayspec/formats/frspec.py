@@ -33,8 +33,8 @@ def read(source: Source, target: Target) -> Tokens:
     outside = [i for i in listed if not 0 <= i < vocabulary]
     if outside or not listed:
         raise ValueError(
-            f"{source.path} holds {outside[0] if outside else 'no ids'}; ids must be in 0..{vocabulary - 1} (the vocabulary "
-            f"of {target.name}); name its own target"
+            f"{source.path} holds {outside[0] if outside else 'no ids'}; ids must be in 0..{vocabulary - 1} (the "
+            f"vocabulary of {target.name}); name its own target"
         )
     once = list(dict.fromkeys(listed))
     added = [i for i in stops if i not in set(once)]

@@ -32,8 +32,8 @@ def read(source: Source, target: Target) -> Converted:
     there = {name.partition(".")[0] for name in stored}
     if there != {str(i) for i in range(heads)}:
         raise ValueError(
-            f"{path}: medusa_num_heads is {heads}, but its weights are of the heads {', '.join(sorted(there))}; correct "
-            "medusa_num_heads in config.json"
+            f"{path}: medusa_num_heads is {heads}, but its weights are of the heads {', '.join(sorted(there))}; "
+            "correct medusa_num_heads in config.json"
         )
     own = [name for name in stored if name.endswith(".1.weight")]
     if own and len(own) != heads:

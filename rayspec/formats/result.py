@@ -87,8 +87,8 @@ class Converted:
         outside = [tap for tap in self.config.tap_layers if not 0 < tap < own.num_hidden_layers]
         if outside or len(set(self.config.tap_layers)) != len(self.config.tap_layers):
             raise ValueError(
-                f"{source}: it taps the inputs of the layers {list(self.config.tap_layers)}, which must be different ones "
-                f"in 1..{own.num_hidden_layers - 1} of {target.name}; name its own target"
+                f"{source}: it taps the inputs of the layers {list(self.config.tap_layers)}, which must be different "
+                f"ones in 1..{own.num_hidden_layers - 1} of {target.name}; name its own target"
             )
         info = CheckpointInfo(
             path=str(source),

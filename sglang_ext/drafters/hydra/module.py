@@ -26,7 +26,8 @@ class HydraDrafter(LastHiddenDrafter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         H, positions = self.config.hidden_size, self.config.positions
-        self.residuals = nn.ModuleList(nn.Linear((i + 2) * H, H, bias=self.config.as_published) for i in range(positions))
+        biased = self.config.as_published
+        self.residuals = nn.ModuleList(nn.Linear((i + 2) * H, H, bias=biased) for i in range(positions))
         self.blocks = nn.ModuleList(nn.Linear((i + 2) * H, H) for i in range(positions))
         for residual, block in zip(self.residuals, self.blocks, strict=True):
             nn.init.zeros_(residual.weight)
