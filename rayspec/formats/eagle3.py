@@ -17,6 +17,8 @@ from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters.eagle3.config import Eagle3Config
 from sglang_ext.drafters.stock import from_stock
 from sglang_ext.drafters.target import stored_taps
+from sglang_ext.json_text import check_mapping
+from sglang_ext.settings import check_type
 
 READ = {
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
@@ -120,15 +122,17 @@ def read_eagle3(
     unused_window = not layer.get("use_sliding_window", True)  # Qwen's: a window that nothing looks at
     checked = {k: v for k, v in layer.items() if not (k == "sliding_window" and unused_window)}
     check_keys(checked, MUST, READ | HARMLESS, path)
-    eagle = layer.get("eagle_config") or {}
+    eagle = check_mapping(layer.get("eagle_config") or {}, f"{path}: eagle_config")
     check_keys(eagle, EAGLE_MUST, EAGLE_HARMLESS, path, "eagle_config.")
-    target_hidden = layer.get("target_hidden_size") or layer.get("hidden_size")
+    target_hidden: Any = layer.get("target_hidden_size") or layer.get("hidden_size")
     found = taps if taps is not None else target.frozen.taps
     named = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in found]}}
     try:
         config = Eagle3Config.from_json({**layer, **named}, target_hidden, found)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if draft_vocab is not None:
+        check_type(f"{path}: draft_vocab_size", draft_vocab, int)
     asked = layer.get("num_aux_hidden_states") or len(found)
     if asked != len(found):
         raise ValueError(f"{path}: num_aux_hidden_states is {asked}, but {len(found)} layers are tapped: {list(found)}")
@@ -161,6 +165,8 @@ def read_eagle3(
 def taps_after(config: Mapping[str, Any], path: str) -> tuple[int, ...] | None:
     """Of formats that name layers for SGLang, by their output: `eagle_config.eagle_aux_hidden_state_layer_ids`."""
     try:
+        if config.get("eagle_config") is not None:
+            check_mapping(config["eagle_config"], "eagle_config")
         return tuple(stored_taps(config)) or None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -14,6 +14,7 @@ from rayspec.formats.eagle3 import check_keys
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.hydra.config import HydraConfig
+from sglang_ext.settings import check_type
 
 MUST: dict[str, tuple[Any, ...]] = {
     "hydra_head_arch": ("mlp",),
@@ -35,6 +36,7 @@ def recognise(source: Source) -> bool:
 def read(source: Source, target: Target) -> Converted:
     config, path = source.config, str(source.path)
     check_keys({"hydra_head_arch": "mlp", "grounded_heads": False, "hydra_num_layers": 1, **config}, MUST, KNOWN, path)
+    check_type(f"{path}: hydra_num_heads", config["hydra_num_heads"], int)
     ours, notes = {}, []
     for name, tensor in source.tensors.items():
         parts = name.removeprefix("hydra_head.").split(".")
@@ -51,7 +53,7 @@ def read(source: Source, target: Target) -> Converted:
                     "held; train some with rayspec train (drafter.kind: hydra)"
                 )
             notes.append(f"{name} is zero, and left out")
-        elif parts[0] == "hydra_mlp" and parts[2:3] == ["0"]:
+        elif parts[0] == "hydra_mlp" and parts[2:3] == ["0"] and len(parts) == 5:
             part = {"linear": "blocks", "res_connection": "residuals"}.get(parts[3], parts[3])
             ours[f"{part}.{parts[1]}.{parts[-1]}"] = tensor
         else:

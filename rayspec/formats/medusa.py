@@ -12,6 +12,7 @@ from rayspec.formats.eagle3 import check_keys
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.medusa.config import MedusaConfig
+from sglang_ext.settings import check_type
 
 MUST: dict[str, tuple[Any, ...]] = {"medusa_num_layers": (1,), "quantization_config": (None,)}
 KNOWN = {
@@ -29,6 +30,7 @@ def read(source: Source, target: Target) -> Converted:
     check_keys(config, MUST, KNOWN, path)
     stored = {name.removeprefix("medusa_head."): t for name, t in source.tensors.items()}
     heads = config["medusa_num_heads"]
+    check_type(f"{path}: medusa_num_heads", heads, int)
     there = {name.partition(".")[0] for name in stored}
     if there != {str(i) for i in range(heads)}:
         raise ValueError(

@@ -87,7 +87,10 @@ class Source:
 
     def _indexed(self) -> set[str]:
         indices = [] if self.path.is_file() else sorted(self.path.glob("*.safetensors.index.json"))
-        return {name for index in indices for name in json.loads(index.read_text())["weight_map"].values()}
+        try:
+            return {name for index in indices for name in json.loads(index.read_text())["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(f"{self.path} has an index that is none ({error!r}); copy it again") from error
 
     def _load(self, file: Path) -> Any:
         self.used.add(file)

@@ -15,6 +15,7 @@ from rayspec.formats.eagle3 import HARMLESS, check_keys, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from rayspec.formats.specforge import as_stock
+from sglang_ext.json_text import check_mapping
 
 MUST: dict[str, tuple[Any, ...]] = {
     "speculators_model_type": ("eagle3",),
@@ -48,7 +49,9 @@ def read(source: Source, target: Target) -> Converted:
     layer = config.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ValueError(f"{path}: transformer_layer_config must be a mapping, got {layer!r}")
-    algorithm = (config.get("speculators_config") or {}).get("algorithm", "eagle3")
+    algorithm = check_mapping(config.get("speculators_config") or {}, f"{path}: speculators_config").get(
+        "algorithm", "eagle3"
+    )
     if algorithm != "eagle3":
         raise ValueError(f"{path}: speculators_config.algorithm must be eagle3, got {algorithm!r}")
     ids = config.get("eagle_aux_hidden_state_layer_ids")
