@@ -41,6 +41,8 @@ class Conversion:
         )  # fmt: skip
         lines = [f"{self.source.path} ({self.format}): {what} -> {self.folder} ({self.to})"]
         lines += [f"  {note}" for note in self.result.notes]
+        if isinstance(self.result, Converted) and self.target.dtype not in (None, self.result.dtype):
+            lines.append(f"  stored in {self.result.dtype}, served in the target's {self.target.dtype}")
         lost = self.result.stops_out_of_reach(self.target) if isinstance(self.result, Converted) else []
         if lost:
             lines.append(f"  warning: its head lacks the stop tokens {lost}; no draft of it ends there")

@@ -36,5 +36,6 @@ def write(
     own = target.frozen.info(target.folder.resolve().name, drafter.config.tap_layers)
     head = empty_drafter(CheckpointInfo(path="", body=drafter.config, head=drafter.head, target=own)).lm_head
     ours = {"format_version": FORMAT_VERSION, "target": own.to_dict(), **provenance}
-    config = {"architectures": [drafter.config.architecture], **drafter.config.to_json(), "dtype": drafter.dtype}
+    dtype = target.dtype or drafter.dtype  # SGLang computes in what config.json says, whatever is stored
+    config = {"architectures": [drafter.config.architecture], **drafter.config.to_json(), "dtype": dtype}
     return config | {"draft_head": head.spec(), "rayspec": ours}, dict(drafter.tensors)

@@ -42,6 +42,12 @@ class Target:
         return Path(self.frozen.folder)
 
     @property
+    def dtype(self) -> str | None:
+        """That SGLang computes in; None where its config.json does not say."""
+        named = getattr(self.frozen.model.config, "dtype", None)
+        return None if named is None else str(named).removeprefix("torch.")
+
+    @property
     def embedding_VG(self) -> Tensor:
         return self._tensor("model.embed_tokens.weight")
 
@@ -109,7 +115,7 @@ class Converted:
 
     @property
     def dtype(self) -> str:
-        """As config.json names it: the widest of the stored ones."""
+        """The widest of the stored ones, by its name in config.json."""
         floats = {t.dtype for t in self.tensors.values() if t.is_floating_point()}
         return str(max(floats, key=lambda d: (d.itemsize, str(d)))).removeprefix("torch.")
 

@@ -45,4 +45,5 @@ def write(
     drafter: Converted, target: Target, provenance: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, rows = as_stock(drafter, "--to sglang")
-    return stock_config(drafter.config.to_json() | {"dtype": drafter.dtype}, rows), tensors
+    dtype = target.dtype or drafter.dtype  # SGLang computes in what config.json says, whatever is stored
+    return stock_config(drafter.config.to_json() | {"dtype": dtype}, rows), tensors

@@ -145,6 +145,7 @@ def test_eagle3_drafts_as_its_authors_formula_says(name: str, target: Path, tmp_
     stored = load_file(source / "model.safetensors")
     ours = load_file(tmp_path / "ours" / "model.safetensors")
     assert ours["fc.weight"].dtype == torch.float16
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["dtype"] == Target.read(str(target)).dtype
     assert torch.equal(ours["fc.weight"], stored["fc.weight"])
 
     T, layer = 5, LAYER_NAME[name]
