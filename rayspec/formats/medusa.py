@@ -32,7 +32,7 @@ def read(source: Source, target: Target) -> Converted:
     heads = config["medusa_num_heads"]
     check_type(f"{path}: medusa_num_heads", heads, int)
     there = {name.partition(".")[0] for name in stored}
-    if there != {str(i) for i in range(heads)}:
+    if len(there) != heads or there != {str(i) for i in range(heads)}:
         raise ValueError(
             f"{path}: medusa_num_heads is {heads}, but its weights are of the heads {', '.join(sorted(there))}; "
             "correct medusa_num_heads in config.json"

@@ -14,8 +14,8 @@ OWN = {"use_last_layernorm", "use_input_layernorm_in_first_layer", "use_mtp_laye
 
 
 def recognise(source: Source) -> bool:
-    named = source.config.get("architectures") or []
-    return STOCK_ARCHITECTURE in named and bool(OWN & set(source.config.get("eagle_config") or ()))
+    is_stock = source.config.get("architectures") == [STOCK_ARCHITECTURE]
+    return is_stock and bool(OWN & {*(source.config.get("eagle_config") or ())})
 
 
 def read(source: Source, target: Target) -> Converted:

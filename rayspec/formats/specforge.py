@@ -19,7 +19,7 @@ from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, stock_config, stock_ma
 
 
 def recognise(source: Source) -> bool:
-    return STOCK_ARCHITECTURE in (source.config.get("architectures") or [])
+    return source.config.get("architectures") == [STOCK_ARCHITECTURE]
 
 
 def read(source: Source, target: Target) -> Converted:

@@ -326,6 +326,11 @@ def test_tensors_that_do_not_fit(changes: dict[str, Any], message: str, target: 
         (HYDRA, lambda e: hydra_tensors(torch.zeros_like(e)), "differs from the target's embedding"),
         ({"medusa_num_heads": 2, "medusa_num_layers": 2}, hydra_tensors, "medusa_num_layers must be 1, got 2"),
         ({"medusa_num_heads": 2}, lambda e: {"0.0.linear.weight": e[:H]}, "weights are of the heads 0; correct"),
+        ({"medusa_num_heads": 10**9}, lambda e: {"0.0.linear.weight": e[:H]}, "medusa_num_heads is 1000000000"),
+        ({"medusa_num_heads": "2"}, hydra_tensors, "medusa_num_heads must be a whole number"),
+        (HYDRA | {"hydra_num_heads": 10**9}, hydra_tensors, "positions must be in 1..128"),
+        ({"speculators_model_type": "eagle3"}, hydra_tensors, "transformer_layer_config must be a mapping, got None"),
+        ({"architectures": 5}, hydra_tensors, "of no format that we know"),
         ({"architectures": ["GPT2"]}, hydra_tensors, "of no format that we know"),
     ],
 )
