@@ -15,7 +15,8 @@ OWN = {"use_last_layernorm", "use_input_layernorm_in_first_layer", "use_mtp_laye
 
 def recognise(source: Source) -> bool:
     is_stock = source.config.get("architectures") == [STOCK_ARCHITECTURE]
-    return is_stock and bool(OWN & {*(source.config.get("eagle_config") or ())})
+    options = source.config.get("eagle_config")
+    return is_stock and isinstance(options, dict) and bool(OWN & set(options))
 
 
 def read(source: Source, target: Target) -> Converted:
