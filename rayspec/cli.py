@@ -16,6 +16,7 @@ COMMANDS = {
     "gate": "compare two drafters, champions or endpoints; fails on a regression",
     "serve": "serve a champion through SGLang's endpoint",
     "export": "write drafters in the form that SGLang serves without rayspec",
+    "convert": "read and write other projects' drafters and token lists",
     "pack": "write drafters without the rows of their target's head",
 }
 
