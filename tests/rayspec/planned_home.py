@@ -35,7 +35,7 @@ DTYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8:
 
 
 def make_target(home: Path) -> Path:
-    """SmolLM2-135M's sizes, with the tokenizer of the tests' target and no weights."""
+    """SmolLM2-135M's sizes, with the tokenizer of the tests' target, filled up, and no weights."""
     folder = home / "models" / NAME
     config = LlamaConfig(
         vocab_size=49152,
@@ -52,7 +52,13 @@ def make_target(home: Path) -> Path:
     )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(TARGET).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    words = stored["model"]["vocab"]
+    words |= {f"unused{i}": i for i in set(range(config.vocab_size)) - set(words.values())}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
     save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
     return folder
 
@@ -103,6 +109,7 @@ def make_calibrations(home: Path, target: FrozenTarget, config: CalibrationConfi
     """What each rule would leave, of made-up counts."""
     vocabulary = Vocabulary.load(str(target.folder), NAME)
     for calibration in config.calibrations:
+        calibration.parsed.check(vocabulary)
         folder = home / "calibrations" / NAME / calibration.name
         if folder.exists():
             continue

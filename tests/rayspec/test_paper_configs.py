@@ -1,7 +1,6 @@
 """Every table of the papers is a config that plans, and what a sweep names is made by the configs beside it."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.plan.sampling import check_drafts_are_said
 from rayspec.sweep.shape import split_shape
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_runs import plan
 from rayspec.training.frozen_target import FrozenTarget
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +95,11 @@ def test_a_table_is_planned(file: Path) -> None:
     config = load_config(SweepConfig, file)
     prepared: Prepared = prepare(config)
     check_drafts_are_said(config, prepared.plan.candidates)
-    plan = prepared.plan
-    assert {c.label: c.problem for c in plan.candidates if c.problem} == {}
-    topk = max(c.shape.topk for c in plan.candidates)
-    assert (len(plan.trials), len(plan.cohorts), topk, config.baseline) == EXPECTED[name_of(file)]
-    baseline = [c for c in plan.candidates if c.drafter == config.baseline]
+    found = prepared.plan
+    assert {c.label: c.problem for c in found.candidates if c.problem} == {}
+    topk = max(c.shape.topk for c in found.candidates)
+    assert (len(found.trials), len(found.cohorts), topk, config.baseline) == EXPECTED[name_of(file)]
+    baseline = [c for c in found.candidates if c.drafter == config.baseline]
     assert baseline, "in the shape of the others, so that rho has something to be relative to"
     assert prepared.dropped == 0
     assert "warning" not in prepared.describe()
@@ -138,6 +138,14 @@ def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
         assert named - SHIPPED <= set(made), file.name
 
 
+@pytest.mark.parametrize("file", [f for f in TRAIN if f.stem != "train_trees"], ids=name_of)  # whose base is 0.2 GB
+def test_training_is_planned(file: Path, tmp_path: Path) -> None:
+    elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
+    config = load_config(DrafterTrainConfig, file, elsewhere)
+    lines = plan(config)
+    assert [line.split()[0] for line in lines if line.endswith("to train")] == [e.name for e in config.drafters]
+
+
 def test_nothing_is_made_that_no_table_uses() -> None:
     for folder in {f.parent for f in FILES}:
         sweeps = [load_config(SweepConfig, f) for f in SWEEPS if f.parent == folder]
@@ -154,8 +162,10 @@ def test_configs_that_share_a_home_agree() -> None:
     """A second answer set under one folder, or another drafter of a name, would be refused when the first is there."""
     configs = [load_config(DrafterTrainConfig, f) for f in [*(ROOT / "configs" / "train").glob("*.yaml"), *TRAIN]]
     assert len(configs) > len(TRAIN)
-    answers = Counter(repr((c.answers, c.held_out)) for c in configs if c.work_dir is None)
-    assert len(answers) == 1, "one home has one set of answers"
+    answers: dict[str | None, set[str]] = {}
+    for config in configs:
+        answers.setdefault(config.work_dir, set()).add(repr((config.answers, config.held_out)))
+    assert {len(own) for own in answers.values()} == {1}, "one folder has one set of answers"
     named: dict[str, str] = {}
     for config in configs:
         for entry in config.drafters:

@@ -18,6 +18,7 @@ from rayspec.report.decision import decision, enumeration
 from rayspec.report.page import write_report
 from rayspec.report.promote import winner
 from rayspec.report.ready_files import acceptance
+from rayspec.report.speed_figures import load_figure, pareto_figure
 from rayspec.serving.policy import measured_policy
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.measure.cohort import CohortRun
@@ -153,6 +154,20 @@ def test_a_stored_sweep_comes_back_with_its_temperatures(at_two_temperatures: Sy
     assert "at temperature 0.0, 1.0; " in text
     assert re.search(r"- 4 streams, temperature 1: ", text)
     assert "at 1 and 4 streams (temperature 1)" in decision(sweep.results) or "(temperature 1)" in text
+
+
+def test_figures_mix_no_temperatures(at_two_temperatures: SyntheticSweep) -> None:
+    results = list(at_two_temperatures.results)
+    for r in at_two_temperatures.results:  # a third load, as the figure by load wants
+        if r.trial.traffic.concurrency == 4:
+            results.append(replace(r, trial=replace(r.trial, traffic=replace(r.trial.traffic, concurrency=16))))
+    by_load, pareto = load_figure(results), pareto_figure(results)
+    assert by_load is not None
+    assert pareto is not None
+    titles = [axis.get_title() for axis in by_load.axes]
+    assert titles == [f"{n} draft steps, temperature {t}" for t in (0, 1) for n in (2, 4)]
+    assert len(pareto.axes) == 2, "a panel per temperature"
+    assert all(len(line.get_xdata()) == 3 for axis in by_load.axes for line in axis.lines if len(line.get_xdata()) > 2)
 
 
 def test_a_sweep_of_one_temperature_is_read_as_before(synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
