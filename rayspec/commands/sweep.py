@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
         if options.resume is None:
             config = load_config(SweepConfig, options.config, options.overrides)
         from rayspec.sweep.plan.prepare import prepare
+        from rayspec.sweep.plan.sampling import check_drafts_are_said
         from rayspec.sweep.record.folder import SweepFolder, find_resumable
 
         if options.resume is not None:
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
             print(f"resuming {folder.id}")
         else:
             prepared = prepare(config)
+            check_drafts_are_said(config, prepared.plan.candidates)  # one that began before this was asked goes on
         print(prepared.describe(), flush=True)
         if options.plan:
             return 0

@@ -190,7 +190,7 @@ class Publisher:
                 tags["drafter.sha256"] = self._weights.get(trial.label, "unknown")
             run = self.tracker.child(self.parent, trial.name, tags)
             short = self._short.get(trial.label, trial.label)
-            run.log_params({**trial_params(trial), "head": short, **self._sweep_params})
+            run.log_params({**trial_params(trial, self.config), "head": short, **self._sweep_params})
             if self._dataset is not None:
                 run.log_dataset(self._dataset, "eval")
             model = self._model(trial)
@@ -238,12 +238,13 @@ def best_metrics(results: Sequence[TrialResult]) -> dict[str, float]:
     return {f"best_{name}": best.best.metrics[name] for name in names if name in best.best.metrics}
 
 
-def trial_params(trial: Trial) -> dict[str, object]:
+def trial_params(trial: Trial, config: SweepConfig) -> dict[str, object]:
     """What sets a trial apart, beside the sweep's own parameters."""
     own = trial.candidate.params() if trial.candidate else {"speculative_algorithm": PLAIN, "draft_steps": 0}
     load = {
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
         "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
+        "temperature": config.temperature_of(trial.traffic),
     }
     return {**own, **load}
 

@@ -27,8 +27,10 @@ class StreamingEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Traffic:
-    """How requests come; exactly one field is not 0. Ordered: closed loops first, then by size."""
+    """How requests come, in a closed loop or in an open one, and which temperature they ask for, where a sweep has
+    several. Ordered: by temperature, closed loops first, then by size."""
 
+    temperature: float | None = None  # None: the only one of its sweep
     request_rate: float = 0.0  # conversations a second
     concurrency: int = 0  # streams
 
@@ -41,13 +43,14 @@ class Traffic:
 
     @property
     def label(self) -> str:
-        """For names of trials: `c4`, `r2.5`."""
-        return f"r{self.request_rate:g}" if self.is_open else f"c{self.concurrency}"
+        """For names of trials: `c4`, `r2.5`, `c4-t1`."""
+        load = f"r{self.request_rate:g}" if self.is_open else f"c{self.concurrency}"
+        return load if self.temperature is None else f"{load}-t{self.temperature:g}"
 
     def __str__(self) -> str:
-        if self.is_open:
-            return f"{self.request_rate:g} requests/s"
-        return f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
+        load = f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
+        load = f"{self.request_rate:g} requests/s" if self.is_open else load
+        return load if self.temperature is None else f"{load}, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

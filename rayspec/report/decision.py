@@ -168,7 +168,14 @@ def _loads(made: Sequence[Choice]) -> str:
 
 
 def enumeration(traffics: Sequence[Traffic]) -> str:
-    """`1 stream`, `1, 4 and 8 streams`, `4 streams and 2.5 requests/s`."""
+    """`1 stream`, `1, 4 and 8 streams`, `4 streams and 2.5 requests/s`, `1 stream (temperature 0) and 1 stream
+    (temperature 1)`."""
+    temperatures = dict.fromkeys(t.temperature for t in traffics)
+    groups = {t: _enumerated([one for one in traffics if one.temperature == t]) for t in temperatures}
+    return " and ".join(text if t is None else f"{text} (temperature {t:g})" for t, text in groups.items())
+
+
+def _enumerated(traffics: Sequence[Traffic]) -> str:
     streams = [str(t.concurrency) for t in traffics if not t.is_open]
     rates = [f"{t.request_rate:g}" for t in traffics if t.is_open]
     parts = [f"{_listed(streams)} stream{'s' if streams != ['1'] else ''}"] if streams else []

@@ -1,6 +1,7 @@
 """The report of a sweep as Markdown, from what MLflow holds and nothing else."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -173,7 +174,7 @@ def _failures(results: Sequence[TrialResult]) -> list[str]:
 
 def _setup(sweep: StoredSweep) -> str:
     p = sweep.params
-    loads = sorted({r.trial.traffic for r in sweep.results})
+    loads = sorted({replace(r.trial.traffic, temperature=None) for r in sweep.results})
     failed = sum(r.error is not None for r in sweep.results)
     return (
         f"Target {p['target']}, workload {p['workload']}, up to {p['max_new_tokens']} tokens an answer at temperature "

@@ -137,7 +137,8 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
         "sweep_run_id": sweep.run_id,
         "trial_run_id": sweep.run_ids[trial],
         "report": f"runs:/{sweep.run_id}/{REPORT}/report.html",
-        **{k: sweep.params[k] for k in ("target", "workload", "temperature")},
+        **{k: sweep.params[k] for k in ("target", "workload")},
+        "temperature": str(sweep.temperature(trial)),
         **{k: v for k, v in tags.items() if k.startswith(("git.", "version.", "host."))},
     }
 

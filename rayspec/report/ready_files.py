@@ -56,7 +56,7 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
         "target": sweep.params["target"],
         "drafter": trial.label,
         "workload": sweep.params["workload"],
-        "temperature": float(sweep.params["temperature"]),
+        "temperature": sweep.temperature(trial),
         "traffic": trial.traffic.label,
         "verify_steps": int(metrics["verify_steps"]),
         "accepted_at_least": at_least,

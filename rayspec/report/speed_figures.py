@@ -72,14 +72,15 @@ def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Speed-up over plain decoding against the number of streams, with its 95% interval: where it stops paying."""
     results = [r for r in results if r.speedup("plain") and not r.trial.traffic.is_open]
     heads, (steps, traffics) = Heads.of(results), axes_of(results)
-    if len(traffics) < MIN_LOADS:
+    streams = sorted({t.concurrency for t in traffics})
+    if len(streams) < MIN_LOADS:
         return None
-    figure, axes = panels(len(steps), width=5.2, height=3.8, share=True, columns=2)
-    for axis, s in zip(axes, steps, strict=True):
+    cells = [(temperature, s) for temperature in dict.fromkeys(t.temperature for t in traffics) for s in steps]
+    figure, axes = panels(len(cells), width=5.2, height=3.8, share=True, columns=2)
+    for axis, (temperature, s) in zip(axes, cells, strict=True):
+        here = [r for r in results if (r.trial.traffic.temperature, r.trial.draft_steps) == (temperature, s)]
         for head in heads.names:
-            own = sorted(
-                (r for r in results if (r.trial.label, r.trial.draft_steps) == (head, s)), key=lambda r: r.trial.traffic
-            )
+            own = sorted((r for r in here if r.trial.label == head), key=lambda r: r.trial.traffic)
             intervals = [interval for r in own if (interval := r.speedup("plain"))]
             loads = [r.trial.traffic.concurrency for r in own]
             low, high = zip(*map(bounds, intervals), strict=True) if intervals else ((), ())
@@ -89,9 +90,9 @@ def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
                 heads.point(axis, x, interval.value, head, marker(steps.index(s)))
         axis.axhline(1, color="black", linestyle="--", linewidth=1)
         axis.set_xscale("log", base=2)
-        axis.set_xticks([t.concurrency for t in traffics], [str(t.concurrency) for t in traffics])
+        axis.set_xticks(streams, [str(n) for n in streams])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_title(counted(s))
+        axis.set_title(counted(s) if temperature is None else f"{counted(s)}, temperature {temperature:g}")
         axis.set_xlabel("streams")
     axes[0].set_ylabel("speed-up over plain decoding (95% CI)")
     legend_below(figure, heads.entries())
@@ -99,7 +100,8 @@ def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
-    """Throughput against what a user waits for a token; the line joins the trials that no other beats in both.
+    """Throughput against what a user waits for a token, in a panel per temperature; the line joins the trials that no
+    other beats in both.
 
     Closed loops only: in an open loop the arrivals fix the throughput.
     """
@@ -108,31 +110,35 @@ def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
     if len(results) < 2:
         return None
     heads, (steps, _) = Heads.of(results), axes_of(results)
-    figure, (axis,) = panels(1, width=7.0, height=4.8)
-    best = frontier(results)
-    axis.plot(*zip(*map(_latency_and_throughput, best), strict=True), color="0.55", linewidth=1.5, zorder=1)
-    for r in results:
-        x, y = _latency_and_throughput(r)
-        if r.trial.candidate is None:
-            axis.plot(x, y, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
-        else:
-            heads.point(axis, x, y, r.trial.label, marker(steps.index(r.trial.draft_steps)))
-    for traffic in sorted({r.trial.traffic for r in results}):
-        cloud = [_latency_and_throughput(r) for r in results if r.trial.traffic == traffic]
-        where = (sum(x for x, _ in cloud) / len(cloud), max(y for _, y in cloud))
-        axis.annotate(str(traffic), where, (0, 10), textcoords="offset points", ha="center", color="0.35", fontsize=9)
-    points = list(map(_latency_and_throughput, results))
-    for one, set_scale, values in zip(
-        (axis.xaxis, axis.yaxis), (axis.set_xscale, axis.set_yscale), zip(*points, strict=True), strict=True
-    ):
-        if max(values) > WIDE_RANGE * min(values):  # else a logarithmic axis has hardly a round number
-            set_scale("log")
-            one.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            one.set_minor_locator(NullLocator())
-        one.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.margins(x=0.08, y=0.15)
-    axis.set_xlabel("median time per output token of a request (ms): left is better")
-    axis.set_ylabel("output tokens/s of all streams: up is better")
+    temperatures = sorted({r.trial.traffic.temperature for r in results}, key=lambda t: t or 0.0)
+    figure, axes = panels(len(temperatures), width=7.0, height=4.8, share=True, columns=2)
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        here = [r for r in results if r.trial.traffic.temperature == temperature]
+        best = frontier(here)
+        axis.plot(*zip(*map(_latency_and_throughput, best), strict=True), color="0.55", linewidth=1.5, zorder=1)
+        for r in here:
+            x, y = _latency_and_throughput(r)
+            if r.trial.candidate is None:
+                axis.plot(x, y, color="black", marker="*", markersize=12, linestyle="none", zorder=3)
+            else:
+                heads.point(axis, x, y, r.trial.label, marker(steps.index(r.trial.draft_steps)))
+        for traffic in sorted({r.trial.traffic for r in here}):
+            cloud = [_latency_and_throughput(r) for r in here if r.trial.traffic == traffic]
+            where = (sum(x for x, _ in cloud) / len(cloud), max(y for _, y in cloud))
+            text = str(traffic)
+            axis.annotate(text, where, (0, 10), textcoords="offset points", ha="center", color="0.35", fontsize=9)
+        points = list(map(_latency_and_throughput, results))  # all panels have one scale
+        for one, set_scale, values in zip(
+            (axis.xaxis, axis.yaxis), (axis.set_xscale, axis.set_yscale), zip(*points, strict=True), strict=True
+        ):
+            if max(values) > WIDE_RANGE * min(values):  # else a logarithmic axis has hardly a round number
+                set_scale("log")
+                one.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                one.set_minor_locator(NullLocator())
+            one.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.margins(x=0.08, y=0.15)
+        axis.set_xlabel("median time per output token of a request (ms): left is better")
+    axes[0].set_ylabel("output tokens/s of all streams: up is better")
     plain = (Line2D([], [], color="black", marker="*", markersize=10, linestyle="none"), "plain decoding")
     line = (Line2D([], [], color="0.55", linewidth=1.5), "beaten by none in both")
     legend_below(figure, [*heads.entries(), *steps_entries(steps), plain, line], columns=4)

@@ -30,7 +30,8 @@ def notes(results: "Sequence[TrialResult]") -> str:
     """What the columns mean."""
     lines = [
         NOTES.format(baseline=baseline_of(results)),
-        "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s.",
+        "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s, t1 for "
+        "temperature 1.",
     ]
     if any(r.trial.traffic.is_open for r in results):
         lines.append(

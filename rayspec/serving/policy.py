@@ -25,6 +25,8 @@ def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None
         trial = result.trial
         if result.error or trial.traffic.is_open or trial.label not in (PLAIN, best.trial.label):
             continue
+        if trial.traffic.temperature != best.trial.traffic.temperature:  # other tokens are accepted
+            continue
         if trial.candidate is None or lengths is None or trial.draft_steps in lengths:
             found.setdefault(trial.draft_steps, {})[trial.traffic.concurrency] = trial
     requests = {trial: list(sweep.requests(trial)) for trials in found.values() for trial in trials.values()}
@@ -51,7 +53,7 @@ def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None
             "target": sweep.params["target"],
             "drafter": best.trial.label,
             "workload": sweep.params["workload"],
-            "temperature": sweep.params["temperature"],
+            "temperature": str(sweep.temperature(best.trial)),
             "sweep_run_id": sweep.run_id,
         },
     )

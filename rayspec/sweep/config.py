@@ -164,8 +164,8 @@ ALGORITHMS = ("grid", "random", "optuna")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(Settings):
-    """Trials: drafters x draft_steps x traffic (each concurrency and each request rate), and a trial without
-    speculation under each traffic."""
+    """Trials: drafters x draft_steps x traffic (each concurrency and each request rate, at each temperature), and a
+    trial without speculation under each traffic."""
 
     name: str = "sweep"  # name of the parent run
     experiment: str = "rayspec-sweep"  # MLflow experiment
@@ -189,7 +189,7 @@ class SweepConfig(Settings):
     search: SearchConfig = field(default_factory=SearchConfig)
     slo: Slo = field(default_factory=Slo)  # limits in milliseconds that make a request count as good
     max_new_tokens: int = 64
-    temperature: float = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
+    temperature: float | list[float] = 0.0  # 0 is greedy; only then is the output compared with the plain engine's
     ignore_eos: bool = False  # True gives every request exactly max_new_tokens
     warmup_tokens: int = 8  # generated and thrown away before every block
     keep_output_ids: bool = True  # False: the stored requests say how many tokens an answer has, not which
@@ -220,7 +220,7 @@ class SweepConfig(Settings):
         rates = self.request_rate
         is_rate = all(0 < r <= MAX_COUNT for r in rates)
         _require(is_rate, "request_rate", rates, f"positive everywhere, and at most {MAX_COUNT}")
-        loads = [t.label for t in self.traffic()]
+        loads = [f"{r:g}" for r in rates]
         _require(len(set(loads)) == len(loads), "request_rate", rates, "different in their first six digits")
         slowest = self.block_prompts / min(rates, default=float("inf"))
         _require(
@@ -237,7 +237,12 @@ class SweepConfig(Settings):
             _require(1 <= value <= MAX_COUNT, name, value, f"at least 1 and at most {MAX_COUNT}")
         _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
         _require(0 <= self.traces <= MAX_COUNT, "traces", self.traces, f"0, or up to {MAX_COUNT} a trial")
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "at least 0 and at most 100")
+        asked = self.temperatures()
+        _require(len(asked) > 0, "temperature", self.temperature, "a number, or a list of at least one")
+        is_in_range = all(0 <= t <= 100 for t in asked)
+        _require(is_in_range, "temperature", self.temperature, "at least 0 and at most 100")
+        is_told_apart = len({f"{t:g}" for t in asked}) == len(asked)
+        _require(is_told_apart, "temperature", self.temperature, "different in their first six digits")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
         _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
         early, passes = self.search.early_stop, self.max_passes()
@@ -256,8 +261,23 @@ class SweepConfig(Settings):
 
     def traffic(self) -> list[Traffic]:
         """How requests come, in the order of measurement."""
-        closed = [Traffic(concurrency=c) for c in self.concurrency]
-        return [*closed, *(Traffic(request_rate=r) for r in self.request_rate)]
+        asked = self.temperatures()
+        return [
+            traffic
+            for t in (asked if len(asked) > 1 else [None])
+            for traffic in (
+                *(Traffic(concurrency=c, temperature=t) for c in self.concurrency),
+                *(Traffic(request_rate=r, temperature=t) for r in self.request_rate),
+            )
+        ]
+
+    def temperatures(self) -> list[float]:
+        """In the order of measurement."""
+        return self.temperature if isinstance(self.temperature, list) else [self.temperature]
+
+    def temperature_of(self, traffic: Traffic) -> float:
+        """That of requests under this traffic."""
+        return self.temperatures()[0] if traffic.temperature is None else traffic.temperature
 
     def max_passes(self) -> int:
         """Passes over the workload that there may be."""

@@ -7,7 +7,6 @@ from mlflow import MlflowClient
 from synthetic import SyntheticSweep
 
 from rayspec.driver.publish import Publisher
-from rayspec.farm.load import Traffic
 from rayspec.provenance import provenance
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Candidate
@@ -27,7 +26,7 @@ def publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None = None) 
     """The parent's run id, `run_id` where it is published again. One trial of a broken drafter fails beside those that
     were measured."""
     candidate = Candidate(label="broken", path="/broken", draft_steps=2, problem=CAUSE)
-    broken = Trial(candidate=candidate, traffic=Traffic(concurrency=1))
+    broken = Trial(candidate=candidate, traffic=min(trial.traffic for trial in sweep.blocks))
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]
     prompts = [
         Conversation(id=id_, category=category, turns=(f"prompt {id_}",))

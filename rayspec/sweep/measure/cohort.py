@@ -183,7 +183,7 @@ class CohortRun:
             self._fail_candidate(trial.candidate, str(error))
             return None
         try:
-            one = Traffic(concurrency=1)
+            one = Traffic(concurrency=1, temperature=trial.traffic.temperature)
             engine.warm_up(self.engines.load(prompts[:1], one, max_new_tokens=self.config.warmup_tokens))
             # every trial of the round meets the same arrivals
             arrivals = self.config.seed + round_.index
@@ -274,21 +274,21 @@ class CohortRun:
             if not c.problem:
                 healthy.setdefault(c.shape.topk, {})[c.label] = c.path
         # how many rows an open loop gives the head is not known beforehand
-        closed = [Traffic(concurrency=n) for n in self.config.concurrency]
         steps = max(self.config.draft_steps)
         try:
             timed = {
-                t: {
+                streams: {
                     label: seconds
                     for topk, paths in healthy.items()
-                    for label, seconds in engine.head_latencies(paths, t.concurrency, steps, topk).items()
+                    for label, seconds in engine.head_latencies(paths, streams, steps, topk).items()
                 }
-                for t in closed
+                for streams in self.config.concurrency
             }
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             return
-        self._record(HeadsTimed(latency_s={t.label: latency for t, latency in timed.items()}))
+        closed = [t for t in self.config.traffic() if not t.is_open]
+        self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
 
     def _trials(self, candidate: Candidate | None) -> list[Trial]:
         return [t for t in self.cohort.trials if t.candidate == candidate]

@@ -96,7 +96,7 @@ class Engines:
             prompts=prompts,
             traffic=traffic,
             max_new_tokens=max_new_tokens or c.max_new_tokens,
-            temperature=c.temperature,
+            temperature=c.temperature_of(traffic),
             ignore_eos=c.ignore_eos,
             arrival_seed=arrival_seed,
             chat_template=c.chat_template,

@@ -4,6 +4,7 @@ would say minutes later."""
 import torch
 
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan.sampling import check_can_be_drawn
 from rayspec.sweep.shape import DraftShape
 from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import fixed_body
@@ -29,6 +30,7 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         )
     if shape.topk == 1:
         return
+    check_can_be_drawn(config, shape.topk)
     with naming(info), torch.device("meta"):
         head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
         # how many tokens a cluster has say its tensors alone

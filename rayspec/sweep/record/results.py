@@ -76,7 +76,7 @@ def score(
                     own[f"speedup_vs_{name}_ci_high"] = interval.high
             if {"budget_kappa", "speedup_vs_plain"} <= set(own):
                 own["theta"] = own["budget_kappa"] / own["speedup_vs_plain"]
-            if config.temperature == 0 and plain in metrics:
+            if config.temperature_of(trial.traffic) == 0 and plain in metrics:
                 own["output_mismatches"] = float(output_mismatches(blocks[trial], blocks[plain]))
             own |= _head_tradeoff(trial, baseline, metrics, head_latency_s.get(trial.traffic, {}))
         results.append(TrialResult(trial=trial, metrics=own, baseline=config.baseline))

@@ -48,6 +48,10 @@ class StoredSweep:
         """The sweep's settings by their YAML path."""
         return {k.removeprefix("sweep."): v for k, v in self.parent.data.params.items() if k.startswith("sweep.")}
 
+    def temperature(self, trial: Trial) -> float:
+        own = trial.traffic.temperature
+        return float(self.params["temperature"]) if own is None else own
+
     @property
     def datasets(self) -> list[Any]:
         """What was measured on, as MLflow datasets."""
@@ -142,5 +146,10 @@ def _result(child: Run) -> TrialResult:
 
 def _trial(child: Run) -> Trial:
     params, label = child.data.params, child.data.tags["head"]
-    traffic = Traffic(concurrency=int(params["concurrency"]), request_rate=float(params["request_rate"]))
+    is_swept = ", " in params.get("sweep.temperature", "")
+    traffic = Traffic(
+        temperature=float(params["temperature"]) if is_swept else None,
+        concurrency=int(params["concurrency"]),
+        request_rate=float(params["request_rate"]),
+    )
     return Trial(candidate=None if label == PLAIN else Candidate.from_params(label, params), traffic=traffic)

@@ -1,0 +1,29 @@
+"""Whether a sweep says how its drafts are proposed where answers are drawn."""
+
+from collections.abc import Iterable
+
+from rayspec.sweep.candidate import Candidate
+from rayspec.sweep.config import SweepConfig
+
+DRAWS = "speculative_use_rejection_sampling"
+
+
+def check_drafts_are_said(config: SweepConfig, candidates: Iterable[Candidate]) -> None:
+    """Raise ValueError where chains are to be measured above temperature 0 without a word on whether their drafts are
+    drawn: both ways are exact, but accept so differently that no comparison may mix them."""
+    hot = [t for t in config.temperatures() if t > 0]
+    if hot and DRAWS not in config.engine.extra and any(c.shape.topk == 1 for c in candidates):
+        raise ValueError(
+            f"temperature {', '.join(f'{t:g}' for t in hot)} draws answers, but engine.extra.{DRAWS} is not set; true "
+            "has chains draw their drafts and accept min(1, p / q), false has them draft the likeliest token, which is "
+            "as exact and accepted less often (docs/sampling.md)"
+        )
+
+
+def check_can_be_drawn(config: SweepConfig, topk: int) -> None:
+    """Raise ValueError for a tree whose drafts would be drawn."""
+    if topk > 1 and config.engine.extra.get(DRAWS):
+        raise ValueError(
+            f"a tree (topk {topk}) verifies its likeliest tokens, but engine.extra.{DRAWS}=true draws drafts, which is "
+            "for chains alone; give trees a sweep of their own without it"
+        )

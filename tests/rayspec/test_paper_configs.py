@@ -1,0 +1,212 @@
+"""Every table of the papers is a config that plans, and what a sweep names is made by the configs beside it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_home import make_calibrations, make_drafter, make_target, make_workloads
+
+from rayspec.calibration.config import CalibrationConfig
+from rayspec.config import load_config
+from rayspec.shipped import ASSETS
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan.prepare import Prepared, prepare
+from rayspec.sweep.plan.sampling import check_drafts_are_said
+from rayspec.sweep.shape import split_shape
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_runs import plan
+from rayspec.training.frozen_target import FrozenTarget
+
+ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "configs" / "papers"
+SHIPPED = {folder.name for folder in (ASSETS / "drafters" / "smollm2-135m").iterdir()}
+FILES = sorted(PAPERS.glob("*/*.yaml"))
+TRAIN, CALIBRATE = ([f for f in FILES if f.stem.startswith(kind)] for kind in ("train", "calibrate"))
+SWEEPS = [f for f in FILES if f not in TRAIN + CALIBRATE]
+
+# by paper/table: (trials, cohorts, the most branches of a draft, baseline). A trial is a candidate, or plain decoding,
+# at one load and temperature
+EXPECTED: dict[str, tuple[int, int, int, str]] = {
+    "dynaspec/figure1": (2 * 4, 1, 10, "full"),
+    "dynaspec/figure3": (4, 1, 10, "full"),
+    "dynaspec/table4": (4, 1, 10, "full"),
+    "dynaspec/tables_1_2": (4, 1, 10, "full"),
+    "slim/figure7": (7, 1, 10, "slim-heads-s-alone"),
+    "slim/table5": (6, 4, 10, "medusa-heads"),
+    "slim/table6": (6, 2, 10, "medusa-heads"),
+    "slim/table7": (4, 3, 10, "slim-heads-s"),
+    "slim/table7_one_head": (2, 1, 10, "slim-heads-s"),
+    "slim/tables_3_4_8": (7, 3, 10, "medusa-heads"),
+    "slimspec/figure2": (6 * 3, 1, 1, "full-trained"),
+    "slimspec/figure3": (2 * 10, 1, 1, "full-trained"),
+    "slimspec/grid": (2 * 2 * 5, 1, 1, "full-trained"),
+    "slimspec/rank_ablation": (6, 1, 1, "full-trained"),
+    "slimspec/router_ranks": (8, 1, 1, "full-trained"),
+    "specformer/table1": (3 * 3, 2, 1, "full-frozen"),
+    "specformer/table4": (2 * 4, 3, 1, "specformer-l8"),
+    "vocabtrim/domain": (6, 1, 8, "full"),
+    "vocabtrim/figures_3_4": (9, 1, 8, "full"),
+    "vocabtrim/table4": (1 + 3 * 2, 3, 10, "full"),
+    "vocabtrim/tables_1_3_eagle": (5, 1, 8, "full"),
+    "vocabtrim/tables_1_3_independent": (5, 1, 8, "independent-h64"),
+}
+
+
+def name_of(file: Path) -> str:
+    return f"{file.parent.name}/{file.stem}"
+
+
+def trained(folder: Path) -> dict[str, DrafterEntry]:
+    return {e.name: e for f in TRAIN if f.parent == folder for e in load_config(DrafterTrainConfig, f).drafters}
+
+
+def calibrated(folder: Path) -> set[str]:
+    return {c.name for f in CALIBRATE if f.parent == folder for c in load_config(CalibrationConfig, f).calibrations}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One in which all training and calibration has been done, so that a plan finds what it needs and nothing else."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYSPEC_HOME", str(folder))
+        patch.setenv("RAYSPEC_DATA", str(folder / "data"))
+        make_workloads(folder / "data")
+        target = FrozenTarget.without_weights(make_target(folder))
+        shipped = load_config(DrafterTrainConfig, ROOT / "configs" / "train" / "drafters.yaml")
+        make_drafter(folder, target, next(e for e in shipped.drafters if e.name == "full"), shipped)
+        for file in CALIBRATE:
+            make_calibrations(folder, target, load_config(CalibrationConfig, file))
+        for file in TRAIN:
+            config = load_config(DrafterTrainConfig, file)
+            for entry in config.drafters:
+                if not (folder / "drafters" / "smollm2-135m" / entry.name).exists():
+                    make_drafter(folder, target, entry, config)
+        yield folder
+
+
+def test_all_tables_are_planned_here() -> None:
+    assert {name_of(f) for f in SWEEPS} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name_of)
+def test_a_table_is_planned(file: Path) -> None:
+    config = load_config(SweepConfig, file)
+    prepared: Prepared = prepare(config)
+    check_drafts_are_said(config, prepared.plan.candidates)
+    found = prepared.plan
+    assert {c.label: c.problem for c in found.candidates if c.problem} == {}
+    topk = max(c.shape.topk for c in found.candidates)
+    assert (len(found.trials), len(found.cohorts), topk, config.baseline) == EXPECTED[name_of(file)]
+    baseline = [c for c in found.candidates if c.drafter == config.baseline]
+    assert baseline, "in the shape of the others, so that rho has something to be relative to"
+    assert prepared.dropped == 0
+    assert "warning" not in prepared.describe()
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name_of)
+def test_what_a_sweep_names_is_made_beside_it_or_ships(file: Path) -> None:
+    config = load_config(SweepConfig, file)
+    drafters = {split_shape(d)[0] for d in config.drafters} | {h["drafter"] for h in config.heads if "drafter" in h}
+    assert drafters - SHIPPED <= set(trained(file.parent))
+    artifacts = {a for h in config.heads for a in _listed(h.get("artifacts", []))}
+    assert artifacts <= calibrated(file.parent)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize("folder", sorted({f.parent for f in FILES}), ids=lambda f: f.name)
+def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
+    """Bases before those that are made on them, in the order of the files' needs; artifacts and pairs of this paper."""
+    made = trained(folder)
+    for entry in made.values():
+        assert entry.base is None or entry.base in made or entry.base in SHIPPED, entry.name
+        asked = {entry.artifacts, (entry.tree or {}).get("bigram")} - {None}
+        assert asked <= calibrated(folder), entry.name
+    for file in (f for f in TRAIN if f.parent == folder):
+        names = [e.name for e in load_config(DrafterTrainConfig, file).drafters]
+        for entry in load_config(DrafterTrainConfig, file).drafters:
+            if entry.base in names:
+                assert names.index(entry.base) < names.index(entry.name), f"{entry.name} comes before its base"
+    for file in (f for f in CALIBRATE if f.parent == folder):
+        config = load_config(CalibrationConfig, file)
+        named = {s.drafter for s in config.parsed_sources.values() if hasattr(s, "drafter")}
+        named |= {c.parsed.drafter_name for c in config.calibrations} - {None}
+        assert named - SHIPPED <= set(made), file.name
+
+
+@pytest.mark.parametrize("file", [f for f in TRAIN if f.stem != "train_trees"], ids=name_of)  # whose base is 0.2 GB
+def test_training_is_planned(file: Path, tmp_path: Path) -> None:
+    elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
+    config = load_config(DrafterTrainConfig, file, elsewhere)
+    lines = plan(config)
+    assert [line.split()[0] for line in lines if line.endswith("to train")] == [e.name for e in config.drafters]
+
+
+def test_nothing_is_made_that_no_table_uses() -> None:
+    for folder in {f.parent for f in FILES}:
+        sweeps = [load_config(SweepConfig, f) for f in SWEEPS if f.parent == folder]
+        made = trained(folder)
+        used = {split_shape(d)[0] for s in sweeps for d in s.drafters} | {e.base for e in made.values()}
+        controls = {"full-code"}  # what makes a domain's answers
+        assert set(made) - used <= controls, folder.name
+        heads = {a for s in sweeps for h in s.heads for a in _listed(h.get("artifacts", []))}
+        trees = {(e.tree or {}).get("bigram") for e in made.values()}
+        assert calibrated(folder) <= heads | trees | {e.artifacts for e in made.values()}, folder.name
+
+
+def test_configs_that_share_a_home_agree() -> None:
+    """A second answer set under one folder, or another drafter of a name, would be refused when the first is there."""
+    configs = [load_config(DrafterTrainConfig, f) for f in [*(ROOT / "configs" / "train").glob("*.yaml"), *TRAIN]]
+    assert len(configs) > len(TRAIN)
+    answers: dict[str | None, set[str]] = {}
+    for config in configs:
+        answers.setdefault(config.work_dir, set()).add(repr((config.answers, config.held_out)))
+    assert {len(own) for own in answers.values()} == {1}, "one folder has one set of answers"
+    named: dict[str, str] = {}
+    for config in configs:
+        for entry in config.drafters:
+            assert named.setdefault(entry.name, repr((entry, config.recipe))) == repr((entry, config.recipe)), (
+                entry.name
+            )
+    rules: dict[str, str] = {}
+    for file in [ROOT / "configs" / "calibrate" / "smollm2.yaml", *CALIBRATE]:
+        calibrations = load_config(CalibrationConfig, file)
+        for c in calibrations.calibrations:
+            what = repr((c.rule, calibrations.parsed_sources[c.source], calibrations.work_dir))
+            assert rules.setdefault(c.name, what) == what, c.name
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name_of)
+def test_a_table_says_what_is_equal(file: Path) -> None:
+    header = re.match(r"(#.*\n)+", file.read_text())
+    assert header is not None
+    assert "# Equal: " in header[0]
+
+
+def test_every_table_stands_in_the_docs() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text()
+    assert len(text.splitlines()) <= 100
+    assert {name_of(f) for f in SWEEPS} == set(re.findall(r"`(\w+/\w+)\.yaml`", text)) - {
+        name_of(f) for f in TRAIN + CALIBRATE
+    }
+
+
+def test_the_grid_is_whole() -> None:
+    config = load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")
+    assert {t.label for t in config.traffic()} == {"c1-t0", "c16-t0", "c1-t1", "c16-t1"}
+    assert {part.split(":")[0] for part in config.workload.split(", ")} == {"mt_bench", "humaneval", "gsm8k"}
+
+
+def test_lists_that_shrink_are_as_long_on_average() -> None:
+    """Of DynaSpec's tables 3 and 4: what is compared must have equal mean size over the six draft steps."""
+    made = trained(PAPERS / "dynaspec")
+    sizes = made["frspec-positions"].draft_head["step_sizes"]
+    assert len(sizes) == 6
+    assert sum(sizes) / 6 == made["frspec-fixed"].draft_head["size"]
+    first, later = (made["dynaspec-150-120"].draft_head[k] for k in ("first", "later"))
+    budget = [first, later, *((later + t) // (2 * t) for t in range(2, 6))]
+    assert abs(sum(budget) / 6 - made["dynaspec-fixed-58"].draft_head["first"]) < 0.5
