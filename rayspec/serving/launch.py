@@ -1,11 +1,12 @@
 """SGLang's stock server process for a checked champion."""
 
+import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -90,11 +91,15 @@ def api_key(file: str | None) -> str | None:
     return key
 
 
-def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -> int:
-    """Run the server until it ends or is told to; its exit status. A key stays out of the list of processes."""
-    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    if num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(num_threads)
+def server_environment(num_threads: int | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of the server's process: the key is not among them."""
+    variables = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
+    return variables if num_threads is None else variables | {"OMP_NUM_THREADS": str(num_threads)}
+
+
+@contextlib.contextmanager
+def with_key(command: Sequence[str], key: str | None) -> Iterator[list[str]]:
+    """The words of the command that takes a key from a file which only its user can read, for as long as the block."""
     with TemporaryDirectory() as folder:
         words = list(command)
         if key is not None:
@@ -102,6 +107,12 @@ def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -
             secret.touch(mode=0o600)
             secret.write_text(yaml.safe_dump({"api-key": key}))
             words += ["--config", str(secret)]
+        yield words
+
+
+def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -> int:
+    """Run the server until it ends or is told to; its exit status. A key stays out of the list of processes."""
+    with with_key(command, key) as words:
         process: subprocess.Popen[bytes] | None = None
 
         def hand_on(number: int, frame: FrameType | None) -> None:
@@ -112,7 +123,7 @@ def serve(command: Sequence[str], *, num_threads: int | None, key: str | None) -
         told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {number: signal.signal(number, hand_on) for number in told}
         try:
-            process = subprocess.Popen(words, env=environment)
+            process = subprocess.Popen(words, env=server_environment(num_threads))
             return process.wait()
         finally:
             for number, handler in before.items():
