@@ -1,8 +1,7 @@
-"""The applications of Ray Serve: an ingress, and the replicas behind it, which a roll-over replaces without touching it."""
+"""The applications of Ray Serve: an ingress, and the replicas behind it, which a roll-over replaces without it."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -24,6 +23,7 @@ from rayspec.serving.relay import (
     prompt_of,
 )
 from rayspec.serving.replica import Replica, ServedVersion
+from rayspec.serving.scale import ROUTERS, Scale
 
 INGRESS, SERVERS = "rayspec-ingress", "rayspec-champion"  # applications
 DEPLOYMENT = "Server"
@@ -32,41 +32,7 @@ MAX_BODY_BYTES = 32 * 2**20
 TAKE_TIMEOUT_S = 15.0  # until some replica has a request
 ATTEMPTS = 3
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 40.0
-ROUTERS = {
-    "balanced": None,  # Ray Serve's own: the less busy of two
-    "prefix": "ray.serve.llm.request_router:PrefixCacheAffinityRouter",
-}
 PREFIX_OPTIONS = {"imbalanced_threshold": 16, "do_eviction": True}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How many replicas; between `minimum` and `maximum` by the requests that each has, where these differ."""
-
-    minimum: int = 1
-    maximum: int = 1
-    requests_each: int = 16  # that autoscaling aims at
-    router: str = "balanced"
-    drain_s: float = 600.0  # that a replica may take to answer what runs
-    cpus: float = 1.0  # of each replica, as Ray counts them
-    gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.minimum < 1 or self.maximum < self.minimum:
-            raise ValueError(
-                f"--min-replicas and --max-replicas must be 1 <= min <= max, got {self.minimum} and {self.maximum}"
-            )
-        if self.requests_each < 1:
-            raise ValueError(f"--requests-each must be at least 1, got {self.requests_each}")
-        if self.drain_s <= 0:
-            raise ValueError(f"--drain-seconds must be above 0, got {self.drain_s:g}")
-        if self.router not in ROUTERS:
-            raise ValueError(f"--router must be one of {', '.join(ROUTERS)}, got {self.router!r}")
-
-    @property
-    def actor_options(self) -> dict[str, Any]:
-        """Of a replica, and of the canary."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
 class Server(Replica):
@@ -84,7 +50,8 @@ class Ingress:
         body = await request.body()
         if len(body) > MAX_BODY_BYTES:
             return JSONResponse(
-                {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes", "type": "invalid_request_error"}}, 413
+                {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes", "type": "invalid_request_error"}},
+                413,
             )
         query = f"?{request.url.query}" if request.url.query else ""
         passed = Passed(

@@ -1,8 +1,8 @@
-"""Whether a new version may take traffic: it answers a few prompts beside the running one, greedily, and its tokens must
-be the same.
+"""Whether a new version may take traffic: it answers a few prompts beside the running one, greedily, and its tokens
+must be the same.
 
-Its tau there cannot be held to that of its evidence, which is of other prompts. What can be compared is the ratio of two
-versions on the same prompts, which should be that of their evidence where both were measured on one workload at one
+Its tau there cannot be held to that of its evidence, which is of other prompts. What can be compared is the ratio of
+two versions on the same prompts, which should be that of their evidence where both were measured on one workload at one
 temperature. So: the ratio within 5% of that (20% where the evidence cannot be compared, and then of 1), where chance
 alone does not explain it; and at least half of the drafts that its evidence promises a step, whatever the prompts.
 """
@@ -93,8 +93,8 @@ def refusal(
     *,
     compares_tau: bool = True,
 ) -> str | None:
-    """Why the new version may take no traffic; None where it may. `compares_tau` False: the running one follows a policy,
-    so that its tau is one of other draft lengths."""
+    """Why the new version may take no traffic; None where it may. `compares_tau` False: the running one follows a
+    policy, so that its tau is one of other draft lengths."""
     differ = [n for n, (a, b) in enumerate(zip(new, running, strict=True)) if a.output_ids != b.output_ids]
     if len(differ) > bounds.mismatches:
         at = _first_difference(new[differ[0]].output_ids, running[differ[0]].output_ids)
@@ -109,8 +109,8 @@ def refusal(
     least = None if promised is None else 1 + bounds.drafts_of_evidence * (promised - 1)
     if least is not None and found < least:
         return (
-            f"tau on the canary prompts is {found:.3f}, below {least:.3f}: less than {bounds.drafts_of_evidence:.0%} of "
-            f"the accepted drafts that its evidence promises (tau {promised:.3f} on {evidence.get('workload', '?')})"
+            f"tau on the canary prompts is {found:.3f}, below {least:.3f}: less than {bounds.drafts_of_evidence:.0%} "
+            f"of the accepted drafts that its evidence promises (tau {promised:.3f} on {evidence.get('workload', '?')})"
         )
     return _below_running(new, running, evidence, running_evidence, bounds) if compares_tau else None
 

@@ -1,5 +1,5 @@
-"""What a roll-over did and why: in MLflow (tags of the registered version, a run with `events.jsonl` and metrics) and as a
-line of JSON each."""
+"""What a roll-over did and why: in MLflow (tags of the registered version, a run with `events.jsonl` and metrics) and as
+a line of JSON each."""
 
 import json
 import logging
@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 FILE = "events.jsonl"
 TAG = "rollover"
 STARTED, FOUND, POSTPONED, REFUSED = "started", "found", "postponed", "refused"
-CANARY_PASSED, SWAPPED, KEPT, ROLLED_BACK, ENDED = "canary_passed", "swapped", "kept", "rolled_back", "ended"
+CANARY_PASSED, SWAPPED, KEPT, ROLLED_BACK = "canary_passed", "swapped", "kept", "rolled_back"
+ROLLBACK_FAILED = "rollback_failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,12 @@ class Events:
             logger.warning("MLflow's run of the roll-over stays open (%s)", error)
 
     def _write(self, step: int, event: Event) -> None:
-        tags = {TAG: event.event, f"{TAG}.reason": event.reason, f"{TAG}.time": event.time, f"{TAG}.run_id": self.run.run_id}
+        tags = {
+            TAG: event.event,
+            f"{TAG}.reason": event.reason,
+            f"{TAG}.time": event.time,
+            f"{TAG}.run_id": self.run.run_id,
+        }
         for name, value in tags.items():
             self._client.set_model_version_tag(self._model, event.version, name, value[:5000])
         if event.figures:

@@ -68,9 +68,7 @@ class WatchBounds:
     min_requests: int = 20  # of each version; with fewer nothing is judged
 
 
-def worse(
-    now: Totals, before: Totals, bounds: WatchBounds, *, judges_tau: bool
-) -> str | None:
+def worse(now: Totals, before: Totals, bounds: WatchBounds, *, judges_tau: bool) -> str | None:
     """Why the new version is to be rolled back; None where it is not, or where too few requests say so.
 
     `judges_tau` False: a policy chooses draft lengths by load, so that tau says nothing of the drafter.

@@ -1,5 +1,5 @@
-"""SGLang's server as the child of a process that may die: on a loopback port of its own, with its log, and gone with its
-parent however that ends."""
+"""SGLang's server as the child of a process that may die: on a loopback port of its own, with its log, and gone with
+its parent however that ends."""
 
 import signal
 import socket
@@ -17,8 +17,8 @@ LOOPBACK = "127.0.0.1"
 LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
-# The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the kernel
-# closes with us, and then ends the group: SGLang's scheduler outlives a server that was killed.
+# The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the
+# kernel closes with us, and then ends the group: SGLang's scheduler outlives a server that was killed.
 TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; kill -9 -$$; } & exec "$@" 3<&-'
 
 

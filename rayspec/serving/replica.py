@@ -1,8 +1,8 @@
-"""One server of a champion in a Ray actor, as a replica of Ray Serve or as the canary beside them: it verifies the files on
-its own node, starts SGLang's server there with the command of `rayspec serve`, and ends with it.
+"""One server of a champion in a Ray actor, as a replica of Ray Serve or as the canary beside them: it verifies the files
+on its own node, starts SGLang's server there with the command of `rayspec serve`, and ends with it.
 
-A replica whose server has died answers what runs, says so to what comes, and then ends itself: so Ray Serve's routers learn
-at once that it is gone, and its controller starts another.
+A replica whose server has died says so to what runs and comes, and then ends itself: so Ray Serve's routers learn at once
+that it is gone, and its controller starts another.
 """
 
 import os
@@ -52,8 +52,15 @@ class ServedVersion:
 
 
 def served_version(
-    champion: Champion, source: str, *, target: str | None, force: bool, follows_policy: bool, more: Sequence[str],
-    tracking_uri: str, key: str | None,
+    champion: Champion,
+    source: str,
+    *,
+    target: str | None,
+    force: bool,
+    follows_policy: bool,
+    more: Sequence[str],
+    tracking_uri: str,
+    key: str | None,
 ) -> ServedVersion:
     return ServedVersion(
         name=champion.name,
@@ -78,9 +85,7 @@ class Replica:
         self._is_stopping = False
         self.champion = self._checked()
         port = free_port()
-        command = server_command(
-            self.champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy
-        )
+        command = server_command(self.champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)
         # Ray sets a number of threads for its own workers
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         self.server = ServerProcess(
@@ -108,14 +113,16 @@ class Replica:
         async for message in relay(self._client, passed):
             yield message
 
-    async def canary_answers(self) -> list[Answer]:
+    async def canary_answers(self, told: Any = None) -> list[Answer]:
         """To the canary prompts, one after the other: rounding depends on what shares a batch."""
         headers = {} if self._version.key is None else {"Authorization": f"Bearer {self._version.key}"}
         answers = []
         for body in requests(_tokenizer(self.champion.target)):
             response = await self._client.post("/generate", json=body, headers=headers)
             if response.status_code != 200:
-                raise ServerFailed(f"a canary prompt was refused with status {response.status_code}: {response.text[:300]}")
+                raise ServerFailed(
+                    f"a canary prompt was refused with status {response.status_code}: {response.text[:300]}"
+                )
             answers.append(read_answer(response.json()))
         return answers
 

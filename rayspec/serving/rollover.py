@@ -92,6 +92,7 @@ class Rollover:
     def poll(self) -> None:
         """Look at the alias once, and do all that follows."""
         self._remember()
+        meant = None
         try:
             meant = self._registry.meant()
             if meant is None or meant == self.refused:
@@ -101,7 +102,7 @@ class Rollover:
                 self._try(meant)
             self._said = ""
         except Postponed as error:
-            self._postpone(str(error))
+            self._postpone(str(error), meant or self.version)
 
     def _try(self, version: str) -> None:
         if not self._said:
@@ -152,7 +153,10 @@ class Rollover:
 
     def _roll_back(self, old: Champion, old_version: str, reason: str, figures: dict[str, float]) -> None:
         version = self.version
-        self._stage.put_in(old, old_version)
+        try:
+            self._stage.put_in(old, old_version)
+        except ValueError as error:  # what runs goes on running
+            return self._events.record(kinds.ROLLBACK_FAILED, version, f"{reason}; {error}", figures)
         self.champion, self.version, self.refused = old, old_version, version
         self._seen.clear()
         self._events.record(kinds.ROLLED_BACK, version, f"{reason}; version {old_version} is back", figures)
@@ -161,10 +165,10 @@ class Rollover:
         self.refused = version
         self._events.record(kinds.REFUSED, version, reason, figures)
 
-    def _postpone(self, reason: str) -> None:
+    def _postpone(self, reason: str, version: str) -> None:
         if reason != self._said:
             self._said = reason
-            self._events.record(kinds.POSTPONED, self.version, reason)
+            self._events.record(kinds.POSTPONED, version, reason)
 
     def _has_policy(self, champion: Champion) -> bool:
         return self._stage.follows_policy and champion.policy is not None
