@@ -1,10 +1,10 @@
-"""A registry with versions of a drafter, good and bad, and clients that stream from an endpoint and count what happens."""
+"""A registry with versions of a drafter, good and bad, and clients that stream and count what happens."""
 
 import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ CHAIN = {
 
 
 def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, is_random: bool = False) -> str:
-    """A new version of MODEL with evidence of that tau, its files in `folder`; `is_random`: its head is noise. Its number."""
+    """A new version of MODEL with evidence of that tau, its files in `folder`; `is_random`: its head is noise."""
     write_complete(drafter, folder)
     if is_random:
         file = folder / "model.safetensors"
@@ -55,10 +55,8 @@ def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, i
         evidence=evidence | {"target": str(TARGET), "speedup_vs_plain": "1.5"},
     )
     pinned = record.write(folder)
-    try:
+    with suppress(MlflowException):  # it is there
         client.create_registered_model(MODEL)
-    except MlflowException:
-        pass
     return str(client.create_model_version(MODEL, folder.as_uri(), tags={PINNED: pinned}).version)
 
 

@@ -1,5 +1,5 @@
-"""What a roll-over did and why: in MLflow (tags of the registered version, a run with `events.jsonl` and metrics) and as
-a line of JSON each."""
+"""What a roll-over did and why: in MLflow (tags of the registered version, a run with `events.jsonl` and metrics) and
+as a line of JSON each."""
 
 import json
 import logging

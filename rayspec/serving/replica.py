@@ -1,8 +1,8 @@
-"""One server of a champion in a Ray actor, as a replica of Ray Serve or as the canary beside them: it verifies the files
-on its own node, starts SGLang's server there with the command of `rayspec serve`, and ends with it.
+"""One server of a champion in a Ray actor, as a replica of Ray Serve or as the canary beside them: it verifies the
+files on its own node, starts SGLang's server there with the command of `rayspec serve`, and ends with it.
 
-A replica whose server has died says so to what runs and comes, and then ends itself: so Ray Serve's routers learn at once
-that it is gone, and its controller starts another.
+A replica whose server has died says so to what runs and comes, and then ends itself: so Ray Serve's routers learn at
+once that it is gone, and its controller starts another.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""A champion on Ray Serve that follows its alias, under clients that stream all the time: a good version, a server that is
-killed, a bad version."""
+"""A champion on Ray Serve that follows its alias, under clients that stream all the time: a good version, a server
+that is killed, a bad version."""
 
 import json
 import os

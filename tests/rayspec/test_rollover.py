@@ -40,7 +40,7 @@ def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:
         ids = tuple(range(n, n + 20))
         found.append(
             Answer(
-                output_ids=ids[:-1] + (-1,) if n in different else ids, verify_steps=10, accepted_drafts=max(0, drafts)
+                output_ids=(*ids[:-1], -1) if n in different else ids, verify_steps=10, accepted_drafts=max(0, drafts)
             )
         )
     return found
@@ -176,8 +176,8 @@ def test_what_traffic_says(now: Totals, judges_tau: bool, message: str | None) -
 
 def test_a_board_adds_replicas_up() -> None:
     board = Board()
-    for replica, requests in ((1, 1.0), (2, 2.0), (1, 5.0)):
-        board.put("a", replica, Totals(requests=requests))
+    for replica, count in ((1, 1.0), (2, 2.0), (1, 5.0)):
+        board.put("a", replica, Totals(requests=count))
     board.put("b", 3, Totals(requests=100.0))
     assert board.totals("a").requests == 7
     assert board.totals("none") == Totals()
