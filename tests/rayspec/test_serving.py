@@ -221,6 +221,38 @@ def test_the_plan_of_the_command(
     assert "has no models:/nobody@champion" in capsys.readouterr().err
 
 
+BAD_OPTIONS = {
+    "--replicas 0": "--replicas must be at least 1, got 0",
+    "--replicas 2 --min-replicas 1 --max-replicas 2": "--replicas is a fixed number",
+    "--min-replicas 2": "--min-replicas and --max-replicas go together",
+    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max, got 0 and 2",
+    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max, got 3 and 2",
+    "--router prefix": "--router is of Ray Serve, which --replicas or --follow begins",
+    "--replicas 2 --router fastest": "--router must be one of balanced, prefix, got 'fastest'",
+    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0, got 0",
+    "--replicas 2 --requests-each 0": "--requests-each must be at least 1, got 0",
+    "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
+    "--follow --poll-seconds 0": "--poll-seconds must be above 0, got 0",
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS)
+def test_options_of_ray_serve_that_make_no_sense(
+    options: str, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([MODEL, "--plan", *options.split()]) == 2
+    assert BAD_OPTIONS[options] in capsys.readouterr().err
+
+
+def test_the_plan_of_replicas(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([MODEL, "--plan", "--follow", "--min-replicas", "1", "--max-replicas", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "through Ray Serve: 1 to 3 replica(s), router balanced" in said
+    assert "drafter-target version 1" in said
+    assert command.main(["models:/drafter-target/1", "--plan", "--follow"]) == 2
+    assert "--follow needs models:/NAME@ALIAS" in capsys.readouterr().err
+
+
 def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAYSPEC_API_KEY", raising=False)
     assert api_key(None) is None
