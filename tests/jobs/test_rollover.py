@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -77,17 +78,18 @@ def is_healthy(port: int) -> bool:
 @pytest.mark.engine
 def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=1.5)
-    second = register(store, tmp_path / "second", DRAFTERS["full"], tau=1.5)
-    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=1.5, is_random=True)
+    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
+    second = register(store, tmp_path / "second", DRAFTERS["full"], tau=3.0)
+    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
     point_at(store, first)
     prompts = prompt_texts(6)
-    expected = plain_answers(prompts, tmp_path)
     port, log = free_port(), tmp_path / "serve.log"
-    options = ["--follow", "--replicas", "2", "--poll-seconds", "2", "--watch-seconds", "20"]
-    with served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
+    options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--watch-seconds", "20"]
+    with ThreadPoolExecutor(1) as pool, served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
+        plain = pool.submit(plain_answers, prompts, tmp_path)
         wait_for(lambda: "started" in tags(store, first).get("rollover", ""), START_TIMEOUT_S, process, log)
         assert is_healthy(port)
+        expected = plain.result()
         address = f"http://127.0.0.1:{port}"
         with streaming(address, prompts, expected, clients=6, max_tokens=TOKENS, pause_s=0.2) as outcomes:
             wait_for(lambda: outcomes.completed >= 20, 120, process, log)
@@ -95,11 +97,11 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
             end = ("kept", "refused", "rolled_back", "rollback_failed")
             wait_for(lambda: tags(store, second).get("rollover") in end, START_TIMEOUT_S, process, log)
             assert tags(store, second)["rollover"] == "kept", log.read_text()[-4000:]
-            wait_for(lambda: len(servers(process)) == 2, 120, process, log)
+            wait_for(lambda: len(servers(process)) == 1, 120, process, log)
             victim = servers(process)[0]
             victim.send_signal(signal.SIGKILL)
             wait_for(lambda: not psutil.pid_exists(victim.pid), 60, process, log)
-            wait_for(lambda: len(servers(process)) == 2, START_TIMEOUT_S, process, log)
+            wait_for(lambda: len(servers(process)) == 1, START_TIMEOUT_S, process, log)
             point_at(store, bad)
             wait_for(lambda: tags(store, bad).get("rollover") in end, START_TIMEOUT_S, process, log)
             before = outcomes.completed
