@@ -43,6 +43,10 @@ class Server(Replica):
             self.stop()
 
 
+def unavailable(reason: str) -> Response:
+    return JSONResponse(error_body(reason), 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
 class Ingress:
     """Hands every request on to a replica, and turns the death of one into an answer that a client can act on."""
 
@@ -67,7 +71,7 @@ class Ingress:
             if isinstance(answer, Response):
                 return answer
             reason = answer
-        return JSONResponse(error_body(reason), 503, {"Retry-After": str(RETRY_AFTER_S)})
+        return unavailable(reason)
 
     async def _asked(self, passed: Passed) -> Response | str:
         """What a replica answers, or why none has begun to."""
@@ -80,7 +84,7 @@ class Ingress:
             head = await anext(rest)
         except TimeoutError:
             messages.cancel()
-            return f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again"
+            return unavailable(f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again")
         except (RayError, RayServeException) as error:
             return f"the replica has ended ({type(error).__name__}); send the request again"
         if isinstance(head, Gone):
