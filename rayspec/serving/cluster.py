@@ -15,6 +15,7 @@ import ray
 from mlflow import MlflowClient
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.serve.schema import ApplicationStatus
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.serving import events as kinds
@@ -30,6 +31,7 @@ from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
 from rayspec.tracking import TrackingError, is_outage
 
+STATUS_S = 1.0
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
@@ -98,7 +100,7 @@ def follow(
     """Never returns."""
     model, version = alias[0], source.rpartition("/")[2]
     events = Events(client, model, _experiment(client, model, version))
-    stage = RayStage(model, client, serving, board)
+    stage = RayStage(model, client, serving, board, serving.version(champion, source, client))
     try:
         events.record(kinds.STARTED, version, f"alias {alias[1]} is looked at every {settings.poll_s:g} s")
         Rollover(champion, version, MlflowRegistry(client, *alias), stage, events, settings).run()
@@ -109,8 +111,9 @@ def follow(
 class RayStage:
     """Replicas and canaries of one model on the connected cluster."""
 
-    def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any) -> None:
+    def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
         self._model, self._client, self._serving, self._board = model, client, serving, board
+        self._live = live
         self.follows_policy = serving.follows_policy
 
     def check(self, version: str) -> Champion:
@@ -147,7 +150,13 @@ class RayStage:
             ) from error
 
     def put_in(self, champion: Champion, version: str) -> None:
-        put_in(self._serving.version(champion, self._source(version), self._client), self._serving.scale, self._board)
+        told = self._serving.version(champion, self._source(version), self._client)
+        try:
+            put_in(told, self._serving.scale, self._board)
+        except ValueError:
+            deploy(self._live, self._serving.scale, self._board)  # what is left of it goes on meanwhile
+            raise
+        self._live = told
 
     def totals(self, champion: Champion) -> Totals:
         try:
@@ -190,10 +199,24 @@ class Canary:
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
     """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
-    try:
-        serve.run(server_application(version, scale, board), name=SERVERS, route_prefix=None)
-    except RuntimeError as error:
-        raise ValueError(f"the replicas of {version.name} did not start: {_first_line(error)}") from error
+    deploy(version, scale, board)
+    deadline = time.monotonic() + version.start_timeout_s
+    while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
+        if status.status == ApplicationStatus.DEPLOY_FAILED:
+            messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
+            raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
+                "beside the old ones and need as much room again"
+            )
+        time.sleep(STATUS_S)
+
+
+def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
+    """Begin to put it in."""
+    target = serve.RunTarget(server_application(version, scale, board), name=SERVERS, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 @contextmanager
