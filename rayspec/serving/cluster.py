@@ -20,12 +20,13 @@ from ray.serve.schema import ApplicationStatus
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
-from rayspec.serving.application import DEPLOYMENT, INGRESS, SERVERS, ingress_application, server_application
+from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.board import Board
 from rayspec.serving.canary import Answer
 from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals
+from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.replica import Replica, ServedVersion, served_version
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
@@ -35,6 +36,7 @@ STATUS_S = 1.0
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
+INGRESS = "rayspec-ingress"  # application
 EXPERIMENT = "rollover"  # of a champion whose version names no run
 
 
