@@ -1,10 +1,10 @@
 """Clients that stream all the time from `rayspec serve --follow`, through a roll-over and the death of a server.
 
-    PYTHONPATH=tests:tests/jobs python docs/experiments/rollover.py --out FOLDER [--clients 64] [--seconds 600] [--replicas 1]
+    PYTHONPATH=tests:tests/jobs python docs/experiments/rollover.py --out FOLDER [--clients 64] [--seconds 600]
 
-Greedy requests to the tests' small target, each answer compared with plain decoding. After a fifth of the time the alias
-moves to a second version; once that is in, a server is killed with -9. Writes result.json: what the requests became, the
-events, and the proportional memory (PSS) of everything that the command started, every 5 s.
+Greedy requests to the tests' small target, each answer compared with plain decoding. After a fifth of the time the
+alias moves to a second version; once that is in, a server is killed with -9. Writes result.json: what the requests
+became, the events, and the proportional memory (PSS) of all that the command started, every 5 s.
 """
 
 import argparse
