@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.serve.schema import ApplicationStatus
 
 from rayspec.farm.actor import cluster, node_gpus
+from rayspec.home import artifact_uri
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.application import ingress_application, server_application
@@ -269,7 +270,10 @@ def _experiment(client: MlflowClient, model: str, version: str) -> str:
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)
     found = client.get_experiment_by_name(EXPERIMENT)
-    return str(found.experiment_id if found else client.create_experiment(EXPERIMENT))
+    if found is not None:
+        return str(found.experiment_id)
+    place = artifact_uri()
+    return str(client.create_experiment(EXPERIMENT, artifact_location=f"{place}/{EXPERIMENT}" if place else None))
 
 
 def _first_line(error: BaseException) -> str:
