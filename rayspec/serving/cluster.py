@@ -175,7 +175,7 @@ class RayStage:
 class NoPrompt:
     """What a prefix-aware router reads of a call that no client has made."""
 
-    prompt = ""
+    prompt = "canary"
 
 
 NO_PROMPT = NoPrompt()

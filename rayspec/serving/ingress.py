@@ -47,7 +47,7 @@ class Ingress:
             path=f"{request.url.path}{query}",
             headers=passed_on(request.headers.items()),
             body=body,
-            prompt=prompt_of(body),
+            prompt=prompt_of(body) or request.url.path,  # Ray's prefix tree fails on empty text
         )
         reason = "no replica"
         for _ in range(ATTEMPTS):

@@ -33,13 +33,13 @@ Headers = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """A request. `path` is with its query; `prompt` is what a prefix-aware router reads, text or messages."""
+    """A request. `path` is with its query; `prompt` is what a prefix-aware router reads, and never empty."""
 
     method: str
     path: str
     headers: Headers = field(repr=False)  # one of them may hold a key
     body: bytes = field(repr=False)
-    prompt: Any = field(default="", repr=False)
+    prompt: str = field(default="-", repr=False)
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,25 @@ def passed_on(headers: Iterable[tuple[str, str]]) -> Headers:
     return [(name, value) for name, value in headers if name.lower() not in OF_A_CONNECTION]
 
 
-def prompt_of(body: bytes) -> Any:
-    """What a request's answer continues, as far as it is text: `messages`, `prompt` or `text`; empty for all else."""
+def prompt_of(body: bytes) -> str:
+    """What a request's answer continues, as far as it is text: of `messages`, `prompt` or `text`; empty for all else."""
     try:
         request = json.loads(body)
     except ValueError:
         return ""
     if not isinstance(request, dict):
         return ""
-    found = next((request[name] for name in ("messages", "prompt", "text") if request.get(name)), "")
-    return found if isinstance(found, str | list) else ""
+    return _text(next((request[name] for name in ("messages", "prompt", "text") if request.get(name)), ""))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    if isinstance(value, dict):
+        return _text(value.get("content") or value.get("text"))
+    return ""
 
 
 def error_body(reason: str) -> dict[str, Any]:

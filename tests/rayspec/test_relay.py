@@ -90,7 +90,8 @@ def test_an_answer_that_never_began_can_be_asked_for_again(answer: httpx.Respons
 
 def test_what_a_prefix_aware_router_reads() -> None:
     chat = [{"role": "user", "content": "hello"}]
-    assert prompt_of(json.dumps({"messages": chat}).encode()) == chat
+    parts = {"role": "user", "content": [{"type": "text", "text": " you"}, {"type": "image_url"}]}
+    assert prompt_of(json.dumps({"messages": [*chat, parts]}).encode()) == "hello you"
     assert prompt_of(b'{"prompt": "a", "text": "b"}') == "a"
     assert prompt_of(b'{"text": "b"}') == "b"
     for body in (b"", b"no json", b"[]", b'{"input_ids": [1]}', b'{"prompt": {"a": 1}}'):
