@@ -82,7 +82,7 @@ def main() -> None:
             victim = max(servers(process), key=lambda p: p.create_time())
             victim.send_signal(signal.SIGKILL)
             killed_s = time.monotonic() - begin
-            time.sleep(max(0.0, options.seconds - killed_s))
+            time.sleep(max(options.seconds / 5, options.seconds - killed_s))
         is_over.set()
         sampler.join()
         process.send_signal(signal.SIGTERM)

@@ -47,7 +47,8 @@ class Ingress:
             path=f"{request.url.path}{query}",
             headers=passed_on(request.headers.items()),
             body=body,
-            prompt=prompt_of(body) or request.url.path,  # Ray's prefix tree fails on empty text
+            # Ray's prefix tree fails on empty text
+            prompt=prompt_of(body) or request.url.path,
         )
         reason = "no replica"
         for _ in range(ATTEMPTS):
