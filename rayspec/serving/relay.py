@@ -74,7 +74,7 @@ def passed_on(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 def prompt_of(body: bytes) -> str:
-    """What a request's answer continues, as far as it is text: of `messages`, `prompt` or `text`; empty for all else."""
+    """What an answer continues, as far as it is text: of `messages`, `prompt` or `text`; empty for all else."""
     try:
         request = json.loads(body)
     except ValueError:
