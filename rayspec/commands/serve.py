@@ -3,17 +3,28 @@
 SOURCE is models:/NAME@champion, models:/NAME/VERSION, the id of the run that was promoted, or a folder that was
 downloaded from one of them. Its files, its target and the evidence that it is faster are checked first. The server is
 SGLang's own, with the settings that were measured; flags behind -- come last and win, but for those that would undo the
-checks. Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the
-server that of $RAYSPEC_ADMIN_KEY, and without it there are none. Exits as the server
-does, 2 for what may not be served.
+checks. --replicas N (or --min-replicas and --max-replicas) serves through Ray Serve, on the cluster of RAY_ADDRESS or
+on this machine, and --follow puts in what the alias of SOURCE points at from then on.
+
+Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the server
+that of $RAYSPEC_ADMIN_KEY, and without it there are none. Exits as the server does, 2 for what may not be served.
 """
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.job import problem, set_up
 from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from rayspec.serving.access import Access
+    from rayspec.serving.champion import Champion
+    from rayspec.serving.rollover import RolloverSettings
+    from rayspec.serving.scale import Scale
 
 
 def main(arguments: list[str]) -> int:
@@ -37,32 +48,123 @@ def main(arguments: list[str]) -> int:
         default=DEFAULT_MIB,
         help="refuse larger requests with status 413; 0: take all",
     )
+    parser.add_argument("--replicas", type=int, metavar="N", help="serve through Ray Serve, with so many servers")
+    parser.add_argument("--min-replicas", type=int, metavar="N", help="with --max-replicas: as many as the load needs")
+    parser.add_argument("--max-replicas", type=int, metavar="N")
+    parser.add_argument("--requests-each", type=int, metavar="N", help="of a replica, that autoscaling aims at (16)")
+    parser.add_argument("--router", help="balanced (the less busy of two), or prefix: Ray Serve's prefix-aware router")
+    parser.add_argument("--drain-seconds", type=float, metavar="S", help="a replica may take to answer what runs (600)")
+    parser.add_argument("--follow", action="store_true", help="put in, through Ray Serve, what the alias comes to mean")
+    parser.add_argument("--poll-seconds", type=float, metavar="S", help="between two looks at the alias (30)")
+    parser.add_argument("--watch-seconds", type=float, metavar="S", help="a new version is watched under traffic (300)")
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
     options = parser.parse_args(own)
     if not 0 <= options.max_body_mib <= LARGEST:
         parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
     set_up()
 
-    from rayspec.serving.champion import find_champion  # imports torch and MLflow
-    from rayspec.serving.launch import ADMIN_VARIABLE, api_key, described, key_of_environment, serve, server_command
+    from rayspec.serving.access import Access
+    from rayspec.serving.alias import pinned_source  # imports torch and MLflow
+    from rayspec.serving.champion import find_champion
+    from rayspec.serving.launch import described, serve, server_command
     from rayspec.tracking import connect
 
     try:
-        key = api_key(options.api_key_file)
-        key_of_environment(ADMIN_VARIABLE)  # refused now, if at all
+        scale, settings = _scale(options), _rollover(options)
+        access = Access.given(options.api_key_file, options.max_body_mib)
         prepared_home()
         client = connect(tracking_uri())
-        champion = find_champion(options.source, client, target=options.target, force=options.force)
+        source = options.source if scale is None else pinned_source(options.source, client)
+        champion = find_champion(source, client, target=options.target, force=options.force)
         command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     print(described(champion, command), flush=True)
-    if key is None and options.host not in ("127.0.0.1", "localhost", "::1"):
+    if access.key is None and options.host not in ("127.0.0.1", "localhost", "::1"):
         print("WARNING: anybody who reaches this address can send requests; set RAYSPEC_API_KEY", file=sys.stderr)
+    if scale is not None:
+        print(f"through Ray Serve: {scale.described}", flush=True)
     if options.plan:
         return 0
-    return serve(command, num_threads=champion.record.num_threads, key=key, max_body_mib=options.max_body_mib)
+    if scale is not None:
+        return _on_ray(options, champion, source, client, access=access, more=more, scale=scale, settings=settings)
+    return serve(command, access, num_threads=champion.record.num_threads)
+
+
+def _on_ray(
+    options: argparse.Namespace,
+    champion: "Champion",
+    source: str,
+    client: "MlflowClient",
+    *,
+    access: "Access",
+    more: list[str],
+    scale: "Scale",
+    settings: "RolloverSettings | None",
+) -> int:
+    from rayspec.serving.alias import followed
+    from rayspec.serving.cluster import Serving, serve_on_ray  # imports Ray Serve
+
+    serving = Serving(
+        host=options.host,
+        port=options.port,
+        access=access,
+        target=options.target,
+        force=options.force,
+        follows_policy=not options.no_policy,
+        more=tuple(more),
+        scale=scale,
+    )
+    alias = followed(options.source) if settings is not None else None
+    try:
+        serve_on_ray(champion, source, client, serving, settings, alias=alias)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _scale(options: argparse.Namespace) -> "Scale | None":
+    """How many replicas; None for the server's own process. Raises ValueError."""
+    from rayspec.serving.scale import Scale
+
+    low, high = options.min_replicas, options.max_replicas
+    on_ray = options.follow or any(n is not None for n in (options.replicas, low, high))
+    named = [n for n in ("requests_each", "router", "drain_seconds") if getattr(options, n) is not None]
+    if not on_ray:
+        if named:
+            raise ValueError(f"--{named[0].replace('_', '-')} is of Ray Serve, which --replicas or --follow begins")
+        return None
+    if options.replicas is not None and (low is not None or high is not None):
+        raise ValueError("--replicas is a fixed number; leave it out for --min-replicas and --max-replicas")
+    if (low is None) != (high is None):
+        raise ValueError("--min-replicas and --max-replicas go together")
+    count = 1 if options.replicas is None else options.replicas
+    if count < 1:
+        raise ValueError(f"--replicas must be at least 1, got {count}")
+    given: dict[str, Any] = {
+        "requests_each": options.requests_each,
+        "router": options.router,
+        "drain_s": options.drain_seconds,
+    }
+    given |= {"minimum": count if low is None else low, "maximum": count if high is None else high}
+    return Scale(**{name: value for name, value in given.items() if value is not None})
+
+
+def _rollover(options: argparse.Namespace) -> "RolloverSettings | None":
+    """None without --follow. Raises ValueError."""
+    from rayspec.serving.alias import followed
+    from rayspec.serving.rollover import RolloverSettings
+
+    given = {"poll_s": options.poll_seconds, "watch_s": options.watch_seconds}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.follow:
+        followed(options.source)
+        return RolloverSettings(**given)
+    if given:
+        raise ValueError("--poll-seconds and --watch-seconds are of --follow")
+    return None
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:

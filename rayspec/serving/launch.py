@@ -1,28 +1,21 @@
 """SGLang's stock server process for a checked champion."""
 
-import os
-import secrets
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-import yaml
-
+from rayspec.serving.access import Access
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.record import OWN_FLAGS
-from sglang_ext.adapter.http_app import DEFAULT_MIB, VARIABLE
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import PolicyTable
 
-KEY_VARIABLE = "RAYSPEC_API_KEY"
-ADMIN_VARIABLE = "RAYSPEC_ADMIN_KEY"  # without it nobody has the key
 MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
@@ -75,46 +68,9 @@ def described(champion: Champion, command: Sequence[str]) -> str:
     )
 
 
-def api_key(file: str | None) -> str | None:
-    """The key that requests must carry: of a file, or of the environment. Raises ValueError for an empty one."""
-    if file is None:
-        return key_of_environment(KEY_VARIABLE)
-    try:
-        return _checked(Path(file).read_text(), file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--api-key-file {file} cannot be read ({error})") from error
-
-
-def key_of_environment(variable: str) -> str | None:
-    """Raises ValueError for an empty one."""
-    text = os.environ.get(variable)
-    return None if text is None else _checked(text, variable)
-
-
-def _checked(text: str, source: str) -> str:
-    key = text.strip()
-    if not key or not key.isprintable() or " " in key:
-        raise ValueError(f"the key of {source} must be one word of printable characters that is not empty")
-    return key
-
-
-def serve(command: Sequence[str], *, num_threads: int | None, key: str | None, max_body_mib: int = DEFAULT_MIB) -> int:
-    """Run the server until it ends or is told to; its exit status. Keys stay out of the list of processes.
-
-    Routes that change the server (weights, settings, pauses) take the administrator's key alone, and where nobody has
-    named one, one that nobody knows: what they load was not checked.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, ADMIN_VARIABLE)}
-    environment[VARIABLE] = str(max_body_mib)
-    if num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(num_threads)
-    with TemporaryDirectory() as folder:
-        keys = {"admin-api-key": key_of_environment(ADMIN_VARIABLE) or secrets.token_hex(32)}
-        keys |= {"api-key": key} if key is not None else {}
-        secret = Path(folder) / "secret.yaml"
-        secret.touch(mode=0o600)
-        secret.write_text(yaml.safe_dump(keys))
-        words = [*command, "--config", str(secret)]
+def serve(command: Sequence[str], access: Access, *, num_threads: int | None) -> int:
+    """Run the server until it ends or is told to; its exit status."""
+    with access.with_keys(command) as words:
         process: subprocess.Popen[bytes] | None = None
 
         def hand_on(number: int, frame: FrameType | None) -> None:
@@ -125,7 +81,7 @@ def serve(command: Sequence[str], *, num_threads: int | None, key: str | None, m
         told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {number: signal.signal(number, hand_on) for number in told}
         try:
-            process = subprocess.Popen(words, env=environment)
+            process = subprocess.Popen(words, env=access.environment(num_threads))
             return process.wait()
         finally:
             for number, handler in before.items():

@@ -20,8 +20,9 @@ from rayspec.commands import serve as command
 from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
+from rayspec.serving.access import Access, api_key
 from rayspec.serving.champion import find_champion
-from rayspec.serving.launch import MAX_QUEUED, api_key, serve, server_command
+from rayspec.serving.launch import MAX_QUEUED, serve, server_command
 from rayspec.serving.policy import beside_plain, measured_policy
 from rayspec.serving.record import RECORD
 from rayspec.sweep.plan.trials import PLAIN
@@ -224,6 +225,38 @@ def test_the_plan_of_the_command(
     assert "has no models:/nobody@champion" in capsys.readouterr().err
 
 
+BAD_OPTIONS = {
+    "--replicas 0": "--replicas must be at least 1, got 0",
+    "--replicas 2 --min-replicas 1 --max-replicas 2": "--replicas is a fixed number",
+    "--min-replicas 2": "--min-replicas and --max-replicas go together",
+    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max, got 0 and 2",
+    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max, got 3 and 2",
+    "--router prefix": "--router is of Ray Serve, which --replicas or --follow begins",
+    "--replicas 2 --router fastest": "--router must be one of balanced, prefix, got 'fastest'",
+    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0, got 0",
+    "--replicas 2 --requests-each 0": "--requests-each must be at least 1, got 0",
+    "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
+    "--follow --poll-seconds 0": "--poll-seconds must be above 0, got 0",
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS)
+def test_options_of_ray_serve_that_make_no_sense(
+    options: str, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([MODEL, "--plan", *options.split()]) == 2
+    assert BAD_OPTIONS[options] in capsys.readouterr().err
+
+
+def test_the_plan_of_replicas(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([MODEL, "--plan", "--follow", "--min-replicas", "1", "--max-replicas", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "through Ray Serve: 1 to 3 replica(s), router balanced" in said
+    assert "drafter-target version 1" in said
+    assert command.main(["models:/drafter-target/1", "--plan", "--follow"]) == 2
+    assert "--follow needs models:/NAME@ALIAS" in capsys.readouterr().err
+
+
 def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAYSPEC_API_KEY", raising=False)
     assert api_key(None) is None
@@ -252,7 +285,7 @@ def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypat
     ]
     script.write_text("\n".join(["#!/bin/sh", *lines, "exit 7\n"]))
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
-    assert serve([str(script)], num_threads=3, key="correct-horse", max_body_mib=5) == 7
+    assert serve([str(script)], Access.given(None, 5), num_threads=3) == 7
     assert yaml.safe_load(out.read_text()) == {"api-key": "correct-horse", "admin-api-key": "battery-staple"}
     assert Path(f"{out}.mode").read_text().strip() == "600"
     variables = Path(f"{out}.env").read_text()
@@ -269,7 +302,7 @@ def test_without_an_administrators_key_nobody_knows_it(tmp_path: Path, monkeypat
     script.write_text(f'#!/bin/sh\ncat "$2" > "{tmp_path}/out"\n')
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
     for _ in range(2):
-        assert serve([str(script)], num_threads=None, key=None) == 0
+        assert serve([str(script)], Access(), num_threads=None) == 0
         found.append(yaml.safe_load((tmp_path / "out").read_text()))
     keys = [entry.pop("admin-api-key") for entry in found]
     assert found == [{}, {}]

@@ -1,0 +1,71 @@
+"""Who may ask a server for what, and how large a request may be."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from sglang_ext.adapter.http_app import DEFAULT_MIB, VARIABLE
+
+KEY_VARIABLE = "RAYSPEC_API_KEY"
+ADMIN_VARIABLE = "RAYSPEC_ADMIN_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """`key`: what requests must carry; None: anybody's are answered. `admin_key`: what those must carry that change the
+    server (weights, settings, pauses), since what they load was not checked; None: nobody has it."""
+
+    key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    max_body_mib: int = DEFAULT_MIB  # 0: no limit
+
+    @classmethod
+    def given(cls, key_file: str | None, max_body_mib: int) -> "Access":
+        """By the command line and the environment. Raises ValueError for a key that is empty or no word."""
+        return cls(key=api_key(key_file), admin_key=_of_environment(ADMIN_VARIABLE), max_body_mib=max_body_mib)
+
+    def environment(self, num_threads: int | None, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Variables of the server's process: no key is among them."""
+        own = {name: value for name, value in variables.items() if name not in (KEY_VARIABLE, ADMIN_VARIABLE)}
+        own[VARIABLE] = str(self.max_body_mib)
+        return own if num_threads is None else own | {"OMP_NUM_THREADS": str(num_threads)}
+
+    @contextlib.contextmanager
+    def with_keys(self, command: Sequence[str]) -> Iterator[list[str]]:
+        """The words of the command that takes the keys from a file which only its user can read, for as long as the
+        block: so they are in no list of processes."""
+        keys = {"admin-api-key": self.admin_key or secrets.token_hex(32)}
+        keys |= {"api-key": self.key} if self.key is not None else {}
+        with TemporaryDirectory() as folder:
+            secret = Path(folder) / "secret.yaml"
+            secret.touch(mode=0o600)
+            secret.write_text(yaml.safe_dump(keys))
+            yield [*command, "--config", str(secret)]
+
+
+def api_key(file: str | None) -> str | None:
+    """The key that requests must carry: of a file, or of the environment. Raises ValueError for an empty one."""
+    if file is None:
+        return _of_environment(KEY_VARIABLE)
+    try:
+        return _checked(Path(file).read_text(), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--api-key-file {file} cannot be read ({error})") from error
+
+
+def _of_environment(variable: str) -> str | None:
+    text = os.environ.get(variable)
+    return None if text is None else _checked(text, variable)
+
+
+def _checked(text: str, source: str) -> str:
+    key = text.strip()
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(f"the key of {source} must be one word of printable characters that is not empty")
+    return key

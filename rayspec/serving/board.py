@@ -1,0 +1,18 @@
+"""Where replicas, wherever they run, write down their servers' counters for who watches a roll-over."""
+
+from rayspec.serving.figures import Totals
+
+
+class Board:
+    """An actor. What a replica has counted stays when it ends."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, int], Totals] = {}
+
+    def put(self, version: str, replica: int, totals: Totals) -> None:
+        self._totals[version, replica] = totals
+
+    def totals(self, version: str) -> Totals:
+        """Of all replicas that a version has had."""
+        found = (totals for (name, _), totals in self._totals.items() if name == version)
+        return sum(found, Totals())

@@ -1,0 +1,298 @@
+"""`rayspec serve` on Ray Serve: the ingress and the replicas of a champion, and with `--follow` what puts in the next.
+
+A cluster of ours (no RAY_ADDRESS) lives as long as the command. On a cluster of others the applications are deleted
+when the command ends, after what runs has been answered.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from mlflow import MlflowClient
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.serve.schema import ApplicationStatus
+
+from rayspec.farm.actor import cluster, node_gpus
+from rayspec.home import artifact_uri
+from rayspec.serving import events as kinds
+from rayspec.serving.access import Access
+from rayspec.serving.alias import MlflowRegistry
+from rayspec.serving.application import ingress_application, server_application
+from rayspec.serving.board import Board
+from rayspec.serving.canary import Answer
+from rayspec.serving.champion import Champion, find_champion
+from rayspec.serving.events import Events
+from rayspec.serving.figures import Totals
+from rayspec.serving.ingress import DEPLOYMENT, SERVERS
+from rayspec.serving.replica import Replica, ServedVersion, served_version
+from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
+from rayspec.serving.scale import Scale
+from rayspec.tracking import TrackingError, is_outage
+
+STATUS_S = 1.0
+PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
+ASK_TIMEOUT_S = 600.0
+BOARD_TIMEOUT_S = 10.0
+INGRESS = "rayspec-ingress"  # application
+EXPERIMENT = "rollover"  # of a champion whose version names no run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What the command line says of the servers, whatever their version."""
+
+    host: str
+    port: int
+    access: Access
+    target: str | None
+    force: bool
+    follows_policy: bool
+    more: tuple[str, ...]
+    scale: Scale
+
+    def version(self, champion: Champion, source: str, client: MlflowClient) -> ServedVersion:
+        return served_version(
+            champion,
+            source,
+            target=self.target,
+            force=self.force,
+            follows_policy=self.follows_policy,
+            more=self.more,
+            tracking_uri=client.tracking_uri,
+            access=self.access,
+        )
+
+
+def serve_on_ray(
+    champion: Champion,
+    source: str,
+    client: MlflowClient,
+    serving: Serving,
+    settings: RolloverSettings | None,
+    *,
+    alias: tuple[str, str] | None = None,
+) -> None:
+    """Serve until an exception (SystemExit, KeyboardInterrupt) ends it; with `settings`, follow the alias meanwhile.
+
+    `source` names a version, not an alias. Raises ValueError where the servers do not start.
+    """
+    replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
+    with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
+        serving = replace(serving, scale=_with_resources(serving.scale, champion))
+        with _applications(champion, source, client, serving) as board:
+            print(f"serving {champion.name} on http://{serving.host}:{serving.port}", flush=True)
+            if settings is None or alias is None:
+                _wait()
+            else:
+                follow(champion, client, serving, settings, alias, source, board)
+
+
+def follow(
+    champion: Champion,
+    client: MlflowClient,
+    serving: Serving,
+    settings: RolloverSettings,
+    alias: tuple[str, str],
+    source: str,
+    board: Any,
+) -> None:
+    """Never returns."""
+    model, version = alias[0], source.rpartition("/")[2]
+    events = Events(client, model, _experiment(client, model, version))
+    stage = RayStage(model, client, serving, board, serving.version(champion, source, client))
+    try:
+        events.record(kinds.STARTED, version, f"alias {alias[1]} is looked at every {settings.poll_s:g} s")
+        Rollover(champion, version, MlflowRegistry(client, *alias), stage, events, settings).run()
+    finally:
+        events.end()
+
+
+class RayStage:
+    """Replicas and canaries of one model on the connected cluster."""
+
+    def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
+        self._model, self._client, self._serving, self._board = model, client, serving, board
+        self._live = live
+        self.follows_policy = serving.follows_policy
+
+    def check(self, version: str) -> Champion:
+        try:
+            return find_champion(
+                self._source(version), self._client, target=self._serving.target, force=self._serving.force
+            )
+        except TrackingError as error:
+            if error.__cause__ is not None and is_outage(error.__cause__):
+                raise Postponed(str(error)) from error
+            raise
+
+    def canary(self, champion: Champion, version: str) -> list[Answer]:
+        """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load."""
+        told = replace(self._serving.version(champion, self._source(version), self._client), follows_policy=False)
+        actor: Any = ray.remote(**self._serving.scale.actor_options, max_restarts=0)(Canary).remote(told)
+        try:
+            with _readable(f"version {version}"):
+                ray.get(actor.place.remote(), timeout=PLACE_TIMEOUT_S)
+                answers: list[Answer] = ray.get(actor.answers.remote())
+                ray.get(actor.stop.remote(), timeout=ASK_TIMEOUT_S)
+                return answers
+        finally:
+            ray.kill(actor, no_restart=True)  # its server ends with it
+
+    def running_answers(self) -> list[Answer]:
+        handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
+        try:
+            answers: list[Answer] = handle.canary_answers.remote(NO_PROMPT).result(timeout_s=ASK_TIMEOUT_S)
+            return answers
+        except Exception as error:  # whatever it is, the version that is tried has no part in it
+            raise Postponed(
+                f"the running version did not answer the canary prompts ({type(error).__name__})"
+            ) from error
+
+    def put_in(self, champion: Champion, version: str) -> None:
+        told = self._serving.version(champion, self._source(version), self._client)
+        try:
+            put_in(told, self._serving.scale, self._board)
+        except ValueError:
+            deploy(self._live, self._serving.scale, self._board)  # what is left of it goes on meanwhile
+            raise
+        self._live = told
+
+    def totals(self, champion: Champion) -> Totals:
+        try:
+            found: Totals = ray.get(self._board.totals.remote(champion.name), timeout=BOARD_TIMEOUT_S)
+            return found
+        except (RayError, GetTimeoutError):
+            return Totals()
+
+    def _source(self, version: str) -> str:
+        return f"models:/{self._model}/{version}"
+
+
+class NoPrompt:
+    """What a prefix-aware router reads of a call that no client has made."""
+
+    prompt = "canary"
+
+
+NO_PROMPT = NoPrompt()
+
+
+class Canary:
+    """A replica that takes no traffic; it starts its server with the first question."""
+
+    def __init__(self, version: ServedVersion) -> None:
+        self._version = version
+        self._replica: Replica | None = None
+
+    def place(self) -> None:
+        """Answered once the actor has its place in the cluster."""
+
+    async def answers(self) -> list[Answer]:
+        self._replica = Replica(self._version)
+        return await self._replica.canary_answers()
+
+    def stop(self) -> None:
+        if self._replica is not None:
+            self._replica.stop()
+
+
+def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
+    """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
+    deploy(version, scale, board)
+    deadline = time.monotonic() + version.start_timeout_s
+    while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
+        if status.status == ApplicationStatus.DEPLOY_FAILED:
+            messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
+            raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
+                "beside the old ones and need as much room again"
+            )
+        time.sleep(STATUS_S)
+
+
+def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
+    """Begin to put it in."""
+    target = serve.RunTarget(server_application(version, scale, board), name=SERVERS, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+@contextmanager
+def _applications(champion: Champion, source: str, client: MlflowClient, serving: Serving) -> Iterator[Any]:
+    """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
+    others = sorted(serve.status().applications)
+    if others:
+        raise ValueError(
+            f"the cluster's Ray Serve runs {', '.join(others)}, but rayspec serve needs its address and routes for "
+            "itself; end those applications, or serve on a cluster of your own (no RAY_ADDRESS)"
+        )
+    board = ray.remote(num_cpus=0)(Board).remote()
+    serve.start(proxy_location="HeadOnly", http_options={"host": serving.host, "port": serving.port})
+    with ExitStack() as stack:
+        stack.callback(_shut_down)
+        stack.callback(_delete, SERVERS)
+        put_in(serving.version(champion, source, client), serving.scale, board)
+        stack.callback(_delete, INGRESS)
+        serve.run(ingress_application(), name=INGRESS, route_prefix="/")
+        yield board
+
+
+def _shut_down() -> None:
+    """Unless somebody has deployed an application of theirs meanwhile."""
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _delete(name: str) -> None:
+    with suppress(RayError, RuntimeError):
+        serve.delete(name)
+
+
+def _with_resources(scale: Scale, champion: Champion) -> Scale:
+    """What a server was measured with: its ranks' GPUs where the cluster has any, else its threads."""
+    flags = champion.record.flags
+    ranks = int(flags.get("tp_size", 1)) * int(flags.get("pp_size", 1))
+    return replace(scale, gpus=float(ranks)) if max(node_gpus(), default=0) > 0 else scale
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Ray's errors as what they mean for a version."""
+    try:
+        yield
+    except GetTimeoutError as error:
+        raise Postponed(
+            f"there was no room for the canary of {what} within {PLACE_TIMEOUT_S:g} s; a roll-over needs the resources "
+            "of one more replica"
+        ) from error
+    except RayActorError as error:
+        raise ValueError(f"the canary's process of {what} has died: {_first_line(error)}") from error
+    except RayTaskError as error:
+        raise ValueError(f"the canary of {what} did not serve: {error.cause or _first_line(error)}") from error
+
+
+def _experiment(client: MlflowClient, model: str, version: str) -> str:
+    """That of the champion's own run, or one of the name `rollover`."""
+    run_id = client.get_model_version(model, version).run_id
+    if run_id:
+        return str(client.get_run(run_id).info.experiment_id)
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    place = artifact_uri()
+    return str(client.create_experiment(EXPERIMENT, artifact_location=f"{place}/{EXPERIMENT}" if place else None))
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _wait(sleep: Callable[[float], None] = time.sleep) -> None:
+    while True:
+        sleep(3600)

@@ -1,0 +1,90 @@
+"""The ingress: hands every request on to a replica. Imports little, so that its process stays small."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from rayspec.serving.relay import (
+    RETRY_AFTER_S,
+    Gone,
+    Head,
+    Passed,
+    Taken,
+    error_body,
+    error_event,
+    passed_on,
+    prompt_of,
+)
+
+SERVERS, DEPLOYMENT = "rayspec-champion", "Server"  # application and deployment of the replicas
+MAX_BODY_BYTES = 32 * 2**20
+TAKE_TIMEOUT_S = 15.0  # until some replica has a request
+ATTEMPTS = 3
+
+
+def unavailable(reason: str) -> Response:
+    return JSONResponse(error_body(reason), 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+class Ingress:
+    """Hands every request on to a replica, and turns the death of one into an answer that a client can act on."""
+
+    async def __call__(self, request: Request) -> Response:
+        body = await request.body()
+        if len(body) > MAX_BODY_BYTES:
+            return JSONResponse(
+                {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes", "type": "invalid_request_error"}},
+                413,
+            )
+        query = f"?{request.url.query}" if request.url.query else ""
+        passed = Passed(
+            method=request.method,
+            path=f"{request.url.path}{query}",
+            headers=passed_on(request.headers.items()),
+            body=body,
+            # Ray's prefix tree fails on empty text
+            prompt=prompt_of(body) or request.url.path,
+        )
+        reason = "no replica"
+        for _ in range(ATTEMPTS):
+            answer = await self._asked(passed)
+            if isinstance(answer, Response):
+                return answer
+            reason = answer
+        return unavailable(reason)
+
+    async def _asked(self, passed: Passed) -> Response | str:
+        """What a replica answers, or why none has begun to."""
+        handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS).options(stream=True)
+        messages = handle.relay.remote(passed)
+        rest = aiter(messages)
+        try:
+            taken = await asyncio.wait_for(anext(rest), TAKE_TIMEOUT_S)
+            assert isinstance(taken, Taken), "a replica begins with it"
+            head = await anext(rest)
+        except TimeoutError:
+            messages.cancel()
+            return unavailable(f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again")
+        except (RayError, RayServeException) as error:
+            return f"the replica has ended ({type(error).__name__}); send the request again"
+        if isinstance(head, Gone):
+            return head.reason
+        assert isinstance(head, Head), "the answer begins with it"
+        response = StreamingResponse(_body(rest, head), head.status)
+        response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in head.headers]
+        return response
+
+
+async def _body(messages: AsyncIterator[bytes], head: Head) -> AsyncIterator[bytes]:
+    try:
+        async for part in messages:
+            yield part
+    except (RayError, RayServeException) as error:
+        if not head.streams:
+            raise
+        yield error_event(f"the replica has ended ({type(error).__name__}); send the request again")

@@ -1,0 +1,97 @@
+"""SGLang's server as the child of a process that may die: on a loopback port of its own, with its log, and gone with
+its parent however that ends."""
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+
+from rayspec.serving.access import Access
+
+LOOPBACK = "127.0.0.1"
+LOG_TAIL_LINES = 30
+POLL_S = 0.5
+HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
+# The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the
+# kernel closes with us, and then ends the group: SGLang's scheduler outlives a server that was killed.
+TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; kill -9 -$$; } & exec "$@" 3<&-'
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start, or has ended; the message holds the end of its log."""
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listened on a moment ago."""
+    with socket.socket() as s:
+        s.bind((LOOPBACK, 0))
+        return int(s.getsockname()[1])
+
+
+class ServerProcess:
+    """A server that was started. Knows no Ray."""
+
+    def __init__(
+        self, command: Sequence[str], *, port: int, environment: Mapping[str, str], log: Path, access: Access
+    ) -> None:
+        self.address = f"http://{LOOPBACK}:{port}"
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._files = ExitStack()
+        words = self._files.enter_context(access.with_keys(command))
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["sh", "-c", TETHER, "sh", *words],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_healthy(self, timeout_s: float) -> None:
+        """Raises ServerFailed where it ends before, or is not healthy after `timeout_s`; it is stopped then."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_alive and time.monotonic() < deadline:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.address}/health", timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code == 200:
+                    return
+            time.sleep(POLL_S)
+        what = f"was not healthy after {timeout_s:g} s" if self.is_alive else f"ended ({self._ended()})"
+        self.kill()
+        raise ServerFailed(f"SGLang's server {what}\n--- end of {self.log} ---\n{self.log_tail()}")
+
+    def stop(self, timeout_s: float) -> None:
+        """Let it end by itself (SIGTERM: SGLang answers what runs), then end what is left. May be called twice."""
+        if self.is_alive:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and every process that it started, at once. May be called twice."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()  # the tether ends the group
+        self._process.wait()
+        self._files.close()
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def _ended(self) -> str:
+        status = self._process.poll() or 0
+        return f"signal {-status}" if status < 0 else f"status {status}"

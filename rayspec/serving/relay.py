@@ -1,0 +1,152 @@
+"""A request handed through to a server as it came, and its answer back as it comes.
+
+What streams (server-sent events) is passed on by whole events, so that a server which dies in the middle leaves room
+for an event that says so; every other answer is passed on once it is whole, so that it can still become a 503.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+RETRY_AFTER_S = 5
+EVENT_STREAM = "text/event-stream"
+EVENT_END = b"\n\n"
+OF_A_CONNECTION = {  # of one hop, or set anew by each
+    "connection",
+    "content-length",
+    "date",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "server",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+Headers = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """A request. `path` is with its query; `prompt` is what a prefix-aware router reads, and never empty."""
+
+    method: str
+    path: str
+    headers: Headers = field(repr=False)  # one of them may hold a key
+    body: bytes = field(repr=False)
+    prompt: str = field(default="-", repr=False)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The first message of a replica: it has the request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The second: the answer begins. Its body follows as bytes."""
+
+    status: int
+    headers: Headers
+
+    @property
+    def streams(self) -> bool:
+        return any(k.lower() == "content-type" and EVENT_STREAM in v for k, v in self.headers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """In place of the second: nothing of an answer was sent, and another replica may be asked."""
+
+    reason: str
+
+
+Message = Taken | Head | Gone | bytes
+
+
+def passed_on(headers: Iterable[tuple[str, str]]) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in OF_A_CONNECTION]
+
+
+def prompt_of(body: bytes) -> str:
+    """What an answer continues, as far as it is text: of `messages`, `prompt` or `text`; empty for all else."""
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return ""
+    if not isinstance(request, dict):
+        return ""
+    return _text(next((request[name] for name in ("messages", "prompt", "text") if request.get(name)), ""))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    if isinstance(value, dict):
+        return _text(value.get("content") or value.get("text"))
+    return ""
+
+
+def error_body(reason: str) -> dict[str, Any]:
+    """In OpenAI's form."""
+    return {"error": {"message": reason, "type": "service_unavailable", "param": None, "code": 503}}
+
+
+def error_event(reason: str) -> bytes:
+    """The last event of a stream that was cut off; without the [DONE] of one that is whole."""
+    return b"data: " + json.dumps(error_body(reason)).encode() + EVENT_END
+
+
+async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Message]:
+    """The messages of a server's answer, from Taken. `client` knows its address."""
+    yield Taken()
+    request = client.build_request(
+        passed.method, passed.path, headers=passed_on(passed.headers), content=passed.body or None
+    )
+    try:
+        response = await client.send(request, stream=True)
+    except httpx.TransportError as error:
+        yield Gone(reason=_died(error))
+        return
+    try:
+        head = Head(status=response.status_code, headers=passed_on(response.headers.multi_items()))
+        if head.streams:
+            yield head
+            async for part in _events(response):
+                yield part
+            return
+        try:
+            body = b"".join([part async for part in response.aiter_raw()])
+        except httpx.TransportError as error:
+            yield Gone(reason=_died(error))
+            return
+        yield head
+        yield body
+    finally:
+        await response.aclose()  # SGLang ends a request whose client has left
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Whole events; one that says so where the server dies."""
+    rest = b""
+    try:
+        async for part in response.aiter_raw():
+            whole, end, rest = (rest + part).rpartition(EVENT_END)
+            if end:
+                yield whole + end
+    except httpx.TransportError as error:
+        yield error_event(_died(error))
+        return
+    if rest:
+        yield rest
+
+
+def _died(error: Exception) -> str:
+    return f"the server of this replica has ended ({type(error).__name__}); send the request again"

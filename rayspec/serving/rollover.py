@@ -1,0 +1,205 @@
+"""From a moved alias to another version under traffic, or to the reason why not.
+
+`Rollover` decides; what it decides about is behind two small protocols: a `Registry` (which version is meant) and a
+`Stage` (check it, start a canary, put it in). Neither knows it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rayspec.serving import events as kinds
+from rayspec.serving.canary import Answer, CanaryBounds, refusal, tau
+from rayspec.serving.champion import Champion
+from rayspec.serving.events import Events
+from rayspec.serving.figures import Totals, WatchBounds, worse
+
+WATCH_STEP_S = 5.0
+
+
+class Postponed(Exception):
+    """Nothing was decided, for a reason that lies outside of the version; it is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloverSettings:
+    poll_s: float = 30.0
+    watch_s: float = 300.0
+    canary: CanaryBounds = field(default_factory=CanaryBounds)
+    watch: WatchBounds = field(default_factory=WatchBounds)
+
+    def __post_init__(self) -> None:
+        if self.poll_s <= 0:
+            raise ValueError(f"--poll-seconds must be above 0, got {self.poll_s:g}")
+        if self.watch_s < 0:
+            raise ValueError(f"--watch-seconds must not be negative, got {self.watch_s:g}")
+
+
+class Registry(Protocol):
+    def meant(self) -> str | None:
+        """The version that the alias points at; None where it is not there. Raises Postponed for an outage."""
+
+
+class Stage(Protocol):
+    follows_policy: bool
+
+    def check(self, version: str) -> Champion:
+        """Raises ValueError for what may not take traffic, Postponed for an outage."""
+
+    def canary(self, champion: Champion, version: str) -> list[Answer]:
+        """Of a server of its own that has ended since. Raises ValueError where it does not serve, Postponed where
+        there is no room for it."""
+
+    def running_answers(self) -> list[Answer]:
+        """Of the version under traffic. Raises Postponed."""
+
+    def put_in(self, champion: Champion, version: str) -> None:
+        """Replace all replicas; the old ones stay where it raises ValueError."""
+
+    def totals(self, champion: Champion) -> Totals: ...
+
+
+class Rollover:
+    """`champion` is under traffic as `version`."""
+
+    def __init__(
+        self,
+        champion: Champion,
+        version: str,
+        registry: Registry,
+        stage: Stage,
+        events: Events,
+        settings: RolloverSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.champion, self.version = champion, version
+        self.refused: str | None = None  # until the alias moves
+        self._registry, self._stage, self._events, self._settings = registry, stage, events, settings
+        self._clock, self._sleep = clock, sleep
+        self._seen: deque[tuple[float, Totals]] = deque()
+        self._said = ""  # why the last one was postponed, which is said once
+
+    def run(self) -> None:
+        """Until an exception ends it."""
+        while True:
+            self.poll()
+            self._sleep(self._settings.poll_s)
+
+    def poll(self) -> None:
+        """Look at the alias once, and do all that follows."""
+        self._remember()
+        meant = None
+        try:
+            meant = self._registry.meant()
+            if meant is None or meant == self.refused:
+                return
+            self.refused = None
+            if meant != self.version:
+                self._try(meant)
+            self._said = ""
+        except Postponed as error:
+            self._postpone(str(error), meant or self.version)
+
+    def _try(self, version: str) -> None:
+        if not self._said:
+            self._events.record(kinds.FOUND, version, f"version {self.version} is running")
+        try:
+            champion = self._stage.check(version)
+            new = self._stage.canary(champion, version)
+            running = self._stage.running_answers()
+            reason = self._refusal(champion, new, running)
+            if reason is not None:
+                return self._refuse(version, reason, _figures(new, running))
+            self._events.record(kinds.CANARY_PASSED, version, "", _figures(new, running))
+            before = self._recent()
+            self._stage.put_in(champion, version)
+        except ValueError as error:
+            return self._refuse(version, str(error), {})
+        old, self.champion = self.champion, champion
+        old_version, self.version = self.version, version
+        self._seen.clear()
+        self._events.record(kinds.SWAPPED, version, f"in place of version {old_version}")
+        self._watch(before, old, old_version)
+
+    def _refusal(self, champion: Champion, new: Sequence[Answer], running: Sequence[Answer]) -> str | None:
+        return refusal(
+            new,
+            running,
+            champion.record.evidence,
+            self.champion.record.evidence,
+            self._settings.canary,
+            compares_tau=not self._has_policy(self.champion),
+        )
+
+    def _watch(self, before: Totals, old: Champion, old_version: str) -> None:
+        settings, version = self._settings, self.version
+        judges_tau = not (self._has_policy(self.champion) or self._has_policy(old))
+        end = self._clock() + settings.watch_s
+        while True:
+            now = self._stage.totals(self.champion)
+            reason = worse(now, before, settings.watch, judges_tau=judges_tau)
+            if reason is not None or self._clock() >= end:
+                break
+            self._sleep(min(WATCH_STEP_S, max(0.0, end - self._clock())))
+        if reason is None:
+            few = min(now.requests, before.requests) < settings.watch.min_requests
+            said = "too few requests to judge it under traffic" if few else "within bounds under traffic"
+            return self._events.record(kinds.KEPT, version, said, _watched(now, before))
+        self._roll_back(old, old_version, reason, _watched(now, before))
+
+    def _roll_back(self, old: Champion, old_version: str, reason: str, figures: dict[str, float]) -> None:
+        version = self.version
+        try:
+            self._stage.put_in(old, old_version)
+        except ValueError as error:  # what runs goes on running
+            return self._events.record(kinds.ROLLBACK_FAILED, version, f"{reason}; {error}", figures)
+        self.champion, self.version, self.refused = old, old_version, version
+        self._seen.clear()
+        self._events.record(kinds.ROLLED_BACK, version, f"{reason}; version {old_version} is back", figures)
+
+    def _refuse(self, version: str, reason: str, figures: dict[str, float]) -> None:
+        self.refused = version
+        self._events.record(kinds.REFUSED, version, reason, figures)
+
+    def _postpone(self, reason: str, version: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._events.record(kinds.POSTPONED, version, reason)
+
+    def _has_policy(self, champion: Champion) -> bool:
+        return self._stage.follows_policy and champion.policy is not None
+
+    def _remember(self) -> None:
+        """The counters of the running version, back to one window before now."""
+        now = self._clock()
+        self._seen.append((now, self._stage.totals(self.champion)))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._settings.watch_s:
+            self._seen.popleft()
+
+    def _recent(self) -> Totals:
+        """Of the running version over the last window, or since it was put in."""
+        since = self._seen[0][1] if self._seen else Totals()
+        now = self._stage.totals(self.champion)
+        recent = now - since
+        return recent if recent.requests >= self._settings.watch.min_requests else now
+
+
+def _figures(new: Sequence[Answer], running: Sequence[Answer]) -> dict[str, float]:
+    found = {"canary_tau": tau(new), "canary_tau_running": tau(running)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _watched(now: Totals, before: Totals) -> dict[str, float]:
+    found = {
+        "watch_requests": now.requests,
+        "watch_requests_before": before.requests,
+        "watch_tau": now.tau,
+        "watch_tau_before": before.tau,
+        "watch_token_ms": None if now.token_s is None else 1e3 * now.token_s,
+        "watch_token_ms_before": None if before.token_s is None else 1e3 * before.token_s,
+    }
+    return {name: value for name, value in found.items() if value is not None}

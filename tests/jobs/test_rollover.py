@@ -1,0 +1,131 @@
+"""A champion on Ray Serve that follows its alias, under clients that stream all the time: a good version, a server
+that is killed, a bad version."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from fixture_models import DRAFTERS, TARGET, prompt_texts
+from mlflow import MlflowClient
+from rollover_world import ALIAS, FLAGS, MODEL, ask, point_at, register, streaming, tags, wait_for
+from servers import START_TIMEOUT_S, free_port
+
+from rayspec.serving.access import Access
+from rayspec.serving.events import FILE
+from rayspec.serving.flags import arguments
+from rayspec.serving.process import ServerProcess
+
+TOKENS = 32
+
+
+def plain_answers(prompts: list[str], folder: Path) -> list[str]:
+    """Of SGLang's server without speculation."""
+    port = free_port()
+    flags = arguments({"model_path": str(TARGET), **FLAGS, "port": port, "log_level": "warning"})
+    command = [sys.executable, "-m", "sglang.launch_server", *flags]
+    server = ServerProcess(command, port=port, environment=os.environ, log=folder / "plain.log", access=Access())
+    try:
+        server.wait_until_healthy(START_TIMEOUT_S)
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            return [str(ask(client, server.address, prompt, TOKENS)[0]) for prompt in prompts]
+    finally:
+        server.stop(30)
+
+
+@contextmanager
+def served(folder: Path, port: int, *options: str) -> Iterator[Any]:
+    """`rayspec serve` of the alias; whatever it started is gone afterwards."""
+    environment = {**os.environ, "RAYSPEC_HOME": str(folder / "home")}
+    environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "rayspec.cli", "serve", f"models:/{MODEL}@{ALIAS}", "--port", str(port), *options]
+    with (folder / "serve.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def servers(process: Any) -> list[psutil.Process]:
+    """SGLang's, of all replicas and canaries."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            words = child.cmdline()
+            if "sglang.launch_server" in words and "sh" not in words[:1]:
+                found.append(child)
+    return found
+
+
+def is_healthy(port: int) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=30, trust_env=False).status_code == 200
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
+    second = register(store, tmp_path / "second", DRAFTERS["full"], tau=3.0)
+    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+    point_at(store, first)
+    prompts = prompt_texts(6)
+    port, log = free_port(), tmp_path / "serve.log"
+    options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--watch-seconds", "20"]
+    with ThreadPoolExecutor(1) as pool, served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
+        plain = pool.submit(plain_answers, prompts, tmp_path)
+        wait_for(lambda: "started" in tags(store, first).get("rollover", ""), START_TIMEOUT_S, process, log)
+        wait_for(lambda: is_healthy(port), 120, process, log)
+        expected = plain.result()
+        address = f"http://127.0.0.1:{port}"
+        with streaming(address, prompts, expected, clients=6, max_tokens=TOKENS, pause_s=0.2) as outcomes:
+            wait_for(lambda: outcomes.completed >= 20, 120, process, log)
+            point_at(store, second)
+            end = ("kept", "refused", "rolled_back", "rollback_failed")
+            wait_for(lambda: tags(store, second).get("rollover") in end, START_TIMEOUT_S, process, log)
+            assert tags(store, second)["rollover"] == "kept", log.read_text()[-4000:]
+            wait_for(lambda: len(servers(process)) == 1, 120, process, log)
+            victim = servers(process)[0]
+            victim.send_signal(signal.SIGKILL)
+            wait_for(lambda: not psutil.pid_exists(victim.pid), 60, process, log)
+            wait_for(lambda: len(servers(process)) == 1, START_TIMEOUT_S, process, log)
+            point_at(store, bad)
+            wait_for(lambda: tags(store, bad).get("rollover") in end, START_TIMEOUT_S, process, log)
+            before = outcomes.completed
+            wait_for(lambda: outcomes.completed > before + 20, 120, process, log)
+        print(f"{outcomes.completed} completed, {outcomes.retriable} retriable, {outcomes.bad[:5]} bad")
+        assert outcomes.bad == []
+        assert outcomes.completed > 100
+        assert tags(store, bad)["rollover"] == "refused"
+        assert "tau on the canary prompts is" in tags(store, bad)["rollover.reason"]
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+        _, left = psutil.wait_procs(family, timeout=60)
+        assert left == []
+    run = store.get_run(tags(store, second)["rollover.run_id"])
+    lines = Path(store.download_artifacts(run.info.run_id, FILE, str(tmp_path))).read_text().splitlines()
+    told = [(e["event"], e["version"]) for e in map(json.loads, lines)]
+    assert told == [
+        ("started", first),
+        ("found", second),
+        ("canary_passed", second),
+        ("swapped", second),
+        ("kept", second),
+        ("found", bad),
+        ("refused", bad),
+    ]

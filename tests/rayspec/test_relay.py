@@ -1,0 +1,98 @@
+"""What passes through a replica, and what a client hears of a server that dies."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import httpx
+import pytest
+
+from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, prompt_of, relay
+
+
+class Parts(httpx.AsyncByteStream):
+    """A body that comes in parts; an error among them is raised."""
+
+    def __init__(self, parts: Sequence[bytes | Exception]) -> None:
+        self.parts, self.is_closed = parts, False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self.parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+STREAM = {"content-type": "text/event-stream; charset=utf-8", "connection": "close", "x-mine": "1"}
+DIED = httpx.RemoteProtocolError("peer closed connection")
+
+
+def messages(answer: httpx.Response | Exception, passed: Passed | None = None) -> tuple[list[Message], httpx.Request]:
+    asked: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def all_of() -> list[Message]:
+        async with httpx.AsyncClient(base_url="http://s", transport=httpx.MockTransport(handle)) as client:
+            return [
+                m async for m in relay(client, passed or Passed(method="GET", path="/health", headers=[], body=b""))
+            ]
+
+    return asyncio.run(all_of()), asked[0]
+
+
+def test_a_request_passes_as_it_came() -> None:
+    headers = [("authorization", "Bearer k"), ("host", "public"), ("connection", "keep-alive"), ("x-a", "1")]
+    passed = Passed(method="POST", path="/generate?a=b", headers=headers, body=b"{}")
+    found, request = messages(httpx.Response(418, stream=Parts([b"te", b"a"]), headers={"x-b": "2"}), passed)
+    assert (request.method, str(request.url), request.content) == ("POST", "http://s/generate?a=b", b"{}")
+    assert (request.headers["authorization"], request.headers["x-a"], request.headers["host"]) == ("Bearer k", "1", "s")
+    assert found == [Taken(), Head(status=418, headers=[("x-b", "2")]), b"tea"]
+    assert "Bearer" not in repr(passed)
+
+
+def test_a_stream_passes_by_whole_events() -> None:
+    body = Parts([b"data: 1\n\ndata: ", b"2\n", b"\ndata: 3\n\n", b"data: [DONE]"])
+    found, _ = messages(httpx.Response(200, stream=body, headers=STREAM))
+    head = Head(status=200, headers=[("content-type", STREAM["content-type"]), ("x-mine", "1")])
+    assert found == [Taken(), head, b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b"data: [DONE]"]
+    assert head.streams
+    assert body.is_closed
+
+
+def test_a_stream_that_is_cut_off_says_so() -> None:
+    found, _ = messages(httpx.Response(200, stream=Parts([b"data: 1\n\ndata: {half", DIED]), headers=STREAM))
+    assert found[2] == b"data: 1\n\n"
+    last = found[3]
+    assert isinstance(last, bytes)
+    assert last.endswith(b"\n\n")
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["type"]) == (503, "service_unavailable")
+    assert "send the request again" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "answer", [httpx.ConnectError("refused"), DIED, httpx.Response(200, stream=Parts([b'{"half', DIED]))]
+)
+def test_an_answer_that_never_began_can_be_asked_for_again(answer: httpx.Response | Exception) -> None:
+    found, _ = messages(answer)
+    assert found[0] == Taken()
+    assert isinstance(found[1], Gone)
+    assert len(found) == 2
+
+
+def test_what_a_prefix_aware_router_reads() -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    parts = {"role": "user", "content": [{"type": "text", "text": " you"}, {"type": "image_url"}]}
+    assert prompt_of(json.dumps({"messages": [*chat, parts]}).encode()) == "hello you"
+    assert prompt_of(b'{"prompt": "a", "text": "b"}') == "a"
+    assert prompt_of(b'{"text": "b"}') == "b"
+    for body in (b"", b"no json", b"[]", b'{"input_ids": [1]}', b'{"prompt": {"a": 1}}'):
+        assert prompt_of(body) == ""

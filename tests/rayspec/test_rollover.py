@@ -1,0 +1,394 @@
+"""When another version is put in, refused and rolled back, and what MLflow is told of it."""
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from rayspec.serving import events as kinds
+from rayspec.serving.alias import MlflowRegistry, followed, pinned_source
+from rayspec.serving.board import Board
+from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
+from rayspec.serving.champion import Champion
+from rayspec.serving.events import FILE, Events
+from rayspec.serving.figures import Totals, WatchBounds, read_totals, worse
+from rayspec.serving.record import ServingRecord
+from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
+
+MODEL = "drafter"
+EVIDENCE = {"tau": "2.5", "target": "t", "workload": "chat", "temperature": "0.0"}
+
+
+def champion(version: str, **evidence: str) -> Champion:
+    record = ServingRecord(
+        head="full", target="t", target_sha256="0", files={}, flags={}, evidence={**EVIDENCE, **evidence}
+    )
+    return Champion(name=f"{MODEL} version {version}", folder=Path("."), target="t", record=record)
+
+
+def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:
+    """Ten verify steps a prompt, `accepted` drafts a step on average with some spread between prompts."""
+    found = []
+    for n in range(len(PROMPTS)):
+        drafts = round(10 * accepted + (n % 3 - 1))
+        ids = tuple(range(n, n + 20))
+        found.append(
+            Answer(
+                output_ids=(*ids[:-1], -1) if n in different else ids, verify_steps=10, accepted_drafts=max(0, drafts)
+            )
+        )
+    return found
+
+
+def test_tau_is_pooled() -> None:
+    one, two = (Answer(output_ids=(), verify_steps=v, accepted_drafts=a) for v, a in ((10, 5), (30, 35)))
+    assert tau([one, two]) == pytest.approx(2.0)
+    assert tau([Answer(output_ids=(1,), verify_steps=0, accepted_drafts=0)]) is None
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "the same": ({}, None),
+    "better": ({"new": answers(2.0)}, None),
+    "another answer": ({"new": answers(1.5, different=[3])}, r"answers to 1 of 16 .* prompt 4, token 20; 0 may differ"),
+    "one that may differ": ({"new": answers(1.5, different=[3]), "bounds": CanaryBounds(mismatches=1)}, None),
+    "a random head": (
+        {"new": answers(0.0)},
+        r"below 1\.750: less than 50% of the accepted drafts .*\(tau 2\.500 on chat",
+    ),
+    "no speculation": (
+        {"new": [dataclasses.replace(a, verify_steps=0) for a in answers(1.5)]},
+        "was served without speculation",
+    ),
+    "8% less tau": (
+        {"new": answers(1.3)},
+        r"0\.920 of the running version's 2\.4.*at least 0\.950 .*1\.000 by the evid",
+    ),
+    "8% less, as its evidence says": ({"new": answers(1.3), "evidence": {"tau": "2.3"}}, None),
+    "8% less on another workload": ({"new": answers(1.3), "evidence": {"workload": "code"}}, None),
+    "30% less on another workload": (
+        {"new": answers(0.75), "evidence": {"workload": "code", "tau": "2.0"}},
+        "at least 0.800 was allowed .as their evidence cannot be compared",
+    ),
+    "beside a policy": ({"new": answers(1.3), "compares_tau": False}, None),
+    "evidence without tau": ({"new": answers(1.45), "evidence": {"tau": "?"}}, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_the_canary_refuses(case: str) -> None:
+    given, message = REFUSALS[case]
+    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True} | given
+    found = refusal(
+        options["new"],
+        answers(1.5),
+        {**EVIDENCE, **options["evidence"]},
+        EVIDENCE,
+        options["bounds"],
+        compares_tau=options["compares_tau"],
+    )
+    if message is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.search(message, found), found
+
+
+def test_the_ratio_that_evidence_promises() -> None:
+    assert expected_ratio({**EVIDENCE, "tau": "2.0"}, EVIDENCE) == pytest.approx(0.8)
+    assert expected_ratio({**EVIDENCE, "workload": "code"}, EVIDENCE) is None
+    assert expected_ratio({}, {}) is None
+
+
+def test_canary_prompts_follow_the_targets_template() -> None:
+    class Tokenizer:
+        chat_template = "x"
+
+        def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
+            return [len(conversation[0]["content"])]
+
+    assert [set(body) for body in requests(None)] == [{"text", "sampling_params"}] * len(PROMPTS)
+    assert requests(Tokenizer())[0]["input_ids"] == [len(PROMPTS[0])]
+    assert {body["sampling_params"]["temperature"] for body in requests(None)} == {0}
+
+
+METRICS = """\
+# TYPE rayspec_verified_requests_total counter
+rayspec_verified_requests_total{draft_steps="4"} 100.0
+# TYPE rayspec_accepted_drafts_total counter
+rayspec_accepted_drafts_total{position="1"} 90.0
+rayspec_accepted_drafts_total{position="2"} 60.0
+# TYPE sglang:e2e_request_latency_seconds histogram
+sglang:e2e_request_latency_seconds_bucket{le="+Inf"} 10.0
+sglang:e2e_request_latency_seconds_count 10.0
+sglang:e2e_request_latency_seconds_sum 26.0
+# TYPE sglang:time_to_first_token_seconds histogram
+sglang:time_to_first_token_seconds_bucket{le="+Inf"} 10.0
+sglang:time_to_first_token_seconds_count 10.0
+sglang:time_to_first_token_seconds_sum 2.0
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{x="a"} 250.0
+"""
+
+
+def test_totals_of_a_servers_metrics() -> None:
+    totals = read_totals(METRICS)
+    assert totals.tau == pytest.approx(2.5)
+    assert totals.token_s == pytest.approx(0.1)
+    assert read_totals("").tau is None
+    assert (totals + totals - totals) == totals
+
+
+def traffic(requests: float = 100, *, accepted: float = 1.5, token_s: float = 0.01) -> Totals:
+    tokens = 25 * requests
+    return Totals(
+        requests=requests,
+        tokens=tokens,
+        verified=10 * requests,
+        accepted=10 * requests * accepted,
+        ttft_s=0.1 * requests,
+        e2e_s=0.1 * requests + (tokens - requests) * token_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "judges_tau", "message"),
+    [
+        (traffic(), True, None),
+        (traffic(accepted=1.3), True, None),
+        (traffic(accepted=1.1), True, "tau under traffic is 2.100, 16% below the 2.500"),
+        (traffic(accepted=1.1), False, None),
+        (traffic(token_s=0.014), True, None),
+        (traffic(token_s=0.016), True, "a token takes 16.0 ms under traffic, 60% more than the 10.0 ms"),
+        (traffic(19, accepted=0.1), True, None),
+    ],
+)
+def test_what_traffic_says(now: Totals, judges_tau: bool, message: str | None) -> None:
+    found = worse(now, traffic(), WatchBounds(), judges_tau=judges_tau)
+    assert (found is None) == (message is None)
+    assert message is None or (found is not None and message in found)
+
+
+def test_a_board_adds_replicas_up() -> None:
+    board = Board()
+    for replica, count in ((1, 1.0), (2, 2.0), (1, 5.0)):
+        board.put("a", replica, Totals(requests=count))
+    board.put("b", 3, Totals(requests=100.0))
+    assert board.totals("a").requests == 7
+    assert board.totals("none") == Totals()
+
+
+class FakeStage:
+    """Versions by number: what `canary` gives, or the error that `check` raises."""
+
+    follows_policy = False
+
+    def __init__(self) -> None:
+        self.canaries: dict[str, Any] = {}
+        self.checks: dict[str, Exception] = {}
+        self.running: Any = answers(1.5)
+        self.live: dict[str, Totals] = {}
+        self.put: list[str] = []
+        self.asked: list[str] = []
+
+    def check(self, version: str) -> Champion:
+        self.asked.append(version)
+        if version in self.checks:
+            raise self.checks[version]
+        return champion(version)
+
+    def canary(self, champion: Champion, version: str) -> list[Answer]:
+        found = self.canaries.get(version, answers(1.5))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def running_answers(self) -> list[Answer]:
+        if isinstance(self.running, Exception):
+            raise self.running
+        return self.running
+
+    def put_in(self, champion: Champion, version: str) -> None:
+        self.put.append(version)
+
+    def totals(self, champion: Champion) -> Totals:
+        return self.live.get(champion.name, Totals())
+
+
+@dataclasses.dataclass
+class World:
+    client: MlflowClient
+    stage: FakeStage
+    events: Events
+    rollover: Rollover
+
+    def move(self, version: str) -> None:
+        self.client.set_registered_model_alias(MODEL, "champion", version)
+
+    def told(self) -> list[tuple[str, str]]:
+        return [(e.event, e.version) for e in self.events.events]
+
+    def tags(self, version: str) -> dict[str, str]:
+        return dict(self.client.get_model_version(MODEL, version).tags)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real store with three versions, the first of which the alias means; a new one takes MLflow seconds."""
+    folder = tmp_path_factory.mktemp("store")
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client.create_registered_model(MODEL)
+    for _ in range(3):
+        client.create_model_version(MODEL, folder.as_uri())
+    client.set_registered_model_alias(MODEL, "champion", "1")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def world(store: Path, tmp_path: Path) -> World:
+    """A copy of the store, and the first version running; time passes only in sleeps."""
+    shutil.copy(store, tmp_path)
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.create_experiment("x", artifact_location=(tmp_path / "artifacts").as_uri())
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    stage, events = FakeStage(), Events(client, MODEL, experiment)
+    rollover = Rollover(
+        champion("1"),
+        "1",
+        MlflowRegistry(client, MODEL, "champion"),
+        stage,
+        events,
+        RolloverSettings(),
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+    return World(client, stage, events, rollover)
+
+
+def test_a_good_version_is_put_in(world: World, tmp_path: Path) -> None:
+    world.rollover.poll()
+    assert world.told() == []
+    world.move("2")
+    world.rollover.poll()
+    world.rollover.poll()
+    assert world.told() == [(k, "2") for k in (kinds.FOUND, kinds.CANARY_PASSED, kinds.SWAPPED, kinds.KEPT)]
+    assert world.stage.put == ["2"]
+    assert world.tags("2")["rollover"] == "kept"
+    assert "too few requests" in world.tags("2")["rollover.reason"]
+    world.events.end()
+    run = world.client.get_run(world.tags("2")["rollover.run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["canary_tau"] == pytest.approx(tau(answers(1.5)))
+    lines = Path(world.client.download_artifacts(run.info.run_id, FILE, str(tmp_path))).read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["found", "canary_passed", "swapped", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s.checks.update({"2": ValueError("model.safetensors differ")}), "model.safetensors differ"),
+        (lambda s: s.canaries.update({"2": ValueError("the canary did not serve: NaN")}), "did not serve: NaN"),
+        (lambda s: s.canaries.update({"2": answers(0.0)}), "less than 50% of the accepted drafts"),
+    ],
+)
+def test_a_refused_version_takes_no_traffic_and_is_not_tried_again(
+    world: World, damage: Callable[[FakeStage], None], message: str
+) -> None:
+    damage(world.stage)
+    world.move("2")
+    for _ in range(3):
+        world.rollover.poll()
+    assert world.told() == [(kinds.FOUND, "2"), (kinds.REFUSED, "2")]
+    assert message in world.tags("2")["rollover.reason"]
+    assert (world.stage.put, world.stage.asked) == ([], ["2"])
+    world.move("1")
+    world.rollover.poll()
+    world.move("2")  # the alias has moved: somebody wants it again
+    world.rollover.poll()
+    assert world.stage.asked == ["2", "2"]
+    world.move("3")
+    world.rollover.poll()
+    assert world.stage.put == ["3"]
+
+
+def test_what_lies_outside_of_a_version_is_tried_again(world: World) -> None:
+    world.stage.running = Postponed("the running version did not answer")
+    world.move("2")
+    for _ in range(3):
+        world.rollover.poll()
+    assert world.told() == [(kinds.FOUND, "2"), (kinds.POSTPONED, "2")]
+    world.stage.running = answers(1.5)
+    world.rollover.poll()
+    assert world.stage.put == ["2"]
+
+
+def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> None:
+    world.stage.live = {champion("1").name: traffic(), champion("2").name: traffic(accepted=0.5)}
+    world.move("2")
+    for _ in range(3):
+        world.rollover.poll()
+    assert world.stage.put == ["2", "1"]
+    assert [e for e, _ in world.told()] == [kinds.FOUND, kinds.CANARY_PASSED, kinds.SWAPPED, kinds.ROLLED_BACK]
+    assert "40% below the 2.500 of the version before" in world.tags("2")["rollover.reason"]
+    assert world.rollover.version == "1"
+    run = world.client.get_run(world.events.run.run_id)
+    assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
+
+
+def test_a_roll_back_that_fails_is_said_and_serving_goes_on(world: World) -> None:
+    world.stage.live = {champion("1").name: traffic(), champion("2").name: traffic(token_s=1.0)}
+
+    def put_in(champion: Champion, version: str) -> None:
+        if version == "1":
+            raise ValueError("the replicas did not start")
+
+    world.stage.put_in = put_in  # type: ignore[method-assign]
+    world.move("2")
+    world.rollover.poll()
+    assert world.tags("2")["rollover"] == kinds.ROLLBACK_FAILED
+    assert world.rollover.version == "2"
+
+
+def test_an_alias_that_is_gone_changes_nothing(world: World) -> None:
+    world.client.delete_registered_model_alias(MODEL, "champion")
+    world.rollover.poll()
+    assert world.told() == []
+
+
+def test_a_store_that_is_away_postpones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", away)
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", away)
+    world.rollover.poll()
+    assert world.told() == [(kinds.POSTPONED, "1")]
+    monkeypatch.undo()
+    world.events.write()
+    assert world.tags("1")["rollover"] == "postponed"
+
+
+def test_only_an_alias_is_followed(world: World) -> None:
+    assert followed("models:/a@champion") == ("a", "champion")
+    for source in ("models:/a/1", "folder", "0" * 32):
+        with pytest.raises(ValueError, match="--follow needs models:/NAME@ALIAS"):
+            followed(source)
+    assert pinned_source(f"models:/{MODEL}@champion", world.client) == f"models:/{MODEL}/1"
+    assert pinned_source("models:/nobody@champion", world.client) == "models:/nobody@champion"
+    assert pinned_source("folder", world.client) == "folder"
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="--poll-seconds must be above 0, got 0"):
+        RolloverSettings(poll_s=0)
+    with pytest.raises(ValueError, match="--watch-seconds must not be negative"):
+        RolloverSettings(watch_s=-1)

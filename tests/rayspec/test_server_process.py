@@ -1,0 +1,82 @@
+"""A server as a child: nothing of it outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayspec.serving.access import Access
+from rayspec.serving.process import ServerFailed, ServerProcess
+
+FAMILY = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+time.sleep(600)
+"""
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from rayspec.serving.access import Access
+from rayspec.serving.process import ServerProcess
+server = ServerProcess(sys.argv[2:], port=1, environment=os.environ, log=Path(sys.argv[1]), access=Access())
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def child(log: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return int(log.read_text())
+
+
+def all_ended(*pids: int) -> bool:
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.parametrize("how", ["stop", "the server is killed"])
+def test_what_a_server_started_ends_with_it(how: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = ServerProcess([sys.executable, "-c", FAMILY], port=1, environment=os.environ, log=log, access=Access())
+    grandchild = child(log)
+    if how == "stop":
+        server.stop(30)
+    else:
+        os.kill(server.pid, signal.SIGKILL)
+        assert all_ended(server.pid)
+        assert psutil.pid_exists(grandchild)
+        server.kill()
+    assert not server.is_alive
+    assert all_ended(grandchild)
+    server.kill()
+
+
+def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", HOLDER, str(log), sys.executable, "-c", FAMILY]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    server, grandchild = int(holder.stdout.readline()), child(log)
+    holder.kill()
+    holder.wait()
+    assert all_ended(server, grandchild)
+    holder.stdout.close()
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+    server = ServerProcess(command, port=1, environment=os.environ, log=tmp_path / "log", access=Access())
+    with pytest.raises(ServerFailed, match=r"ended \(status 3\)\n.*\nno such model"):
+        server.wait_until_healthy(60)

@@ -1,0 +1,161 @@
+"""A registry with versions of a drafter, good and bad, and clients that stream and count what happens."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from fixture_models import TARGET
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from safetensors.torch import load_file, save_file
+
+from rayspec.serving.champion import PINNED
+from rayspec.serving.record import ServingRecord, files_sha256
+from rayspec.sweep.record.folder import target_sha256
+from sglang_ext.drafters.complete import write_complete
+from sglang_ext.fingerprints import combined_sha256
+
+MODEL = "drafter-fixture"
+ALIAS = "champion"
+FLAGS = {"context_length": 512, "max_total_tokens": 16384}
+CHAIN = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": 4,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 5,
+}
+
+
+def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, is_random: bool = False) -> str:
+    """A new version of MODEL with evidence of that tau, its files in `folder`; `is_random`: its head is noise."""
+    write_complete(drafter, folder)
+    if is_random:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        head = next(name for name in tensors if name.startswith("lm_head"))
+        tensors[head] = torch.randn(tensors[head].shape, generator=torch.Generator().manual_seed(0)).to(
+            tensors[head].dtype
+        )
+        save_file(tensors, file, metadata={"format": "pt"})
+    evidence = {"clearly_faster_than_plain": "yes", "tau": f"{tau}", "workload": "fixture", "temperature": "0.0"}
+    record = ServingRecord(
+        head=drafter.name,
+        target=str(TARGET),
+        target_sha256=combined_sha256(target_sha256(str(TARGET))),
+        files=files_sha256(folder),
+        flags={**CHAIN, **FLAGS},
+        num_threads=1,
+        evidence=evidence | {"target": str(TARGET), "speedup_vs_plain": "1.5"},
+    )
+    pinned = record.write(folder)
+    with suppress(MlflowException):  # it is there
+        client.create_registered_model(MODEL)
+    return str(client.create_model_version(MODEL, folder.as_uri(), tags={PINNED: pinned}).version)
+
+
+def point_at(client: MlflowClient, version: str) -> None:
+    client.set_registered_model_alias(MODEL, ALIAS, version)
+
+
+def tags(client: MlflowClient, version: str) -> dict[str, str]:
+    return dict(client.get_model_version(MODEL, version).tags)
+
+
+@dataclass
+class Outcomes:
+    """Of all requests. `bad` is what must not happen, in words."""
+
+    completed: int = 0
+    retriable: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def ask(client: httpx.Client, address: str, prompt: str, max_tokens: int) -> tuple[str | None, str | None]:
+    """(text, why the request may be sent again); raises for everything else."""
+    body = {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": max_tokens, "stream": True}
+    parts, is_done = [], False
+    with client.stream("POST", f"{address}/v1/completions", json=body) as response:
+        if response.status_code == 503:
+            response.read()
+            assert "Retry-After" in response.headers, response.text
+            return None, f"503: {response.json()['error']['message']}"
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                is_done = True
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                return None, f"event: {chunk['error']['message']}"
+            parts.append(chunk["choices"][0]["text"] if chunk["choices"] else "")
+    assert is_done, "the stream was cut off without a word"
+    return "".join(parts), None
+
+
+@contextmanager
+def streaming(
+    address: str,
+    prompts: Sequence[str],
+    expected: Sequence[str],
+    *,
+    clients: int,
+    max_tokens: int,
+    pause_s: float = 0.0,
+) -> Iterator[Outcomes]:
+    """Clients that ask all the time for the length of the block; what they saw is complete once it is left."""
+    outcomes, is_over, lock = Outcomes(), threading.Event(), threading.Lock()
+
+    def run(number: int) -> None:
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            turn = number
+            while not is_over.is_set():
+                turn += 1
+                at = turn % len(prompts)
+                begin = time.perf_counter()
+                try:
+                    text, again = ask(client, address, prompts[at], max_tokens)
+                    problem = None if text is None or text == expected[at] else f"prompt {at}: {text!r}"
+                except Exception as error:
+                    text, again, problem = None, None, f"{type(error).__name__}: {error}"
+                with lock:
+                    outcomes.seconds.append(time.perf_counter() - begin)
+                    if problem is not None:
+                        outcomes.bad.append(problem)
+                    elif again is not None:
+                        outcomes.retriable.append(again)
+                    else:
+                        outcomes.completed += 1
+                is_over.wait(pause_s if again is None else 1.0)
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(180)
+
+
+def wait_for(what: Any, timeout_s: float, process: Any = None, log: Path | None = None) -> Any:
+    """What `what` gives once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = what()
+        if found:
+            return found
+        text = log.read_text()[-4000:] if log else ""
+        assert process is None or process.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(1)
