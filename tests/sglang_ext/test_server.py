@@ -67,6 +67,16 @@ def post(port: int, route: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
+def stream(port: int, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        assert response.read().endswith(b"data: [DONE]\n\n")
+
+
 def wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -96,6 +106,7 @@ def texts(tmp_path: Path, prompts: list[str], *flags: str) -> list[tuple[str, st
         sampled = {"model": "demo", "prompt": prompts[0], "temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
         assert post(port, "/v1/completions", sampled)["usage"]["completion_tokens"] >= 1
         if "--enable-metrics" in flags:
+            stream(port, {**sampled, "max_tokens": 24})  # of which alone the times between tokens are known
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
                 (tmp_path / "metrics").write_bytes(response.read())
     return answers
