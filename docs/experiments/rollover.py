@@ -23,7 +23,7 @@ import psutil
 from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
 from rollover_world import point_at, register, streaming, tags, wait_for
-from test_rollover import is_healthy, plain_answers, served, servers
+from test_serve_rollover import is_healthy, plain_answers, served, servers
 
 from rayspec.provenance import machine
 from rayspec.serving.process import free_port
