@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from rayspec.home import home
+from rayspec.targets.adapters import check_no_adapter
 from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET, fetched
 
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -28,7 +29,7 @@ def user_path(text: str, setting: str) -> Path:
 def target_path(name: str) -> str:
     """The target to serve: a fetched one by name, else the given folder or Hugging Face name.
 
-    Raises ValueError for a target that was not fetched yet and for a folder that holds no model; whether a Hugging Face
+    Raises ValueError for a target that was not fetched yet and for a folder that holds no model or an adapter; whether a Hugging Face
     name exists shows when the engine starts.
     """
     if name in CATALOGUE:
@@ -40,6 +41,7 @@ def target_path(name: str) -> str:
     if is_name:
         return name
     folder = user_path(name, "target").resolve()
+    check_no_adapter(folder)
     if not os.path.isfile(folder / "config.json"):
         raise ValueError(f"target is {name!r}, but there is no model at {folder} (config.json is missing)")
     return str(folder)

@@ -243,7 +243,8 @@ def trial_params(trial: Trial, config: SweepConfig) -> dict[str, object]:
     own = trial.candidate.params() if trial.candidate else {"speculative_algorithm": PLAIN, "draft_steps": 0}
     load = {
         "concurrency": trial.traffic.concurrency,  # 0 under open-loop load
-        "request_rate": trial.traffic.request_rate,  # 0 in a closed loop
+        "request_rate": trial.traffic.request_rate,  # 0 in a closed loop, and for a trace
+        **({"trace_speed": trial.traffic.trace_speed} if trial.traffic.is_trace else {}),
         "temperature": config.temperature_of(trial.traffic),
     }
     return {**own, **load}
@@ -252,7 +253,8 @@ def trial_params(trial: Trial, config: SweepConfig) -> dict[str, object]:
 def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Dataset:
     """The prompts in their order, as MLflow describes a dataset: digest, columns and size, not the text itself."""
     frame = pd.DataFrame([{"id": p.id, "category": p.category, "turns": json.dumps(asdict(p))} for p in prompts])
-    source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed)})
+    trace = {} if config.trace is None else {"trace": config.trace.path}
+    source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed), **trace})
     return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])
 
 

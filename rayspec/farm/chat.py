@@ -6,13 +6,15 @@ system message and what was said before; an answer stands right behind what it a
 
     system ⏎⏎ turn 1 answer 1 ⏎⏎ turn 2
 
-So a single turn is sent as it is, and a later turn's prompt begins with what the target has already seen.
+So a single turn is sent as it is, and a later turn's prompt begins with what the target has already seen. A request of
+a trace is token ids already.
 """
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rayspec.workloads import Conversation
+from rayspec.workloads.traces import TracedRequest
 
 SEPARATOR = "\n\n"
 
@@ -30,6 +32,8 @@ def turn_request(conversation: Conversation, answers: Sequence[str], tokenizer: 
 
     `tokenizer` None, or one without a template, gives plain text. Raises ValueError where the template refuses.
     """
+    if isinstance(conversation, TracedRequest):
+        return {"input_ids": list(conversation.input_ids)}
     if tokenizer is None or not tokenizer.chat_template or not conversation.is_chat:
         return {"prompt": _plain(conversation, answers)}
     try:
@@ -49,6 +53,11 @@ def _messages(conversation: Conversation, answers: Sequence[str]) -> list[dict[s
     for turn, answer in zip(conversation.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     return [*messages, {"role": "user", "content": conversation.turns[len(answers)]}]
+
+
+def plain_text(conversation: Conversation) -> str:
+    """All that the user says, and the system message before it."""
+    return SEPARATOR.join([*([] if conversation.system is None else [conversation.system]), *conversation.turns])
 
 
 def _plain(conversation: Conversation, answers: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""Load on an engine: closed loop, or arrivals at random times.
+"""Load on an engine: closed loop, or arrivals at random or recorded times.
 
 Closed loop: `concurrency` streams, each beginning its next conversation when its last has ended. Open loop: a Poisson
-process of `request_rate` conversations a second that does not wait for answers. In both, a later turn of a conversation
-is sent as soon as the answer before it is complete.
+process of `request_rate` conversations a second, or a trace's own arrivals at `trace_speed` times their speed; neither
+waits for answers. In all, a later turn of a conversation is sent as soon as the answer before it is complete.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import numpy as np
 from rayspec.farm.chat import ChatTokenizer, turn_request
 from rayspec.records import RequestRecord
 from rayspec.workloads import Conversation
+from rayspec.workloads.traces import TracedRequest
 
 
 class StreamingEngine(Protocol):
@@ -28,34 +29,43 @@ class StreamingEngine(Protocol):
 @dataclass(frozen=True, kw_only=True, order=True)
 class Traffic:
     """How requests come, in a closed loop or in an open one, and which temperature they ask for, where a sweep has
-    several. Ordered: by temperature, closed loops first, then by size."""
+    several. Ordered: by temperature, closed loops first, traces last, then by size."""
 
     temperature: float | None = None  # None: the only one of its sweep
+    trace_speed: float = 0.0  # times a trace's own
     request_rate: float = 0.0  # conversations a second
     concurrency: int = 0  # streams
 
     def __post_init__(self) -> None:
-        assert (self.request_rate > 0) != (self.concurrency > 0), "either a closed loop or an open one"
+        kinds = (self.trace_speed > 0, self.request_rate > 0, self.concurrency > 0)
+        assert sum(kinds) == 1, "either a closed loop, or random arrivals, or a trace's"
 
     @property
     def is_open(self) -> bool:
-        return self.request_rate > 0
+        return self.concurrency == 0
+
+    @property
+    def is_trace(self) -> bool:
+        return self.trace_speed > 0
 
     @property
     def label(self) -> str:
-        """For names of trials: `c4`, `r2.5`, `c4-t1`."""
+        """For names of trials: `c4`, `r2.5`, `x2`, `c4-t1`."""
         load = f"r{self.request_rate:g}" if self.is_open else f"c{self.concurrency}"
+        load = f"x{self.trace_speed:g}" if self.is_trace else load
         return load if self.temperature is None else f"{load}-t{self.temperature:g}"
 
     def __str__(self) -> str:
         load = f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
         load = f"{self.request_rate:g} requests/s" if self.is_open else load
+        load = f"the trace at {self.trace_speed:g}x" if self.is_trace else load
         return load if self.temperature is None else f"{load}, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One block to answer. `arrival_seed` fixes the times of an open loop, so that all trials meet the same."""
+    """One block to answer. `arrival_seed` fixes random times of an open loop, so that all trials meet the same.
+    `max_new_tokens` is for requests that do not say how long their answers are."""
 
     prompts: tuple[Conversation, ...]
     traffic: Traffic
@@ -64,16 +74,23 @@ class Load:
     ignore_eos: bool
     arrival_seed: int = 0
     chat_template: bool = True  # where the target's tokenizer has one
+    has_own_lengths: bool = True  # False: max_new_tokens for all, to warm an engine up
 
-    def sampling_params(self) -> dict[str, Any]:
+    def sampling_params(self, conversation: Conversation) -> dict[str, Any]:
+        own = conversation.output_tokens if isinstance(conversation, TracedRequest) else None
         return {
-            "max_new_tokens": self.max_new_tokens,
+            "max_new_tokens": (self.has_own_lengths and own) or self.max_new_tokens,
             "temperature": self.temperature,
             "ignore_eos": self.ignore_eos,
         }
 
     def arrivals_s(self) -> list[float]:
-        """When the conversations of an open loop arrive, in seconds after the start: a Poisson process."""
+        """When the conversations of an open loop arrive, in seconds after the start: a Poisson process, or the trace's
+        own times from the block's first request on."""
+        if self.traffic.is_trace:
+            times = [p.arrival_s for p in self.prompts if isinstance(p, TracedRequest)]
+            assert len(times) == len(self.prompts), "a trace's speed is for requests of a trace"
+            return [(t - times[0]) / self.traffic.trace_speed for t in times]
         gaps = np.random.default_rng(self.arrival_seed).exponential(1 / self.traffic.request_rate, len(self.prompts))
         return [float(t) for t in gaps.cumsum()]
 
@@ -124,7 +141,7 @@ async def _converse(
         chunk_times: list[float] = []
         last: dict[str, Any] = {}
         request = turn_request(conversation, answers, tokenizer)
-        stream = await engine.async_generate(**request, sampling_params=load.sampling_params(), stream=True)
+        stream = await engine.async_generate(**request, sampling_params=load.sampling_params(conversation), stream=True)
         async for chunk in stream:
             chunk_times.append(time.perf_counter() - arrival)
             last = chunk

@@ -177,9 +177,11 @@ def enumeration(traffics: Sequence[Traffic]) -> str:
 
 def _enumerated(traffics: Sequence[Traffic]) -> str:
     streams = [str(t.concurrency) for t in traffics if not t.is_open]
-    rates = [f"{t.request_rate:g}" for t in traffics if t.is_open]
+    rates = [f"{t.request_rate:g}" for t in traffics if t.is_open and not t.is_trace]
+    speeds = [f"{t.trace_speed:g}x" for t in traffics if t.is_trace]
     parts = [f"{_listed(streams)} stream{'s' if streams != ['1'] else ''}"] if streams else []
     parts += [f"{_listed(rates)} requests/s"] if rates else []
+    parts += [f"the trace at {_listed(speeds)}"] if speeds else []
     return " and ".join(parts)
 
 

@@ -176,8 +176,10 @@ def _setup(sweep: StoredSweep) -> str:
     p = sweep.params
     loads = sorted({replace(r.trial.traffic, temperature=None) for r in sweep.results})
     failed = sum(r.error is not None for r in sweep.results)
+    traced = f" at the times of the trace {p['trace.path']}" if "trace.path" in p else ""
+    longest = f"up to {p['max_new_tokens']} tokens an answer" + (" where the trace does not say" if traced else "")
     return (
-        f"Target {p['target']}, workload {p['workload']}, up to {p['max_new_tokens']} tokens an answer at temperature "
+        f"Target {p['target']}, workload {p['workload']}{traced}, {longest} at temperature "
         f"{p['temperature']}; {len(sweep.results)} trials ({failed} failed) at {enumeration(loads)}. "
         f"Measured {_time(sweep.parent.info.start_time)} on {sweep.tags.get('host.cpu', 'an unknown CPU')}"
         f"{_gpu(sweep)}."

@@ -30,13 +30,13 @@ def notes(results: "Sequence[TrialResult]") -> str:
     """What the columns mean."""
     lines = [
         NOTES.format(baseline=baseline_of(results)),
-        "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s, t1 for "
-        "temperature 1.",
+        "In the name of a trial, s4 stands for 4 draft steps, c4 for 4 streams, r2.5 for 2.5 requests/s, x2 for a "
+        "trace twice as fast as it was, t1 for temperature 1.",
     ]
     if any(r.trial.traffic.is_open for r in results):
         lines.append(
-            "Under so many requests a second the arrivals fix the throughput: there a speed-up compares the time from "
-            "arrival to the last token, per output token."
+            "Under so many requests a second, and under a trace's, the arrivals fix the throughput: there a speed-up "
+            "compares the time from arrival to the last token, per output token."
         )
     return "\n".join(lines)
 

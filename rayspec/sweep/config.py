@@ -9,6 +9,7 @@ from rayspec.metrics import Slo
 from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
+from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from sglang_ext.settings import Settings
 
@@ -164,8 +165,8 @@ ALGORITHMS = ("grid", "random", "optuna")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(Settings):
-    """Trials: drafters x draft_steps x traffic (each concurrency and each request rate, at each temperature), and a
-    trial without speculation under each traffic."""
+    """Trials: drafters x draft_steps x traffic (each concurrency, each request rate and each speed of the trace, at
+    each temperature), and a trial without speculation under each traffic."""
 
     name: str = "sweep"  # name of the parent run
     experiment: str = "rayspec-sweep"  # MLflow experiment
@@ -178,9 +179,10 @@ class SweepConfig(Settings):
     draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain
     num_draft_tokens: int | None = None  # verified tokens per step with the root; None: draft_steps + 1 for a chain
-    concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside request_rate
+    concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside another traffic
     request_rate: list[float] = field(default_factory=list)  # open loop: Poisson arrivals of conversations per second
-    workload: str = "chat:32"  # name or JSONL path, with :count:category; several with commas
+    trace: TraceConfig | None = None  # open loop: recorded requests at their own times
+    workload: str = "chat:32"  # name or JSONL path, with :count:category; several with commas; trace: the trace's own
     long_prompts: str = "refuse"  # those that do not fit into an engine; drop: leave them out
     chat_template: bool = True  # send turns through the target's chat template, where it has one
     block_prompts: int = 4  # prompts per block; all trials measure a block back to back, so it is the unit of pairing
@@ -206,7 +208,7 @@ class SweepConfig(Settings):
             _require(text.isprintable() and 1 <= len(text.strip()) <= most, name, text, f"1 to {most} characters")
         for name in ("drafters", "draft_steps", "concurrency", "request_rate"):
             values = getattr(self, name)
-            is_optional = name == "request_rate" or (name == "concurrency" and self.request_rate)
+            is_optional = name == "request_rate" or (name == "concurrency" and (self.request_rate or self.trace))
             _require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
             _require(len(set(values)) == len(values), name, values, "without repetition")
         labels = [drafter_label(d) for d in self.drafters]
@@ -230,6 +232,8 @@ class SweepConfig(Settings):
             f"so high that the block_prompts={self.block_prompts} conversations of a block have arrived within "
             f"engine.block_timeout_s={self.engine.block_timeout_s:g}",
         )
+        if self.workload == OWN_PROMPTS and self.trace is None:
+            raise ValueError("workload=trace sends what a trace says, but there is none; name its file in trace.path")
         _require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
@@ -268,6 +272,7 @@ class SweepConfig(Settings):
             for traffic in (
                 *(Traffic(concurrency=c, temperature=t) for c in self.concurrency),
                 *(Traffic(request_rate=r, temperature=t) for r in self.request_rate),
+                *(Traffic(trace_speed=x, temperature=t) for x in (self.trace.speed if self.trace else [])),
             )
         ]
 

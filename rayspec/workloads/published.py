@@ -29,7 +29,9 @@ class Published:
     """A set that others publish. `tasks` renames categories of its records."""
 
     file: str  # under $RAYSPEC_DATA
+    others: tuple[str, ...] = ()  # where else it may lie there
     source: str  # where people find it
+    blank: str | None = None  # how a turn begins whose text its publisher leaves out, for others to fill in
     hub: HubDataset | None = None
     tasks: Mapping[str, str] = field(default_factory=dict)
 
@@ -58,6 +60,19 @@ PUBLISHED: dict[str, Published] = {
         # its authors report MT-Bench's eight categories as one of six tasks
         tasks=dict.fromkeys(_MT_BENCH_CATEGORIES, "mt_bench"),
     ),
+    # SPEED-Bench (Abramovich et al. 2026, arXiv 2604.09557): by category the entropy of the answer in the throughput
+    # splits, one of eleven domains in the qualitative one. The hub holds it with blanks, which NVIDIA's scripts fill in:
+    # as JSONL of `messages` (NeMo-Skills), or as parquet of `turns` (Model-Optimizer, examples/specdec_bench).
+    **{
+        f"speed_bench_{split}": Published(
+            file=f"speed_bench/{split}.jsonl",
+            others=(f"speed_bench/{split}/test.parquet", f"speed/{split}/test.parquet"),
+            source=f"python prepare.py --config {split} (https://github.com/NVIDIA-NeMo/Skills, nemo_skills/dataset/"
+            "speed-bench)",
+            blank="FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH",
+        )
+        for split in ("qualitative", *(f"throughput_{n}k" for n in (1, 2, 8, 16, 32)))
+    },
 }
 
 
@@ -67,8 +82,10 @@ EVALUATION_ONLY = frozenset(PUBLISHED)  # what everybody reports; never trained 
 def evaluation_sets() -> list[list[Conversation]]:
     """Those that ship, and those published ones that lie under $RAYSPEC_DATA."""
     root = os.environ.get(DATA_VARIABLE)
-    local = [] if root is None else [n for n, p in PUBLISHED.items() if (Path(root) / p.file).is_file()]
-    return [load_named(name) for name in (*SHIPPED, *local)]
+    local = [] if root is None else [n for n, p in PUBLISHED.items() if _local(p) is not None]
+    return [read_file(SHIPPED[n], n) for n in SHIPPED] + [
+        _read(n, None) for n in local
+    ]  # a blank hides no other prompt
 
 
 def is_name(name: str) -> bool:
@@ -86,16 +103,32 @@ def load_named(name: str, file: Path | None = None) -> list[Conversation]:
         if not shipped.is_file():
             raise ValueError(f"workload {name!r}: the shipped file {shipped} is missing; install the package anew")
         return read_file(shipped, name)
+    found = _read(name, file)
+    blank = PUBLISHED[name].blank
+    blanks = [c for c in found if blank is not None and any(turn.startswith(blank) for turn in c.turns)]
+    if blanks:
+        raise ValueError(
+            f"workload {name!r}: {len(blanks)} of {len(found)} conversations, the first of them {blanks[0].id}, hold no "
+            f"text but a note that it must be fetched; fill them in with {PUBLISHED[name].source}"
+        )
+    return found
+
+
+def _read(name: str, file: Path | None) -> list[Conversation]:
     published = PUBLISHED[name]
-    if file is None:
-        root = os.environ.get(DATA_VARIABLE)
-        local = Path(root) / published.file if root else None
-        if local is not None and local.is_file():
-            file = local
-        elif published.hub is None:
-            raise ValueError(_way_out(name, "is on no hub"))
+    file = file or _local(published)
+    if file is None and published.hub is None:
+        problem = "is on no hub" if published.blank is None else "is on the hub without its texts"
+        raise ValueError(_way_out(name, problem))
     found = read_file(file, name) if file is not None else _from_hub(name, published)
     return [replace(c, category=published.tasks.get(c.category, c.category)) for c in found]
+
+
+def _local(published: Published) -> Path | None:
+    """Its file under $RAYSPEC_DATA."""
+    root = os.environ.get(DATA_VARIABLE)
+    files = [] if not root else [Path(root) / file for file in (published.file, *published.others)]
+    return next((file for file in files if file.is_file()), None)
 
 
 def _from_hub(name: str, published: Published) -> list[Conversation]:
@@ -122,7 +155,7 @@ def _way_out(name: str, problem: str) -> str:
     published = PUBLISHED[name]
     root = os.environ.get(DATA_VARIABLE)
     state = f"{DATA_VARIABLE}={root} lacks {published.file}" if root else f"{DATA_VARIABLE} is not set"
-    where = f"from {published.source}"
+    where = f"from {published.source}" if published.blank is None else f"by {published.source}"
     if published.hub is not None:
         where += f", or on a machine with network the dataset {published.hub.path} of the Hugging Face hub"
     return (

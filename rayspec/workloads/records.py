@@ -1,4 +1,4 @@
-"""One line of a prompts file as a Conversation. What is wrong with a line is said with its file and number.
+"""One line of a prompts file, or row of a parquet file, as a Conversation. What is wrong is said with file and number.
 
 | record | becomes |
 |---|---|
@@ -45,8 +45,10 @@ class _Malformed(Exception):
 
 
 def read_file(file: Path, category: str) -> list[Conversation]:
-    """The records of a JSONL file, `.gz` or not; `category` is that of records without one. Raises ValueError."""
-    return read_records(_json_lines(file), str(file), category)
+    """The records of a JSONL file, `.gz` or not, or of a `.parquet` file; `category` is that of records without one.
+    Raises ValueError."""
+    records = _parquet_rows(file) if file.suffix == ".parquet" else read_json_lines(file)
+    return read_records(records, str(file), category)
 
 
 def read_records(records: Iterator[tuple[int, Any]], source: str, category: str) -> list[Conversation]:
@@ -67,7 +69,7 @@ def read_records(records: Iterator[tuple[int, Any]], source: str, category: str)
     return found
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
     opener = gzip.open if file.suffix == ".gz" else open
     number = 0
     try:
@@ -81,6 +83,18 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
         raise ValueError(f"{file}:{number}: no valid JSON ({error})") from error
     except (OSError, EOFError, zlib.error) as error:  # gzip raises all three
         raise ValueError(f"{file}:{number + 1}: cannot be read ({error})") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    import pandas as pd  # a second
+
+    try:
+        frame = pd.read_parquet(file)
+    except (OSError, ValueError) as error:  # of what pyarrow raises, each is one of the two
+        raise ValueError(f"{file}: no parquet file that can be read ({error})") from error
+    for number, row in enumerate(frame.to_dict("records"), start=1):
+        # a column of lists comes as arrays
+        yield number, {str(key): v.tolist() if hasattr(v, "tolist") else v for key, v in row.items()}
 
 
 def _conversation(record: Any, number: int, category: str) -> Conversation:

@@ -100,6 +100,7 @@ class Engines:
             ignore_eos=c.ignore_eos,
             arrival_seed=arrival_seed,
             chat_template=c.chat_template,
+            has_own_lengths=max_new_tokens is None,
         )
 
     def _handle(self, candidate: Candidate | None, name: str) -> RuntimeHandle:

@@ -1,6 +1,7 @@
 """Whether the engines can take every request of a workload: one that they refuse would fail the whole sweep."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rayspec.farm.chat import turn_request
@@ -40,27 +41,46 @@ def longest_request(conversation: Conversation, tokenizer: Any, config: SweepCon
     return longest
 
 
+@dataclass(frozen=True)
+class Need:
+    """Tokens that a request takes of an engine's context."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+
 def fitting(
     prompts: Sequence[Conversation], config: SweepConfig, target: TargetModel, candidates: Iterable[Candidate]
 ) -> tuple[Conversation, ...]:
-    """The prompts that the engines can take. Raises ValueError for others, where `long_prompts` is refuse, and where
-    none is left."""
+    """The prompts that the engines can take. Raises ValueError as `keep_fitting` does."""
+    if engine_context(config, target) is None:
+        return tuple(prompts)
+    needs = {p.id: Need(longest_request(p, target.tokenizer, config), config.max_new_tokens) for p in prompts}
+    kept = keep_fitting(needs, f"prompts of workload {config.workload!r}", config, target, candidates)
+    return tuple(p for p in prompts if p.id in kept)
+
+
+def keep_fitting(
+    needs: Mapping[str, Need], whose: str, config: SweepConfig, target: TargetModel, candidates: Iterable[Candidate]
+) -> set[str]:
+    """The requests, by id, that the engines can take. Raises ValueError for others, where `long_prompts` is refuse, and
+    where none is left."""
     context = engine_context(config, target)
     if context is None:
-        return tuple(prompts)
-    new_tokens, kept_free = max(config.max_new_tokens, config.warmup_tokens), reserve(candidates)
-    room = context - new_tokens - kept_free
-    lengths = {prompt.id: longest_request(prompt, target.tokenizer, config) for prompt in prompts}
-    too_long = [prompt for prompt in prompts if lengths[prompt.id] > room]
-    kept = [prompt for prompt in prompts if lengths[prompt.id] <= room]
-    if too_long and (config.long_prompts == "refuse" or not kept):
-        first = too_long[0]
-        way_out = "" if not kept else "; long_prompts=drop leaves them out"
+        return set(needs)
+    kept_free = reserve(candidates)
+    room = context - kept_free
+    whole = {id_: need.prompt_tokens + max(need.new_tokens, config.warmup_tokens) for id_, need in needs.items()}
+    too_long = [id_ for id_, tokens in whole.items() if tokens > room]
+    if too_long and (config.long_prompts == "refuse" or len(too_long) == len(needs)):
+        longest = max(too_long, key=whole.__getitem__)
+        way_out = "" if len(too_long) == len(needs) else "; long_prompts=drop leaves them out"
+        own = f"{target.context_length}" if target.context_length is not None else "unknown"
         raise ValueError(
-            f"{len(too_long)} of {len(prompts)} prompts of workload {config.workload!r} do not fit, the first of them "
-            f"{first.id}: up to {lengths[first.id]} tokens, with the longest answers to the turns before, but "
-            f"{context} (engine.context_length, max_total_tokens, or the target's own) less {new_tokens} new ones and "
-            f"{kept_free} for the draft leave {room}; raise those limits, or lower max_new_tokens, draft_steps or "
-            f"topk{way_out}"
+            f"{len(too_long)} of {len(needs)} {whose} do not fit, the longest of them {longest}: up to "
+            f"{needs[longest].prompt_tokens} tokens, with the longest answers to the turns before, and "
+            f"{whole[longest] - needs[longest].prompt_tokens} new ones, but {context} (engine.context_length, "
+            f"max_total_tokens, or the target's own, {own}) less {kept_free} for the draft leave {room}; raise those "
+            f"limits, or lower max_new_tokens, draft_steps or topk{way_out}"
         )
-    return tuple(kept)
+    return set(needs) - set(too_long)

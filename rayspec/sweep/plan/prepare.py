@@ -8,6 +8,7 @@ from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.sweep.plan.heads import plan_heads
 from rayspec.sweep.plan.lengths import fitting
 from rayspec.sweep.plan.made_heads import MadeHead, make_heads
+from rayspec.sweep.plan.traces import TraceReplay
 from rayspec.sweep.plan.trials import Plan, describe, make_plan
 from rayspec.target import TargetModel, read_target
 from rayspec.workloads import Conversation, load_workload
@@ -24,10 +25,10 @@ class Prepared:
     plan: Plan
     heads: tuple[MadeHead, ...] = ()  # to make before it runs
     dropped: int = 0  # prompts that no engine could take
+    notes: tuple[str, ...] = ()  # on the trace
 
     def describe(self) -> str:
-        turns = sum(len(p.turns) for p in self.prompts)
-        lines = [describe(self.plan, self.config, len(self.prompts), turns)]
+        lines = [describe(self.plan, self.config, self.prompts), *self.notes]
         if self.heads:
             lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
@@ -48,12 +49,20 @@ class Prepared:
 
 def prepare(config: SweepConfig) -> Prepared:
     """Resolve names and make the plan. Raises ValueError."""
-    asked = load_workload(config.workload, config.seed)
+    replay = None if config.trace is None else TraceReplay(config)
+    asked = [] if replay else load_workload(config.workload, config.seed)
     target = _read_target(config)
     candidates = [c for entry in config.drafters for c in inspect_drafter(entry, config, target)]
     heads = plan_heads(config, target.path)
     candidates += [c for head in heads for c in head.candidates(config, target)]
-    prompts = fitting(asked, config, target, candidates)
+    prompts: tuple[Conversation, ...]
+    num_asked = len(asked)
+    notes: tuple[str, ...] = ()
+    if replay is None:
+        prompts = fitting(asked, config, target, candidates)
+    else:
+        prompts = traced = replay.prompts(target, candidates)
+        num_asked, notes = len(replay.requests), replay.describe(traced)
     if all(c.problem for c in candidates):
         causes = {c.label: c.problem for c in candidates}
         raise ValueError("no drafter can be measured: " + "; ".join(f"{k}: {v}" for k, v in causes.items()))
@@ -70,7 +79,8 @@ def prepare(config: SweepConfig) -> Prepared:
         target=target.path,
         plan=plan,
         heads=tuple(heads),
-        dropped=len(asked) - len(prompts),
+        dropped=num_asked - len(prompts),
+        notes=notes,
     )
 
 

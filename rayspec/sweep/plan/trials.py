@@ -16,6 +16,8 @@ from rayspec.farm.load import Traffic
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.tables import render_table
+from rayspec.workloads import Conversation
+from rayspec.workloads.traces import TracedRequest
 
 PLAIN = "plain"
 
@@ -189,8 +191,9 @@ def _group_name(members: Sequence[Candidate], number: int) -> str:
     return members[0].label if len(members) == 1 else str(number)
 
 
-def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) -> str:
+def describe(plan: Plan, config: SweepConfig, prompts: Sequence[Conversation]) -> str:
     """The plan as a table with a line on its size."""
+    num_prompts, num_turns = len(prompts), sum(len(p.turns) for p in prompts)
     rows = [
         [
             t.name,
@@ -207,7 +210,8 @@ def describe(plan: Plan, config: SweepConfig, num_prompts: int, num_turns: int) 
     table = render_table(["trial", "head", "algorithm", "draft_head", "steps", "shape", "traffic", "checkpoint"], rows)
     passes = plan.max_passes
     per_trial = len(plan.spans) * passes
-    tokens = num_turns * passes * config.max_new_tokens
+    own = [p.output_tokens if isinstance(p, TracedRequest) else None for p in prompts]
+    tokens = passes * sum(len(p.turns) * (n or config.max_new_tokens) for p, n in zip(prompts, own, strict=True))
     until = f", and up to {passes} passes" if passes > config.repeats else ""
     turns = f" ({num_turns} turns)" if num_turns > num_prompts else ""
     chosen = f" of {len(plan.cohorts)}, chosen by {config.search.algorithm} search," if config.search.samples else ""

@@ -151,5 +151,6 @@ def _trial(child: Run) -> Trial:
         temperature=float(params["temperature"]) if is_swept else None,
         concurrency=int(params["concurrency"]),
         request_rate=float(params["request_rate"]),
+        trace_speed=float(params.get("trace_speed", 0)),
     )
     return Trial(candidate=None if label == PLAIN else Candidate.from_params(label, params), traffic=traffic)

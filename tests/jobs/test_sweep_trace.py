@@ -1,0 +1,56 @@
+"""A sweep under a trace of lengths, at its own speed and twice as fast: real Ray, real SGLang, a real MLflow store."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting
+from test_sweep import Sweep, sweep
+from test_sweep_traffic import metrics_of
+
+from rayspec.report.page import write_report
+from rayspec.sweep.record.stored import find_sweep
+
+LENGTHS = [(0.0, 40, 12), (0.3, 25, 1), (0.4, 60, 16), (1.0, 12, 5)]
+TRIALS = ["plain-x1", "full-s2-x1", "plain-x2", "full-s2-x2"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder = tmp_path_factory.mktemp("trace")
+    lines = ["timestamp,input_length,output_length", *(f"{at},{given},{asked}" for at, given, asked in LENGTHS)]
+    (folder / "trace.csv").write_text("\n".join(lines))
+    process = sweep(
+        folder / "home",
+        *(f"target={TARGET}", drafters_setting(DRAFTERS["full"]), "draft_steps=[2]", "head_latency=false"),
+        *("concurrency=[]", f"trace.path={folder}/trace.csv", "trace.unit=s", "trace.speed=[1,2]"),
+        *(f"workload={PROMPTS}:8", "block_prompts=4", "ignore_eos=true", "engine.max_total_tokens=8192"),
+    )
+    return Sweep(process, folder / "home")
+
+
+def test_every_request_has_the_trace_s_lengths(finished: Sweep) -> None:
+    assert finished.process.returncode == 0, finished.process.stderr
+    assert set(finished.children) == set(TRIALS)
+    for child in finished.children.values():
+        lines = finished.artifact(child, "requests.jsonl").read_text().splitlines()
+        found = [(r["prompt_tokens"], len(r["output_ids"])) for r in map(json.loads, lines)]
+        assert found == [(given, asked) for _, given, asked in LENGTHS]
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_the_arrivals_are_the_trace_s(finished: Sweep, name: str) -> None:
+    """A block takes at least as long as its last arrival."""
+    metrics = metrics_of(finished, name)
+    assert metrics["wall_s"] >= 1.0 / float(name[-1])
+    assert metrics["ttft_ms_p50"] > 0
+    assert finished.children[name].data.params["trace_speed"] == f"{float(name[-1])}"
+
+
+def test_report_and_resume_know_the_trace(finished: Sweep, tmp_path: Path) -> None:
+    stored = find_sweep(finished.client, finished.parent.info.run_id)
+    assert sorted(r.trial.traffic.label for r in stored.results) == ["x1", "x1", "x2", "x2"]
+    write_report(stored, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "trace.csv, up to 64 tokens an answer where the trace does not say" in text
+    assert "the trace at 1x and 2x" in text
