@@ -27,7 +27,7 @@ def user_path(text: str, setting: str) -> Path:
 
 
 def target_path(name: str) -> str:
-    """The target to serve: a fetched one by name, else the given folder or Hugging Face name.
+    """The target to serve: a fetched one by its name or the hub's, else the given folder or Hugging Face name.
 
     Raises ValueError for a target that was not fetched yet and for a folder that holds no model or an adapter; whether a Hugging Face
     name exists shows when the engine starts.
@@ -39,7 +39,7 @@ def target_path(name: str) -> str:
         return str(found)
     is_name = not name.startswith(("/", ".", "~")) and not os.path.exists(name)
     if is_name:
-        return name
+        return str(fetched(name) or name)
     folder = user_path(name, "target").resolve()
     check_no_adapter(folder)
     if not os.path.isfile(folder / "config.json"):

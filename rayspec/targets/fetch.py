@@ -9,7 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from rayspec.targets.catalogue import CATALOGUE, PackagedTarget, fetched, models_folder
+from rayspec.targets.adapters import check_no_adapter
+from rayspec.targets.catalogue import CATALOGUE, PackagedTarget, fetched, hub_folder, models_folder
 from sglang_ext.fingerprints import file_sha256
 
 DOWNLOADS = ".downloads"
@@ -33,7 +34,7 @@ def describe(source: str) -> str:
         _check_folder(path)
         return f"{source}: a Hugging Face folder, used where it is: target={path.resolve()}"
     _check_hub_name(source)
-    return f"{source}: download from the Hugging Face hub to {models_folder() / _hub_folder(source)}"
+    return f"{source}: download from the Hugging Face hub to {models_folder() / hub_folder(source)}"
 
 
 def fetch(source: str) -> Path:
@@ -110,10 +111,6 @@ def _folder_of(gguf: Path) -> Path:
     return models_folder() / gguf.name.removesuffix(".gguf")
 
 
-def _hub_folder(name: str) -> str:
-    return name.replace("/", "--")
-
-
 def _check_hub_name(source: str) -> None:
     if source.count("/") != 1 or source.startswith(("/", ".", "~")):
         known = ", ".join(CATALOGUE)
@@ -124,6 +121,7 @@ def _check_hub_name(source: str) -> None:
 
 
 def _check_folder(path: Path) -> None:
+    check_no_adapter(path)
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise ValueError(
             f"{path} is no Hugging Face folder: it needs config.json and *.safetensors; name a GGUF file inside of it, "
@@ -134,10 +132,10 @@ def _check_folder(path: Path) -> None:
 def _fetch_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    folder = models_folder() / _hub_folder(name)
+    folder = models_folder() / hub_folder(name)
     if (folder / "config.json").is_file():
         return folder
-    partial = models_folder() / DOWNLOADS / _hub_folder(name)  # kept: an interrupted download goes on
+    partial = models_folder() / DOWNLOADS / hub_folder(name)  # kept: an interrupted download goes on
     try:
         snapshot_download(name, local_dir=partial, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model"])
         _check_folder(partial)

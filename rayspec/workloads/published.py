@@ -60,8 +60,8 @@ PUBLISHED: dict[str, Published] = {
         # its authors report MT-Bench's eight categories as one of six tasks
         tasks=dict.fromkeys(_MT_BENCH_CATEGORIES, "mt_bench"),
     ),
-    # SPEED-Bench (Abramovich et al. 2026, arXiv 2604.09557): by category the entropy of the answer in the throughput
-    # splits, one of eleven domains in the qualitative one. The hub holds it with blanks, which NVIDIA's scripts fill in:
+    # SPEED-Bench (Abramovich et al. 2026, arXiv 2604.09557): a category is the entropy of the answer in the throughput
+    # splits, one of eleven domains in the qualitative one. The hub holds it with blanks that NVIDIA's scripts fill in:
     # as JSONL of `messages` (NeMo-Skills), or as parquet of `turns` (Model-Optimizer, examples/specdec_bench).
     **{
         f"speed_bench_{split}": Published(
@@ -108,8 +108,8 @@ def load_named(name: str, file: Path | None = None) -> list[Conversation]:
     blanks = [c for c in found if blank is not None and any(turn.startswith(blank) for turn in c.turns)]
     if blanks:
         raise ValueError(
-            f"workload {name!r}: {len(blanks)} of {len(found)} conversations, the first of them {blanks[0].id}, hold no "
-            f"text but a note that it must be fetched; fill them in with {PUBLISHED[name].source}"
+            f"workload {name!r}: {len(blanks)} of {len(found)} conversations, the first of them {blanks[0].id}, hold "
+            f"no text but a note that it must be fetched; fill them in with {PUBLISHED[name].source}"
         )
     return found
 

@@ -106,10 +106,9 @@ def test_blanks_are_counted_and_refused(write: Any, data: Path) -> None:
 
 
 def test_what_lacks_is_said_with_the_script_that_makes_it(data: Path) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="is on the hub without its texts") as error:
         load_workload("speed_bench_throughput_8k:4")
     said = str(error.value)
-    assert "is on the hub without its texts" in said
     assert "prepare.py --config throughput_8k" in said
     assert "put it at $RAYSPEC_DATA/speed_bench/throughput_8k.jsonl" in said
 
@@ -128,14 +127,12 @@ def plan(workload: str, context_length: int) -> Any:
 def test_a_long_split_is_refused_where_the_context_is_short(data: Path) -> None:
     as_jsonl(data, "throughput_1k", rows("throughput_1k"))
     as_jsonl(data, "qualitative", rows("qualitative"))
-    with pytest.raises(ValueError) as error:
-        plan("speed_bench_throughput_1k", 512)
-    said = str(error.value)
-    assert (
-        "6 of 6 prompts of workload 'speed_bench_throughput_1k' do not fit, the longest of them throughput_1k-" in said
+    message = (
+        r"6 of 6 prompts of .*throughput_1k' do not fit, the longest of them throughput_1k-.* but 512 \(engine.con"
     )
-    assert "but 512 (engine.context_length" in said
-    with pytest.raises(ValueError, match=r"6 of 28 prompts .* do not fit .*; long_prompts=drop leaves them out"):
+    with pytest.raises(ValueError, match=message):
+        plan("speed_bench_throughput_1k", 512)
+    with pytest.raises(ValueError, match=r"6 of 28 prompts .* do not fit, .*; long_prompts=drop leaves them out"):
         plan("speed_bench_throughput_1k, speed_bench_qualitative", 512)
     assert len(plan("speed_bench_qualitative", 512).prompts) == 22
 

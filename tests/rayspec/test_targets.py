@@ -193,3 +193,14 @@ def test_the_job_says_what_is_wrong_in_one_line(home: Path) -> None:
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: no target 'smollm3'")
+
+
+def test_what_the_hub_gave_has_the_hub_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is fetched, every command finds it on this machine; before, SGLang would fetch it itself."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path))
+    assert target_path("owner/name") == "owner/name"
+    folder = tmp_path / "models" / "owner--name"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert target_path("owner/name") == str(folder)
+    assert target_path("o" * 5000) == "o" * 5000
