@@ -29,8 +29,8 @@ def user_path(text: str, setting: str) -> Path:
 def target_path(name: str) -> str:
     """The target to serve: a fetched one by its name or the hub's, else the given folder or Hugging Face name.
 
-    Raises ValueError for a target that was not fetched yet and for a folder that holds no model or an adapter; whether a Hugging Face
-    name exists shows when the engine starts.
+    Raises ValueError for a target that was not fetched yet and for a folder that holds no model or an adapter; whether
+    a Hugging Face name exists shows when the engine starts.
     """
     if name in CATALOGUE:
         found = fetched(name)

@@ -24,6 +24,7 @@ from rayspec.training.data.self_prompts import prompt_hash
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters import DEFAULT
@@ -66,7 +67,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = "to train"
         drafter = "" if head.drafter == {"kind": DEFAULT} else f"{dict(head.drafter)} "
         lines.append(f"{head.name} {drafter}{dict(head.draft_head)} -> {folder}: {state}")
-    return lines
+    return lines + reckon(config)
 
 
 def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:

@@ -15,7 +15,7 @@ import torch
 from fixture_models import TARGET
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.config import CalibrationConfig
@@ -34,10 +34,11 @@ PAIRS = 5
 DTYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
-def make_target(home: Path) -> Path:
-    """SmolLM2-135M's sizes, with the tokenizer of the tests' target, filled up, and no weights."""
-    folder = home / "models" / NAME
-    config = LlamaConfig(
+def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = None) -> Path:
+    """A target of these sizes, by default SmolLM2-135M's, with the tokenizer of the tests' target, filled up, and no
+    weights."""
+    folder = home / "models" / name
+    config = config or LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
@@ -50,14 +51,14 @@ def make_target(home: Path) -> Path:
         bos_token_id=0,
         eos_token_id=0,
     )
-    config.architectures = ["LlamaForCausalLM"]
+    config.architectures = config.architectures or ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     tokenizer.save_pretrained(folder)
     stored = json.loads((folder / "tokenizer.json").read_text())
     words = stored["model"]["vocab"]
-    words |= {f"unused{i}": i for i in set(range(config.vocab_size)) - set(words.values())}
+    words |= {f"unused{i}": i for i in set(range(config.vocab_size)) - set(words.values())}  # type: ignore[attr-defined]
     (folder / "tokenizer.json").write_text(json.dumps(stored))
     save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
     return folder
@@ -71,9 +72,9 @@ def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: 
     with torch.device("meta"):
         heads = body.heads(lambda: build_head(entry.draft_head, **sizes))
     drafter = own.drafter_class(body, heads, _tree(entry, body.vocab_size)).to("meta")
-    folder = home / "drafters" / NAME / entry.name
+    folder = home / "drafters" / config.target_name / entry.name
     folder.mkdir(parents=True)
-    made_for = target.info(NAME, body.tap_layers)
+    made_for = target.info(config.target_name, body.tap_layers)
     (folder / "config.json").write_text(json.dumps(config_json(drafter, made_for, {})))
     write_holes(folder / "model.safetensors", drafter.state_dict())
 
@@ -107,14 +108,15 @@ def write_holes(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def make_calibrations(home: Path, target: FrozenTarget, config: CalibrationConfig) -> None:
     """What each rule would leave, of made-up counts."""
-    vocabulary = Vocabulary.load(str(target.folder), NAME)
+    name = config.target_name
+    vocabulary = Vocabulary.load(str(target.folder), name)
     for calibration in config.calibrations:
         calibration.parsed.check(vocabulary)
-        folder = home / "calibrations" / NAME / calibration.name
+        folder = home / "calibrations" / name / calibration.name
         if folder.exists():
             continue
         rule = calibration.rule
-        about = {"name": NAME, "vocab_size": vocabulary.size, "tokenizer_sha256": vocabulary.tokenizer_sha256}
+        about = {"name": name, "vocab_size": vocabulary.size, "tokenizer_sha256": vocabulary.tokenizer_sha256}
         description = {
             "name": calibration.name,
             "rule": calibration.entry,
