@@ -28,6 +28,7 @@ RAY = {
     "answers", "calibrate", "calibration_counts", "disasters", "faults", "gate_engine", "last_error", "lifeline",
     "local_ray", "nodes", "other_load", "placement", "ray_job", "remote_journal", "report_job", "runtime", "search",
     "served", "smollm2", "sweep", "sweep_trace", "sweep_traffic", "tracking_server", "train",
+    "your_model_killed",
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """The report of a sweep, from MLflow: rayspec report [--sweep RUN] [--out FOLDER] [--promote] [--emit FOLDER]
 
 Writes report.md and report.html and prints the decision. --promote registers the winner's checkpoint in MLflow's model
-registry as champion; --emit writes the winners' server lines and acceptance for who serves them elsewhere. Exits 0, 1
-where no candidate has earned the promotion, 2 for what cannot be done.
+registry as champion, with --once only where it is not the champion yet; --emit writes the winners' server lines and
+acceptance for who serves them elsewhere. Exits 0, 1 where no candidate has earned the promotion, 2 for what cannot
+be done.
 """
 
 import argparse
@@ -22,21 +23,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
     parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, or r2.5 requests/s")
     parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
+    parser.add_argument("--once", action="store_true", help="register nothing where the winner is the champion already")
+    parser.add_argument("--plan", action="store_true", help="say what would be written and registered, and stop")
     parser.add_argument("--emit", metavar="FOLDER", help="write files that serve or simulate the winners elsewhere")
     options = parser.parse_args(arguments)
-    if not options.promote and (options.model or options.traffic or options.force):
-        parser.error("--model, --traffic and --force belong to --promote")
+    if not options.promote and (options.model or options.traffic or options.force or options.once):
+        parser.error("--model, --traffic and --force belong to --promote, as --once does")
     set_up()
 
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
     from rayspec.report.page import write_report
-    from rayspec.report.promote import PromotionRefused, promote, winner
+    from rayspec.report.promote import PromotionRefused, champion_of, default_model, promote, winner
     from rayspec.sweep.record.stored import find_sweep
     from rayspec.tracking import connect
 
     try:
         sweep = find_sweep(connect(tracking_uri()), options.sweep)
         folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
+        if options.plan:
+            print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
+            if options.emit:
+                print(f"to write: what serves the winners elsewhere, to {options.emit}")
+            if options.promote:
+                best = winner(sweep.results, options.traffic, options.force)
+                model = options.model or default_model(sweep.params["target"])
+                is_there = options.once and champion_of(sweep, best, options.model)
+                print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
+            return 0
         markdown, page = write_report(sweep, folder)
         print(decision(sweep.results))
         print(f"\n{markdown}\n{page}")
@@ -46,8 +59,9 @@ def main(arguments: list[str]) -> int:
             print("\n".join(map(str, emit(sweep, Path(options.emit)))))
         if options.promote:
             best = winner(sweep.results, options.traffic, options.force)
-            done = promote(sweep, folder, best, options.model)
-            print(f"{done.uri} is now version {done.version}: {best.trial.name}")
+            before = champion_of(sweep, best, options.model) if options.once else None
+            done = before or promote(sweep, folder, best, options.model)
+            print(f"{done.uri} is {'still' if before else 'now'} version {done.version}: {best.trial.name}")
     except PromotionRefused as refused:
         print(f"refused: {refused}", file=sys.stderr)
         return 1

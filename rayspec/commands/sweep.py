@@ -1,6 +1,7 @@
-"""Sweep draft heads: rayspec sweep --config configs/sweep/demo.yaml [key=value ...] [--plan] | --resume [RUN]
+"""Sweep draft heads: rayspec sweep --config configs/sweep/demo.yaml [key=value ...] [--plan] [--once] | --resume [RUN]
 
---resume goes on with a sweep that was cut off, by anything: what was measured is not measured again. Also what
+--resume goes on with a sweep that was cut off, by anything: what was measured is not measured again. --once does so by
+itself where there is one of the same settings, and measures nothing where one has ended. Also what
 `ray job submit --working-dir . -- rayspec sweep ...` runs. Exits 0 when every trial succeeded, 1 when one
 failed, 2 for a config that cannot run.
 """
@@ -10,7 +11,7 @@ import shlex
 import sys
 
 from rayspec.config import load_config
-from rayspec.home import prepared_home, tracking_uri
+from rayspec.home import home, prepared_home, tracking_uri
 from rayspec.job import INTERRUPTED, problem, set_up
 from rayspec.sweep.config import SweepConfig
 
@@ -26,12 +27,17 @@ def main(arguments: list[str]) -> int:
         const="",
         help="go on with this sweep (id, MLflow run id or name), or with the newest that did not end",
     )
+    parser.add_argument(
+        "--once", action="store_true", help="go on with a sweep of these settings; nothing to do where one has ended"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
     set_up()
 
-    if options.resume is not None and (options.config or options.overrides or options.plan):
-        parser.error("--resume takes the stored config of the sweep; no --config, --plan or key=value beside it")
+    if options.resume is not None and (options.config or options.overrides or options.plan or options.once):
+        parser.error(
+            "--resume takes the stored config of the sweep; no --config, --plan, --once or key=value beside it"
+        )
 
     try:
         # imports torch; a typing error should not wait for it
@@ -39,14 +45,22 @@ def main(arguments: list[str]) -> int:
             config = load_config(SweepConfig, options.config, options.overrides)
         from rayspec.sweep.plan.prepare import prepare
         from rayspec.sweep.plan.sampling import check_drafts_are_said
-        from rayspec.sweep.record.folder import SweepFolder, find_resumable
+        from rayspec.sweep.record.folder import SweepFolder, find_resumable, find_same
 
+        begun = None
         if options.resume is not None:
-            folder = find_resumable(prepared_home(), options.resume or None)
-            prepared = prepare(folder.config())
-            prepared.make_heads()
-            folder.check(prepared)
-            print(f"resuming {folder.id}")
+            begun = find_resumable(prepared_home(), options.resume or None)
+        elif options.once:
+            begun = find_same(home(), config)
+            if begun is not None and begun.is_ended:
+                print(f"{begun.id} has ended with these settings: nothing to measure")
+                return 0
+        if begun is not None:
+            prepared = prepare(begun.config())
+            if not options.plan:
+                prepared.make_heads()
+                begun.check(prepared)
+            print(f"resuming {begun.id}")
         else:
             prepared = prepare(config)
             check_drafts_are_said(config, prepared.plan.candidates)  # one that began before this was asked goes on
@@ -58,11 +72,12 @@ def main(arguments: list[str]) -> int:
         from rayspec.farm.runtime import EngineFailed
         from rayspec.tracking import connect, how_to_look
 
-        if options.resume is None:
-            home = prepared_home()
+        folder = begun
+        if folder is None:
+            place = prepared_home()
             connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
             prepared.make_heads()
-            folder = SweepFolder.create(home, prepared, shlex.join(["rayspec", "sweep", *arguments]))
+            folder = SweepFolder.create(place, prepared, shlex.join(["rayspec", "sweep", *arguments]))
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2

@@ -116,6 +116,17 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     return Promotion(model=model, version=str(version.version), winner=best)
 
 
+def champion_of(sweep: StoredSweep, best: TrialResult, model: str | None = None) -> Promotion | None:
+    """What the alias names, where it is the checkpoint of this very trial."""
+    model = model or default_model(sweep.params["target"])
+    try:
+        version = sweep.client.get_model_version_by_alias(model, ALIAS)
+    except MlflowException:  # there is none; a store that is gone says so to whoever writes
+        return None
+    is_same = version.run_id == sweep.run_ids[best.trial]
+    return Promotion(model=model, version=str(version.version), winner=best) if is_same else None
+
+
 def default_model(target: str) -> str:
     """The registered model of a target's drafters; MLflow allows neither / nor : in it."""
     return "drafter-" + re.sub(r"[/:]+", "-", target.strip("/"))

@@ -34,6 +34,8 @@ def describe(source: str) -> str:
         _check_folder(path)
         return f"{source}: a Hugging Face folder, used where it is: target={path.resolve()}"
     _check_hub_name(source)
+    if (found := fetched(source)) is not None:
+        return f"{source}: already at {found}"
     return f"{source}: download from the Hugging Face hub to {models_folder() / hub_folder(source)}"
 
 

@@ -187,14 +187,19 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
     states = (model.num_hidden_layers + 1) * B * L * model.hidden_size * each
     logits = 3 * r.chunk_rows * model.vocab_size * 4
     drafter = max(16 * d.trained + each * d.frozen_head for d in drafters)
-    scores = max(8 * (d.positions - 1) * B * d.attention_heads * L * L for d in drafters)
+    scores = max(8 * (d.positions - 1) * B * d.attention_heads * L * L * d.is_trained for d in drafters)
     answers = 5 * config.answers.count * L
     whole = weights + drafter + states + scores + logits
+    terms = [
+        f"target {_gib(weights)} ({each} P)",
+        f"drafter {_gib(drafter)} (16 a trained parameter, {each} a frozen one of a head)",
+        f"states of all layers {_gib(states)} ((layers + 1) B L G x {each})",
+        f"attention of later draft steps {_gib(scores)} (8 (K - 1) B heads L^2)",
+        f"logits {_gib(logits)} (12 V chunk_rows)",
+    ]
     return (
-        f"memory of a training process: {_gib(whole)} = target {_gib(weights)} ({each} P) + drafter {_gib(drafter)} "
-        f"(16 a trained parameter, {each} a frozen one of a head) + states of all layers {_gib(states)} ((layers + 1) "
-        f"B L G x {each}) + attention of later draft steps {_gib(scores)} (8 (K - 1) B heads L^2) + logits "
-        f"{_gib(logits)} (12 V chunk_rows); and {_gib(answers)} of host memory for the answers (5 count L)"
+        f"memory of a training process, B = {B} in one: {_gib(whole)} = {' + '.join(terms)}; and {_gib(answers)} of host "
+        "memory for the answers (5 count L)"
     )
 
 
@@ -207,4 +212,4 @@ def _hours(hours: float) -> str:
 
 
 def _millions(number: int) -> str:
-    return f"{number / 1e6:.3g}e6"
+    return f"{number / 1e6:.3g}e6" if number else "0"

@@ -169,6 +169,17 @@ def find_resumable(home: Path, wanted: str | None = None) -> SweepFolder:
     )
 
 
+def find_same(home: Path, config: SweepConfig) -> SweepFolder | None:
+    """The newest sweep of this very config, ended or not. Folders that cannot be read are left out, with a warning."""
+    for folder in sweep_folders(home):
+        try:
+            if folder.config() == config:
+                return folder
+        except ValueError as error:
+            logger.warning("left out: %s", error)
+    return None
+
+
 def _names(folder: SweepFolder) -> set[str]:
     """What a sweep may be called besides its id; nothing, with a warning, where its folder cannot be read."""
     try:
