@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
     parser.add_argument("--promote", action="store_true", help="register the winner's checkpoint as champion")
     parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
-    parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, or r2.5 requests/s")
+    parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, r2.5 or x2")
     parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
     parser.add_argument("--once", action="store_true", help="register nothing where the winner is the champion already")
     parser.add_argument("--plan", action="store_true", help="say what would be written and registered, and stop")

@@ -159,7 +159,7 @@ def training_cost(
 ) -> tuple[str, float]:
     """(line, GPU hours) of one drafter."""
     if not drafter.is_trained:
-        return f"{name}: nothing to train", 0.0
+        return f"{name}: trains nothing", 0.0
     r, answers = config.recipe, config.answers
     turns = 2 if answers.follow_up_share else 1
     tokens = r.num_steps * r.batch_size * answers.most_tokens
@@ -198,8 +198,8 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
         f"logits {_gib(logits)} (12 V chunk_rows)",
     ]
     return (
-        f"memory of a training process, B = {B} in one: {_gib(whole)} = {' + '.join(terms)}; and {_gib(answers)} of host "
-        "memory for the answers (5 count L)"
+        f"memory of a training process, B = {B} in one: {_gib(whole)} = {' + '.join(terms)}; and {_gib(answers)} of "
+        "host memory for the answers (5 count L)"
     )
 
 

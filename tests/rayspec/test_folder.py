@@ -12,10 +12,11 @@ from disks import fill, small_disk
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 from mlflow import MlflowClient
 
+from rayspec.commands.sweep import main
 from rayspec.driver.controller import close_cut_off
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.prepare import Prepared, prepare
-from rayspec.sweep.record.folder import SweepFolder, find_resumable, sweep_folders
+from rayspec.sweep.record.folder import SweepFolder, find_resumable, find_same, sweep_folders
 from rayspec.tracking import Tracker
 
 
@@ -53,6 +54,45 @@ def test_the_newest_that_has_not_ended_goes_on(tmp_path: Path, prepared: Prepare
         find_resumable(tmp_path, new.id)
     with pytest.raises(ValueError, match=r"no sweep to resume with id, run id or name 'other'"):
         find_resumable(tmp_path, "other")
+
+
+def test_a_sweep_is_found_by_its_settings(tmp_path: Path, prepared: Prepared) -> None:
+    """All of them: a sweep of the same name is another with one more pass. One that cannot be read is left out."""
+    assert find_same(tmp_path, prepared.config) is None
+    old = SweepFolder.create(tmp_path, prepared, "")
+    os.utime(old.path / "config.yaml", (1, 1))
+    new = SweepFolder.create(tmp_path, prepared, "")
+    for folder in (new, old):
+        found = find_same(tmp_path, prepared.config)
+        assert found is not None
+        assert found.id == folder.id
+        assert find_same(tmp_path, replace(prepared.config, repeats=2)) is None
+        (folder.path / "config.yaml").write_text("nonsense: 1")
+    assert find_same(tmp_path, prepared.config) is None
+
+
+def test_once_measures_nothing_where_it_has_ended(
+    tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path))
+    c = prepared.config
+    settings = [f"{name}={getattr(c, name)}" for name in ("name", "target", "baseline", "workload")]
+    settings += [f"drafters=[{c.drafters[0]}]", "--once"]
+    assert main([*settings, "--plan"]) == 0
+    assert "resuming" not in capsys.readouterr().out
+    folder = SweepFolder.create(tmp_path, prepared, "")
+    assert main([*settings, "--plan"]) == 0
+    assert f"resuming {folder.id}" in capsys.readouterr().out
+    folder.set_ended()
+    for plan in ([], ["--plan"]):
+        assert main([*settings, *plan]) == 0
+        assert capsys.readouterr().out == f"{folder.id} has ended with these settings: nothing to measure\n"
+    assert main([*settings, "repeats=2", "--plan"]) == 0
+    assert "2 trials. Every trial answers 4 prompts" in capsys.readouterr().out
+    assert [f.id for f in sweep_folders(tmp_path)] == [folder.id]
+    with pytest.raises(SystemExit):
+        main(["--once", "--resume"])
+    assert "--resume takes the stored config" in capsys.readouterr().err
 
 
 def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepared) -> None:

@@ -95,7 +95,7 @@ def test_training_time_is_the_formula(tiny_target_folder: Path) -> None:
     flops -= (6 * 7 - 2) * 30 * tokens
     assert training_cost("full", asked, size, once, UNIT)[1] == pytest.approx(flops / 3600)
     nothing = replace(once, trained_head=0)
-    assert training_cost("full", asked, size, nothing, UNIT) == ("full: nothing to train", 0.0)
+    assert training_cost("full", asked, size, nothing, UNIT) == ("full: trains nothing", 0.0)
 
 
 def test_answers_take_the_longer_of_computing_and_reading(tiny_target_folder: Path) -> None:

@@ -39,7 +39,7 @@ SAYS = {  # what the plan of each command must say, in the order of the document
     "train --config $RECIPE/train.yaml": "full-trained {'kind': 'full'} -> ",
     "calibrate": "vocabtrim-75968",
     "train --config $RECIPE/train_truncated.yaml": "vocabtrim-t-75968 {'kind': 'truncated', 'size': 75968} -> ",
-    "train --config $RECIPE/heads.yaml": "vocabtrim-37984: nothing to train",
+    "train --config $RECIPE/heads.yaml": "vocabtrim-37984: trains nothing",
     "sweep": "| slimspec-r256-s6-c64 ",
     "report": "already champion of my-model: ",
     "serve": "--speculative-draft-model-path",
@@ -145,3 +145,14 @@ def test_the_job_is_the_list() -> None:
     assert given[:2] == ["sh", "jobs/your_model.sh"]
     assert given[2:] == [v for k, v in (line.split("=") for line in BLOCKS[0].splitlines()[:3])]
     assert len(re.findall(r"^[A-Z]+=\$\{\d:\?", script, re.M)) == len(given) - 2
+
+
+def test_a_champion_is_not_registered_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    command = expanded(next(c for c in LISTED if c.startswith("report")))
+    assert main(command) == 0
+    assert "models:/my-model@champion is still version 1: " in capsys.readouterr().out
+    assert main([word for word in command if word != "--once"]) == 0
+    assert "models:/my-model@champion is now version 2: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["report", "--once"])
+    assert "belong to --promote, as --once does" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from rayspec.target import TargetModel
 from rayspec.workloads import Conversation, load_workload
 from rayspec.workloads.traces import TracedRequest, TraceRequest, read_trace
 
-MAX_PROMPT_TOKENS = 50_000_000  # of all requests that are replayed; each trial reads them anew
+MAX_PROMPT_TOKENS = 20_000_000  # of all requests that are replayed; each trial reads them anew
 
 
 class TraceReplay:
