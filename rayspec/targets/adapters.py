@@ -1,6 +1,7 @@
 """Folders of PEFT adapters (LoRA and its kin), which are no targets."""
 
 import json
+import os
 from pathlib import Path
 
 MARK = "adapter_config.json"  # what PEFT's save_pretrained writes beside the adapter's weights
@@ -10,7 +11,7 @@ def check_no_adapter(folder: str | Path) -> None:
     """Raise ValueError for a folder that holds an adapter, also beside a whole model: transformers, with which training
     reads a target, would put it on, and SGLang, which serves the target, would not."""
     file = Path(folder) / MARK
-    if not file.is_file():
+    if not os.path.isfile(file):
         return
     try:
         config = json.loads(file.read_text())

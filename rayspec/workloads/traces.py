@@ -98,7 +98,7 @@ def read_trace(
                     "not; a trace says either for all requests"
                 )
         except _Malformed as error:
-            raise ValueError(f"{file}:{number}: {error}") from None
+            raise ValueError(f"trace {file}:{number}: {error}") from None
         if span_s >= start_s:
             found.append(request)
     if not before:
@@ -122,7 +122,7 @@ def _records(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if _begins_with_brace(file):
         for number, record in read_json_lines(file):
             if not isinstance(record, dict):
-                raise ValueError(f"{file}:{number}: expected a JSON object, got {type(record).__name__}")
+                raise ValueError(f"trace {file}:{number}: expected a JSON object, got {type(record).__name__}")
             yield number, {str(key).lower(): value for key, value in record.items()}
         return
     with _text(file) as lines:
@@ -135,21 +135,23 @@ def _records(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not any(cell.strip() for cell in row):
                     continue
                 if len(row) != len(header):
-                    raise ValueError(f"{file}:{rows.line_num}: {len(row)} cells, but the header names {len(header)}")
+                    raise ValueError(
+                        f"trace {file}:{rows.line_num}: {len(row)} cells, but the header names {len(header)}"
+                    )
                 yield rows.line_num, dict(zip(header, (cell.strip() for cell in row), strict=True))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: no UTF-8 text ({error})") from error
+            raise ValueError(f"trace {file}: no UTF-8 text ({error})") from error
         except csv.Error as error:
-            raise ValueError(f"{file}:{rows.line_num}: no valid CSV ({error})") from error
+            raise ValueError(f"trace {file}:{rows.line_num}: no valid CSV ({error})") from error
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{file}: cannot be read ({error})") from error
+            raise ValueError(f"trace {file}: cannot be read ({error})") from error
 
 
 def _check_header(file: Path, header: list[str]) -> None:
     for names in (TIMES[:1], INPUTS, OUTPUTS):
         if not set(names) & set(header):
             raise ValueError(
-                f"{file}:1: no column {' or '.join(names)} (in any case) in {', '.join(header)}; the first line of a "
+                f"trace {file}:1: no column {' or '.join(names)} (in any case) in {', '.join(header)}; the first line of a "
                 "CSV trace names its columns"
             )
 

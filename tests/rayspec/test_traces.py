@@ -165,8 +165,8 @@ def test_numbers_need_a_unit(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         (["trace.path=x", "trace.sped=[2]"], "unknown key 'trace.sped'; known under trace: path, speed, unit"),
-        (["trace.speed=[2]"], "trace.path has no value"),
-        (["trace.path=x", "trace.speed=[]"], r"trace.speed must be a list of factors above 0 .*, got \[\]"),
+        (["trace.speed=[2]"], "trace.path must name a CSV or JSONL file, got nothing"),
+        (["trace.path=x", "trace.speed=[]"], r"trace.speed must be a list of factors in .*, got \[\]"),
         (["trace.path=x", "trace.speed=[1,0]"], r"trace.speed must be .* got \[1.0, 0.0\]"),
         (["trace.path=x", "trace.speed=[1,1.0000001]"], "trace.speed must be different in their first six digits"),
         (["trace.path=x", "trace.unit=us"], "trace.unit must be one of s, ms, or absent for dates, got 'us'"),
