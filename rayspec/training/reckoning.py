@@ -1,7 +1,7 @@
 """What a training would cost, reckoned from its settings before anything runs: tokens, memory, GPU hours.
 
-Every figure is printed with its formula, and is an upper bound: sequences are counted at their longest. Matrix products
-count, 2 FLOPs a parameter and token forward and 4 backward; attention over the context, norms and the optimizer do not.
+Every figure is printed with its formula. Sequences are counted at their longest. Matrix products count, 2 FLOPs a
+parameter and token forward and 4 backward; attention over the context, norms and the optimizer do not.
 Time is that of one kind of GPU at a share of its peak that a good implementation reaches; more GPUs take as many hours
 in all.
 

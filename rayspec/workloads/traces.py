@@ -151,8 +151,8 @@ def _check_header(file: Path, header: list[str]) -> None:
     for names in (TIMES[:1], INPUTS, OUTPUTS):
         if not set(names) & set(header):
             raise ValueError(
-                f"trace {file}:1: no column {' or '.join(names)} (in any case) in {', '.join(header)}; the first line of a "
-                "CSV trace names its columns"
+                f"trace {file}:1: no column {' or '.join(names)} (in any case) in {', '.join(header)}; the first line "
+                "of a CSV trace names its columns"
             )
 
 

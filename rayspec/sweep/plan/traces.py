@@ -2,7 +2,7 @@
 
 A trace that says what was asked gives its own prompts. One that says lengths alone has them cut from the workload's
 prompts: all of them in a row, over and over, each request beginning at the next one's first token, and in the next
-round one token further, so that no two begin alike and an engine's prefix cache helps them no more than strangers.
+round one token further, so that hardly two begin alike and an engine's prefix cache helps them little.
 """
 
 from collections.abc import Iterable, Sequence
