@@ -239,8 +239,8 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
     assert is_exported(config, FULL, tiny_target.sha256)
     with pytest.raises(ValueError, match="holds a drafter with drafter"):
         is_exported(config, replace(FULL, drafter={**OPTIONS, "num_layers": 1}), tiny_target.sha256)
-    line = plan(replace(config, target=str(tiny_target_folder)))[-1]
-    assert line.startswith("full {'kind': 'independent', 'hidden_size': 24,")
+    lines = plan(replace(config, target=str(tiny_target_folder)))
+    assert any(line.startswith("full {'kind': 'independent', 'hidden_size': 24,") for line in lines)
     # the drafter's own width bounds a head, and not the target's of 32
     wide = replace(FULL, name="wide", draft_head={"kind": "slimspec", "rank": 25})
     with pytest.raises(ValueError, match=r"drafters\[wide\].*24"):
