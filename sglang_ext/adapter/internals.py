@@ -129,6 +129,11 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
         f"{_OPS}.skip_kv_copy_warmup",
     ),
     Internal(
+        "sglang.srt.layers.moe.fused_moe_native.swiglu_gpt_oss_sigmoid_alpha",
+        ("x", "gemm1_alpha", "gemm1_limit"),
+        "sglang_ext.adapter.cpu.fused_ops.clamped_swiglu",
+    ),
+    Internal(
         "sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
         ("self",),
         f"{_OPS}.create_decode_backend",

@@ -11,14 +11,13 @@ HOSTS = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
 )
 
 NO_CAPTURE = f"SGLang {SGLANG_VERSION} does not give the states of its layers (no set_eagle3_layers_to_capture)"
 REFUSED = {
     "Gemma3ForCausalLM": f"SGLang {SGLANG_VERSION} gives what the last layer added, or on CUDA the norm of its sum, in "
     "place of the states themselves",
-    "GptOssForCausalLM": "rayspec's CPU platform has no attention sinks, so that drafts of SGLang could not be "
-    "compared with those of training",
     "GemmaForCausalLM": NO_CAPTURE,
     "Gemma2ForCausalLM": NO_CAPTURE,
 }
