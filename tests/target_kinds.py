@@ -74,14 +74,14 @@ TARGETS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt_oss": lambda: GptOssConfig(
         **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rope_parameters=GPT_OSS_ROPE
     ),
+    "gemma3": _gemma3,
 }
-OTHERS = {"gemma3": _gemma3}  # for a drafter that reads tokens alone
 
 
 def save_target(folder: Path, name: str) -> Path:
     """Random weights that earlier tokens matter to without chaos, so that seconds of training teach a drafter a bit."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config((TARGETS | OTHERS)[name]())
+    model = AutoModelForCausalLM.from_config(TARGETS[name]())
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
