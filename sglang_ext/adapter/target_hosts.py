@@ -50,7 +50,7 @@ def check_tree(config: Any, topk: int, attention_backends: tuple[str, str]) -> N
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
     if topk > 1 and windowed and set(attention_backends) != {"fa3"}:
         raise ValueError(
-            f"--speculative-eagle-topk is {topk}, but the target sees a window of {config.sliding_window} tokens in some "
-            f"layers, and SGLang {SGLANG_VERSION} cuts it short within a tree under --attention-backend "
+            f"--speculative-eagle-topk is {topk}, but layers of the target see a window of {config.sliding_window} "
+            f"tokens, and SGLang {SGLANG_VERSION} cuts it short within a tree under --attention-backend "
             f"{attention_backends[1]}; draft a chain (topk 1), or use fa3"
         )

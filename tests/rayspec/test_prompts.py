@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import SYSTEM, TURNS, Scripted, chat_tokenizer
+from chats import HARMONY, SYSTEM, TURNS, Scripted, chat_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from rayspec.training import drafter_runs
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
