@@ -37,4 +37,7 @@ def give_sums(original: Callable[..., Any], model: Any, *arguments: Any, **named
     """AROUND Gemma3TextModel.forward: (last hidden state, states of the layers that a drafter taps)."""
     output = original(model, *arguments, **named)
     states = getattr(model, "rayspec_states", None)
-    return (output[0], [states.pop(layer) for layer in sorted(states)]) if states else output
+    if states is None:  # no drafter reads them
+        return output
+    assert states, "SGLang calls the tapped layers, and each call takes its sum"
+    return output[0], [states.pop(layer) for layer in sorted(states)]
