@@ -288,7 +288,7 @@ WRAPPED: tuple[Internal, ...] = (
     ),
     Internal(
         "sglang.srt.models.gemma3_causal.Gemma3TextModel.forward",
-        ("self", "input_ids", "positions", "forward_batch", "input_embeds"),
+        ("self", "input_ids", "positions", "forward_batch", "input_embeds", "kwargs"),
         "sglang_ext.adapter.models.gemma3_states.give_sums",
     ),
     Internal(

@@ -1,11 +1,8 @@
 """What the CPU platform refuses, at start and not at the first request that needs it."""
 
-import json
 import math
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,17 +40,6 @@ def test_refusals(option: dict[str, Any], message: str) -> None:
 
     with pytest.raises(ValueError, match=message):
         ServerArgs(model_path=str(TARGET), **option).resolve_once()
-
-
-def test_packed_experts_are_refused(tmp_path: Path) -> None:
-    from sglang.srt.server_args import ServerArgs
-
-    shutil.copytree(TARGET, tmp_path / "target")
-    config = json.loads((TARGET / "config.json").read_text())
-    packed = config | {"quantization_config": {"quant_method": "mxfp4"}}
-    (tmp_path / "target" / "config.json").write_text(json.dumps(packed))
-    with pytest.raises(ValueError, match=r"holds experts in MXFP4, .* in bfloat16"):
-        ServerArgs(model_path=str(tmp_path / "target")).resolve_once()
 
 
 def test_logits_are_capped_in_place() -> None:

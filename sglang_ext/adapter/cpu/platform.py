@@ -1,9 +1,7 @@
 """SGLang on a machine without an accelerator: an out-of-tree platform in plain torch."""
 
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,7 +35,6 @@ class CpuPlatform(SRTPlatform):
                 )
         if server_args.enable_multi_layer_eagle:
             raise ValueError("--enable-multi-layer-eagle is not offered by rayspec's CPU platform; leave it out")
-        _check_weights(server_args.model_path)
         if server_args.dtype == "auto":  # greedy equality with plain decoding needs float32
             server_args.dtype = "float32"
         if server_args.max_total_tokens is None:
@@ -100,14 +97,3 @@ class CpuPlatform(SRTPlatform):
     def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
         memory = psutil.virtual_memory()
         return memory.available, memory.total
-
-
-def _check_weights(model_path: str) -> None:
-    """Raise ValueError for a folder whose weights SGLang multiplies on an accelerator alone."""
-    file = Path(model_path) / "config.json"
-    packed = json.loads(file.read_text()).get("quantization_config") if file.is_file() else None
-    if packed is not None and packed.get("quant_method") == "mxfp4":
-        raise ValueError(
-            f"--model-path {model_path} holds experts in MXFP4, which rayspec's CPU platform does not compute; give a "
-            "copy with its experts in bfloat16, or serve it on a GPU"
-        )
