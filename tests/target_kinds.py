@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -49,6 +50,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+GPT_OSS_ROPE = YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 
 
@@ -68,18 +70,24 @@ TARGETS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "qwen3": lambda: Qwen3Config(**SHAPE, rope_parameters=PLAIN, tie_word_embeddings=True),
     "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, **MOE, rope_parameters=LINEAR),
+    # windows in every other layer, shorter than the prompts of the tests
+    "gpt_oss": lambda: GptOssConfig(
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rope_parameters=GPT_OSS_ROPE
+    ),
+    "gemma3": _gemma3,
 }
-OTHERS = {"gemma3": _gemma3}  # for a drafter that reads tokens alone
 
 
 def save_target(folder: Path, name: str) -> Path:
     """Random weights that earlier tokens matter to without chaos, so that seconds of training teach a drafter a bit."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config((TARGETS | OTHERS)[name]())
+    model = AutoModelForCausalLM.from_config(TARGETS[name]())
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
                 parameter.normal_(std=0.5)  # which transformers leaves at zero
+            elif parameter_name.endswith("sinks"):
+                parameter.copy_(torch.randn_like(parameter).bfloat16())  # SGLang holds them in bfloat16
             elif "norm" in parameter_name:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif "o_proj" in parameter_name or "down_proj" in parameter_name:

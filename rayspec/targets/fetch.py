@@ -139,7 +139,12 @@ def _fetch_hub(name: str) -> Path:
         return folder
     partial = models_folder() / DOWNLOADS / hub_folder(name)  # kept: an interrupted download goes on
     try:
-        snapshot_download(name, local_dir=partial, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model"])
+        snapshot_download(
+            name,
+            local_dir=partial,
+            allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model"],
+            ignore_patterns=["original/*"],  # where Meta and OpenAI keep the same weights in a form of their own
+        )
         _check_folder(partial)
     except Exception as error:  # offline, unknown, gated: the library has an exception for each
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__

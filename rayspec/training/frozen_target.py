@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Mxfp4Config, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
@@ -37,6 +37,14 @@ def target_sha256(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
+def _unpacking(folder: str | Path) -> dict[str, Any]:
+    """Options with which transformers unpacks experts in MXFP4 (GPT-OSS) on any device; left to itself it does so only
+    where it finds no kernels for them."""
+    packed = getattr(AutoConfig.from_pretrained(str(folder), local_files_only=True), "quantization_config", None)
+    is_mxfp4 = packed is not None and packed.get("quant_method") == "mxfp4"
+    return {"quantization_config": Mxfp4Config(dequantize=True)} if is_mxfp4 else {}
+
+
 @dataclass(frozen=True)
 class FrozenTarget:
     """A target in eval mode without gradients, and its tokenizer."""
@@ -50,9 +58,12 @@ class FrozenTarget:
     def load(cls, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> FrozenTarget:
         """Raises ValueError for a folder that does not hold all of the model's weights."""
         sha256 = target_sha256(folder)
+        unpacking = _unpacking(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, **unpacking
         )
+        for parameter in model.parameters() if unpacking else ():  # of which transformers makes bfloat16
+            parameter.data = parameter.data.to(dtype)
         missing = sorted(found["missing_keys"])
         if missing:  # transformers would draw them at random
             raise ValueError(f"the target {folder} has no tensor {missing[0]} ({len(missing)} missing); copy it again")
@@ -96,8 +107,9 @@ class FrozenTarget:
 
     @property
     def final_norm_G(self) -> Tensor:
-        """Weight of the norm before the LM head."""
-        return self.model.get_decoder().norm.weight
+        """What the norm before the LM head multiplies by: its weight, in Gemma one more."""
+        weight_G = self.model.get_decoder().norm.weight
+        return 1 + weight_G if self.model.config.model_type == "gemma3_text" else weight_G
 
     @property
     def eos_ids(self) -> list[int]:
@@ -159,8 +171,10 @@ class FrozenTarget:
 
     @property
     def rope(self) -> Rope:
-        """Raises ValueError for a rotary embedding that drafters do not have."""
+        """That of the target's layers, in Gemma 3 of those that see the whole text. Raises ValueError for a rotary
+        embedding that drafters do not have."""
         found = getattr(self.model.config, "rope_parameters", None) or {}
+        found = found.get("full_attention", found)
         try:
             return Rope.from_json({"rope_theta": 10000.0, "rope_parameters": found})
         except ValueError as error:

@@ -129,6 +129,16 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
         f"{_OPS}.skip_kv_copy_warmup",
     ),
     Internal(
+        "sglang.kernels.ops.activation.softcap.softcap_inplace_logits",
+        ("full_logits", "final_logit_softcapping"),
+        "sglang_ext.adapter.cpu.fused_ops.cap_logits",
+    ),
+    Internal(
+        "sglang.srt.layers.moe.fused_moe_native.swiglu_gpt_oss_sigmoid_alpha",
+        ("x", "gemm1_alpha", "gemm1_limit"),
+        "sglang_ext.adapter.cpu.fused_ops.clamped_swiglu",
+    ),
+    Internal(
         "sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
         ("self",),
         f"{_OPS}.create_decode_backend",
@@ -272,6 +282,16 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.models.stock_weights.check_numbers",
     ),
     Internal(
+        "sglang.srt.models.gemma3_causal.Gemma3ForCausalLM.set_eagle3_layers_to_capture",
+        ("self", "layer_ids"),
+        "sglang_ext.adapter.models.gemma3_states.take_sums",
+    ),
+    Internal(
+        "sglang.srt.models.gemma3_causal.Gemma3TextModel.forward",
+        ("self", "input_ids", "positions", "forward_batch", "input_embeds", "kwargs"),
+        "sglang_ext.adapter.models.gemma3_states.give_sums",
+    ),
+    Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
         ("self", "server_args"),
         "sglang_ext.adapter.plugin.create_worker",
@@ -333,6 +353,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.workers.last_hidden"),
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),
+    Internal("sglang.srt.runtime_context.attention_backends", (), "called by sglang_ext.adapter.served_target"),
     Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
     Internal(
         "sglang.srt.speculative.spec_utils.fast_sample",

@@ -3,6 +3,8 @@
 from contextlib import suppress
 from functools import lru_cache
 
+from sglang_ext.adapter.patches import on_cpu_platform
+from sglang_ext.adapter.target_hosts import check_tree
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 
 
@@ -47,6 +49,19 @@ def check_taps(target: TargetInfo, layers: int, with_output: bool) -> None:
             f"the drafter taps layer {outside[0]}, but the target {target.name} has layers {first}..{layers - 1}; "
             "serve it with its own target"
         )
+
+
+def check_tree_of_windows() -> None:
+    """Raise ValueError where this server would verify trees in windows that are not the target's (`check_tree`)."""
+    from sglang.srt.runtime_context import attention_backends, get_server_args, get_spec
+    from transformers import AutoConfig
+
+    args, topk = get_server_args(), get_spec().speculative_eagle_topk or 1
+    if topk > 1 and not on_cpu_platform():  # whose attention goes by position
+        config = AutoConfig.from_pretrained(
+            args.model_path, revision=args.revision, trust_remote_code=args.trust_remote_code
+        )
+        check_tree(config.get_text_config(), topk, attention_backends())
 
 
 @lru_cache(maxsize=8)

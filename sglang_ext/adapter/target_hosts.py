@@ -11,14 +11,13 @@ HOSTS = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "Gemma3ForCausalLM",
 )
+WINDOWED = ("GptOssForCausalLM", "Gemma3ForCausalLM")  # whose windows SGLang computes
 
 NO_CAPTURE = f"SGLang {SGLANG_VERSION} does not give the states of its layers (no set_eagle3_layers_to_capture)"
 REFUSED = {
-    "Gemma3ForCausalLM": f"SGLang {SGLANG_VERSION} gives what the last layer added, or on CUDA the norm of its sum, in "
-    "place of the states themselves",
-    "GptOssForCausalLM": "rayspec's CPU platform has no attention sinks, so that drafts of SGLang could not be "
-    "compared with those of training",
     "GemmaForCausalLM": NO_CAPTURE,
     "Gemma2ForCausalLM": NO_CAPTURE,
 }
@@ -37,8 +36,21 @@ def check_host(config: Any) -> None:
             f"{', '.join(HOSTS)}: {reason}; {WAY_OUT}"
         )
     window, longest = getattr(config, "sliding_window", None), config.max_position_embeddings
-    if window is not None and window < longest:
+    if named not in WINDOWED and window is not None and window < longest:
         raise ValueError(
             f"the target's sliding_window is {window}, but SGLang {SGLANG_VERSION} runs a {named} without one, so that "
             f"its states would differ from training's beyond {window} tokens; {WAY_OUT}"
+        )
+
+
+def check_tree(config: Any, topk: int, attention_backends: tuple[str, str]) -> None:
+    """Raise ValueError where SGLang on an accelerator would verify a tree of a windowed target otherwise than text: its
+    kernels take a node's row in the tree for its distance from the prefix (`_fwd_kernel` of extend_attention.py),
+    and only FlashAttention 3 has the path of each node as a text of its own."""
+    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    if topk > 1 and windowed and set(attention_backends) != {"fa3"}:
+        raise ValueError(
+            f"--speculative-eagle-topk is {topk}, but layers of the target see a window of {config.sliding_window} "
+            f"tokens, and SGLang {SGLANG_VERSION} cuts it short within a tree under --attention-backend "
+            f"{attention_backends[1]}; draft a chain (topk 1), or use fa3"
         )

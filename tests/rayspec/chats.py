@@ -13,6 +13,11 @@ TURNS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
+HARMONY = (  # the form of GPT-OSS's: answers are in a channel, and what ends a message does not end an answer
+    "<|im_start|>system<|message|>Be brief.<|im_end|>{% for m in messages %}<|im_start|>{{ m['role'] }}"
+    "{% if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
 TEMPLATES = {"plain": TURNS, "system": SYSTEM + TURNS}
 
 

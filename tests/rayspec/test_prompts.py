@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import SYSTEM, TURNS, Scripted, chat_tokenizer
+from chats import HARMONY, SYSTEM, TURNS, Scripted, chat_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from rayspec.training import drafter_runs
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
@@ -121,6 +122,20 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         wanted = [chat.first_turn(text.removesuffix("<|im_end|>")) for text in texts]
         starts = [ids[:n].tolist() for ids, n in zip(rows.token_ids_NL, rows.prompt_length_N, strict=True)]
         assert starts == wanted
+
+
+def test_a_message_may_end_by_a_token_that_is_only_marked_as_special(tiny_target_folder: Path, tmp_path: Path) -> None:
+    """As in GPT-OSS, whose tokenizer names the end of an answer and not that of a message."""
+    tokenizer = chat_tokenizer(tiny_target_folder, HARMONY)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    saved = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), chat_template=HARMONY)
+    assert end not in saved.all_special_ids
+    chat = ChatTemplate.of(saved)
+    assert chat.user_stop == end
+    messages = [{"role": "user", "content": "Why?"}]
+    asked = saved.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat.first_turn("Why?") == saved.encode(asked, add_special_tokens=False)
 
 
 def stored(folder: Path) -> list[list[tuple[int, bool]]]:

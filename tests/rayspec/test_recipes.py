@@ -10,7 +10,7 @@ import pytest
 import torch
 from answerers import answerer
 from planned_home import make_calibrations, make_drafter, make_target, make_workloads
-from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.config import load_config
@@ -38,6 +38,12 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
         norm_topk_prob=True, max_position_embeddings=40960, sliding_window=None, bos_token_id=0, eos_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, architectures=["Qwen3MoeForCausalLM"],
+    ),
+    "gpt-oss-20b": GptOssConfig(
+        num_hidden_layers=24, num_local_experts=32, bos_token_id=0, eos_token_id=0,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096},
+        architectures=["GptOssForCausalLM"],
     ),
 }  # fmt: skip
 TRAIN = ("train", "train_truncated", "heads")
@@ -128,27 +134,18 @@ def test_files_of_a_recipe_agree(model: str) -> None:
     assert {calibrated.target, load_config(SweepConfig, file_of(model, "sweep")).target} == {configs[0].target}
 
 
-def test_gpt_oss_is_refused_with_the_reason(home: Path, tmp_path: Path) -> None:
-    """At the sizes of its config.json; what the docs say of it."""
-    sizes = {"num_hidden_layers": 24, "num_local_experts": 32}
-    config = GptOssConfig(**sizes, architectures=["GptOssForCausalLM"], bos_token_id=0, eos_token_id=0)
-    make_target(home, "openai--gpt-oss-20b", config)
-    asked = [f"{key}={tmp_path}" for key in ("output_dir", "work_dir")]
-    asked.append("target=openai/gpt-oss-20b")
-    with pytest.raises(
-        ValueError, match=r"\[GptOssForCausalLM\], but .*: rayspec's CPU platform has no attention sinks"
-    ):
-        plan(load_config(DrafterTrainConfig, file_of("qwen3-30b-a3b", "train"), asked))
-    text = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text()
-    assert "GPT-OSS-20B" in text
-    assert "attention sinks" in text
-
-
-@pytest.fixture(scope="module")
-def toy(tiny_target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tests' tiny target, with a chat template."""
-    folder = tmp_path_factory.mktemp("toy") / "toy"
+def toy(model: str, tiny_target_folder: Path, folder: Path) -> Path:
+    """The tests' tiny target, with a chat template; as wide and deep, of GPT-OSS's architecture for its recipe."""
     shutil.copytree(tiny_target_folder, folder)
+    if model == "gpt-oss-20b":
+        tiny = LlamaConfig.from_pretrained(folder)
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                 "num_key_value_heads", "max_position_embeddings", "initializer_range", "bos_token_id",
+                 "eos_token_id")  # fmt: skip
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8}
+        config = GptOssConfig(**{name: getattr(tiny, name) for name in names}, **experts)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
     return folder
@@ -178,7 +175,8 @@ def small(config: DrafterTrainConfig, toy: Path, model: str) -> DrafterTrainConf
     )
 
 
-def write_answers(config: DrafterTrainConfig, toy: Path) -> None:
+def write_answers(config: DrafterTrainConfig) -> None:
+    toy = Path(config.target)
     target = FrozenTarget.load(toy, torch.float32)
     sets: dict[str, AnswersConfig] = {"answers": config.answers, "held_out": config.held_out}
     for n, (name, settings) in enumerate(sets.items()):
@@ -186,22 +184,24 @@ def write_answers(config: DrafterTrainConfig, toy: Path) -> None:
         rows = [torch.randint(1, 257, (10 + i,), generator=generator).tolist() for i in range(settings.count)]
         prompts = [Prompt(str(ids), ids) for ids in rows]
         make_answers(
-            config.work_folder / name, TargetName("toy", target_sha256(toy)), settings, prompts, answerer(target)
+            config.work_folder / name, TargetName(toy.name, target_sha256(toy)), settings, prompts, answerer(target)
         )
 
 
-@pytest.mark.parametrize("model", list(MODELS)[:1])  # the recipes differ in sizes alone
-def test_the_recipe_runs_at_toy_size(model: str, toy: Path, home: Path) -> None:
+@pytest.mark.parametrize("model", ["llama-3.1-8b-instruct", "gpt-oss-20b"])  # Qwen3's differs in sizes alone
+def test_the_recipe_runs_at_toy_size(model: str, tiny_target_folder: Path, home: Path, tmp_path: Path) -> None:
     """Train, then lists, then what is made of them: the code that would run at the real sizes, engines apart."""
-    configs = [small(training(model, name), toy, model) for name in TRAIN]
-    write_answers(configs[0], toy)
+    folder = toy(model, tiny_target_folder, tmp_path / f"toy-{model}")
+    configs = [small(training(model, name), folder, model) for name in TRAIN]
+    write_answers(configs[0])
     full = load_config(CalibrationConfig, file_of(model, "calibrate"))
     share = 257 / MODELS[model].vocab_size  # type: ignore[attr-defined]
     rules = [
         NamedRule(name=c.name, source=c.source, rule={**c.rule, "top_k": round(c.rule["top_k"] * share)})
         for c in full.calibrations
     ]
-    make_calibrations(home, FrozenTarget.without_weights(toy), replace(full, target=str(toy), calibrations=rules))
+    made_for = replace(full, target=str(folder), calibrations=rules)
+    make_calibrations(home, FrozenTarget.without_weights(folder), made_for)
     for config in configs:
         lines = plan(config)
         assert any("GPU hours" in line for line in lines)

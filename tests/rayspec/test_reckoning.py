@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from target_kinds import save_target
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
@@ -34,7 +34,8 @@ def on_meta(config: object) -> object:
 
 
 def test_parameters_of_published_models() -> None:
-    """Llama-3.1-8B has 8.03e9, Qwen3-30B-A3B 30.5e9 of which a token meets 3.3e9, embedding and head included."""
+    """Llama-3.1-8B has 8.03e9, Qwen3-30B-A3B 30.5e9 of which a token meets 3.3e9, embedding and head included,
+    GPT-OSS-20B 20.9e9 and 3.6e9, without the embedding."""
     llama = TargetSize.of(on_meta(LLAMA_8B))
     assert llama.params == 8_030_261_248
     assert llama.head == 128256 * 4096
@@ -44,6 +45,9 @@ def test_parameters_of_published_models() -> None:
     experts = 48 * 128 * 3 * 2048 * 768
     assert qwen.active == qwen.params - 2 * qwen.head - experts * 120 // 128
     assert qwen.active + 2 * qwen.head == pytest.approx(3.35e9, rel=1e-2)
+    gpt_oss = TargetSize.of(on_meta(GptOssConfig(num_hidden_layers=24, num_local_experts=32)))
+    assert gpt_oss.params == pytest.approx(20.91e9, rel=1e-3)
+    assert gpt_oss.active + gpt_oss.head == pytest.approx(3.61e9, rel=1e-3)
 
 
 def config(target: Path, *entries: DrafterEntry, **fields: object) -> DrafterTrainConfig:

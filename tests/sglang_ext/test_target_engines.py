@@ -117,6 +117,17 @@ def test_drafts_of_the_engine_are_those_of_training(name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_window_goes_by_the_depth_of_a_node(tmp_path: Path) -> None:
+    """Rows of a tree are further from its root than their depth says: by them, windows of 8 tokens would end early."""
+    case = make_case(tmp_path, "gpt_oss")
+    tree: dict[str, Any] = {"draft_steps": K, "topk": 2, "num_draft_tokens": 6}
+    with running_engine(case.folder, target=Path(case.target.folder), max_total_tokens=4096, **tree) as engine:
+        answers = generate(engine, PROMPTS, NEW_TOKENS, ignore_eos=True)
+    assert output_ids(answers) == [answer[:NEW_TOKENS] for answer in case.answers]
+    assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > 0
+
+
+@pytest.mark.slow
 def test_drafts_of_specformer_are_those_of_training(tmp_path: Path) -> None:
     check(make_case(tmp_path, "llama3", "specformer"), other_taps=(1, 5, 6, 8))
 

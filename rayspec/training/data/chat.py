@@ -41,7 +41,7 @@ class ChatTemplate:
                 "the target's chat template does not repeat its messages as they are; name a folder of text"
             )
         stop = tokenizer.encode(ask, add_special_tokens=False)[:1]
-        if not stop or stop[0] not in tokenizer.all_special_ids:
+        if not stop or not _is_special(tokenizer, stop[0]):
             raise ValueError(
                 "the target's chat template ends a message of the user by no special token; name a folder of text"
             )
@@ -63,3 +63,9 @@ class ChatTemplate:
         if not ids or ids[-1] != self.user_stop:
             return None
         return (beginning + self.tokenizer.decode(ids[:-1])).strip()
+
+
+def _is_special(tokenizer: Any, token: int) -> bool:
+    """Named in the tokenizer's settings, as its end of text is, or only marked, as GPT-OSS's end of a message is."""
+    added = tokenizer.added_tokens_decoder.get(token)
+    return token in tokenizer.all_special_ids or (added is not None and added.special)

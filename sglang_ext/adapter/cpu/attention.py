@@ -4,7 +4,8 @@ B = requests (or draft branches), Q = new tokens a request, S = longest context,
 G = A / K, D = head dimension, T = all new tokens.
 
 Every pass is the same computation: new tokens of a request attend to the slots of its context under a mask. The
-passes differ only in the layout (which slots, which mask), which is made once a pass and used by all layers.
+passes differ only in the layout (which slots, which mask, which positions), which is made once a pass and used by all
+layers. A layer may see a window of the context alone, and may have attention sinks.
 """
 
 from dataclasses import dataclass, field
@@ -39,37 +40,62 @@ class Segment:
     queries: int  # Q
     slots_BS: Tensor  # int64, padded with slot 0
     visible_BQS: Tensor | None  # bool; None where everything is visible
-    _bias: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    at_BQ: Tensor  # position of each new token in its text
+    slot_at_BS: Tensor  # position of what each slot holds, or [1, S] where it is the same for all requests
+    _bias: dict[tuple[int, torch.dtype, int | None], Tensor] = field(default_factory=dict)
 
-    def bias(self, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [B, 1, G * Q, S], made once for all layers."""
-        if self.visible_BQS is None:
+    def bias(self, groups: int, dtype: torch.dtype, window: int | None = None) -> Tensor | None:
+        """Additive mask [B, 1, G * Q, S], made once for all layers of one kind; `window`: how many tokens back a layer
+        sees, None for all."""
+        if self.visible_BQS is None and window is None:
             return None
-        key = (groups, dtype)
+        key = (groups, dtype, window)
         if key not in self._bias:
-            zero = torch.zeros(self.visible_BQS.shape, dtype=dtype, device=self.visible_BQS.device)
-            bias_BQS = zero.masked_fill_(~self.visible_BQS, float("-inf"))
+            visible_BQS = self._visible(window)
+            zero = torch.zeros(visible_BQS.shape, dtype=dtype, device=visible_BQS.device)
+            bias_BQS = zero.masked_fill_(~visible_BQS, float("-inf"))
             self._bias[key] = bias_BQS.repeat(1, groups, 1)[:, None]
         return self._bias[key]
+
+    def _visible(self, window: int | None) -> Tensor:
+        if window is None:
+            assert self.visible_BQS is not None, "without a window and a mask there is no bias"
+            return self.visible_BQS
+        near_BQS = self.at_BQ[:, :, None] - self.slot_at_BS[:, None, :] <= window
+        return near_BQS if self.visible_BQS is None else near_BQS & self.visible_BQS
 
 
 def context_segment(table_RC: Tensor, row_B: Tensor, context_B: Tensor, queries: int, first: int = 0) -> Segment:
     """New tokens at the end of contexts of `context_B` tokens (themselves included), causal among each other."""
     longest = int(context_B.max())
     slots_BS = table_RC[row_B.long(), :longest].long().contiguous()
-    if len(context_B) == 1 and queries == 1:
-        return Segment(first, queries, slots_BS, None)
-    last_BQ = context_B.long()[:, None] - queries + torch.arange(queries, device=context_B.device)
-    visible_BQS = torch.arange(longest, device=context_B.device) <= last_BQ[:, :, None]
-    return Segment(first, queries, slots_BS, visible_BQS)
+    at_BQ = context_B.long()[:, None] - queries + torch.arange(queries, device=context_B.device)
+    slot_at_S = torch.arange(longest, device=context_B.device)
+    visible_BQS = None if len(context_B) == 1 and queries == 1 else slot_at_S <= at_BQ[:, :, None]
+    return Segment(first, queries, slots_BS, visible_BQS, at_BQ, slot_at_S[None])
 
 
-def apply_tree_mask(segment: Segment, prefix_B: Tensor, tree_BQQ: Tensor) -> None:
-    """Replace the causal part after each request's prefix by the draft tree's mask."""
+def apply_tree_mask(segment: Segment, prefix_B: Tensor, tree_BQQ: Tensor, at_BQ: Tensor) -> None:
+    """Replace the causal part after each request's prefix by the draft tree's mask, and the positions of its nodes by
+    `at_BQ`: siblings are equally far from the prefix."""
     assert segment.visible_BQS is not None, "a tree has more than one node"
     queries = segment.queries
-    columns_BQQ = prefix_B.long()[:, None, None] + torch.arange(queries, device=prefix_B.device)
-    segment.visible_BQS.scatter_(2, columns_BQQ.expand(-1, queries, -1), tree_BQQ)
+    columns_BQ = prefix_B.long()[:, None] + torch.arange(queries, device=prefix_B.device)
+    segment.visible_BQS.scatter_(2, columns_BQ[:, None].expand(-1, queries, -1), tree_BQQ)
+    segment.at_BQ = at_BQ
+    segment.slot_at_BS = segment.slot_at_BS.repeat(len(at_BQ), 1).scatter_(1, columns_BQ, at_BQ)
+
+
+def attend_with_sinks(
+    q_BKRD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, bias_B1RS: Tensor | None, sink_KR: Tensor, scale: float
+) -> Tensor:
+    """Attention [B, K, R, D] of R = G * Q rows, each with one more logit that takes a share of the softmax and gives
+    nothing (gpt-oss, arXiv 2508.10925)."""
+    logits_BKRS = q_BKRD @ k_BKSD.transpose(-1, -2) * scale
+    if bias_B1RS is not None:
+        logits_BKRS = logits_BKRS + bias_B1RS
+    sink_BKR1 = sink_KR[None, :, :, None].expand(len(q_BKRD), -1, -1, 1)
+    return torch.cat([logits_BKRS, sink_BKR1], dim=-1).softmax(dim=-1)[..., :-1] @ v_BKSD
 
 
 class CpuAttentionBackend(AttentionBackend):
@@ -102,7 +128,8 @@ class CpuAttentionBackend(AttentionBackend):
             nodes = spec.draft_token_num
             segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
             if spec.tree_topk != 1 and nodes > 1:  # without drafts there is the root alone
-                apply_tree_mask(segment, seq_lens_B, spec.custom_mask.view(-1, nodes, nodes))
+                tree_BQQ, at_BQ = spec.custom_mask.view(-1, nodes, nodes), spec.positions.view(-1, nodes)
+                apply_tree_mask(segment, seq_lens_B, tree_BQQ, at_BQ)
             self.segments = [segment]
         else:
             self.segments = self._extend_segments(row_B, seq_lens_B, forward_batch.extend_seq_lens)
@@ -130,10 +157,12 @@ class CpuAttentionBackend(AttentionBackend):
         **_: Any,
     ) -> Tensor:
         """Attention output [T, A * D] of the new tokens, after their keys and values are in the cache."""
-        _check_supported(layer, sinks)
+        _check_supported(layer)
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         A, K, D = layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim
+        window = layer.sliding_window_size  # so many tokens back, -1 or None for all
+        window = None if window is None or window < 0 else window
         q_TAD = q.reshape(-1, A, D)
         out_TAD = torch.empty_like(q_TAD)
         keys, values = (
@@ -148,9 +177,12 @@ class CpuAttentionBackend(AttentionBackend):
             span = slice(segment.first, segment.first + B * Q)
             # the query heads of one key head become rows, so that keys and values are read once
             q_rows = q_TAD[span].view(B, Q, K, G, D).permute(0, 2, 3, 1, 4).reshape(B, K, G * Q, D)
-            out = scaled_dot_product_attention(
-                q_rows, k_BKSD, v_BKSD, attn_mask=segment.bias(G, q.dtype), scale=layer.scaling
-            )
+            bias = segment.bias(G, q.dtype, window)
+            if sinks is None:
+                out = scaled_dot_product_attention(q_rows, k_BKSD, v_BKSD, attn_mask=bias, scale=layer.scaling)
+            else:
+                sink_KR = sinks.to(q.dtype).view(K, G).repeat_interleave(Q, dim=1)
+                out = attend_with_sinks(q_rows, k_BKSD, v_BKSD, bias, sink_KR, layer.scaling)
             out_TAD[span] = out.view(B, K, G, Q, D).permute(0, 3, 1, 2, 4).reshape(B * Q, A, D)
         return out_TAD.view(-1, A * D)
 
@@ -177,6 +209,9 @@ class CpuDraftDecodeBackend:
         chain_BWn = table_RC[row_B[:, None, None], prefix_B[:, None, None] + branch_Wn].long()
         prefix_BS = table_RC[row_B, :longest].long()
         slots_RS = torch.cat([prefix_BS[:, None].expand(-1, W, -1), chain_BWn], dim=2).flatten(0, 1)
+        at_Bn = prefix_B[:, None] + torch.arange(n, device=prefix_B.device)
+        slot_at_BS = torch.cat([torch.arange(longest, device=prefix_B.device).expand(len(prefix_B), -1), at_Bn], dim=1)
+        at_Rn, slot_at_RS = at_Bn.repeat_interleave(W, dim=0), slot_at_BS.repeat_interleave(W, dim=0)
         visible_RS = None
         if len(prefix_B) > 1:  # one request has no padding
             in_prefix_BS = torch.arange(longest, device=prefix_B.device) < prefix_B[:, None]
@@ -185,15 +220,14 @@ class CpuDraftDecodeBackend:
         for step, backend in enumerate(self.attn_backends):
             end = longest + step + 1
             visible = None if visible_RS is None else visible_RS[:, None, :end]
-            backend.segments = [Segment(0, 1, slots_RS[:, :end].contiguous(), visible)]
+            backend.segments = [
+                Segment(0, 1, slots_RS[:, :end].contiguous(), visible, at_Rn[:, step : step + 1], slot_at_RS[:, :end])
+            ]
 
 
-def _check_supported(layer: "RadixAttention", sinks: Tensor | None) -> None:
+def _check_supported(layer: "RadixAttention") -> None:
     """Fail rather than compute something else than the model asks for."""
-    window = layer.sliding_window_size
     problems = {
-        "sliding-window attention": window is not None and window > -1,
-        "attention sinks": sinks is not None,
         "cross attention": layer.is_cross_attention,
         "attention without causality": layer.attn_type != AttentionType.DECODER,
         "soft-capped attention logits": bool(layer.logit_cap),

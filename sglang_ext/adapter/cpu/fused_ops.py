@@ -1,4 +1,4 @@
-"""Norm and rotary embedding of the CPU platform (`patches.register_cpu_forwards`).
+"""Norm, rotary embedding, an activation and capped logits of the CPU platform (`patches`).
 
 On a small model a step is hundreds of operations of microseconds, so fewer of them is faster; results are the same to
 the bit in float32. Variants that the demo path does not have go to SGLang's `forward_native`.
@@ -46,3 +46,15 @@ def rotary_forward(
     rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     heads = query.shape[-1] // D
     return rotated[:, :heads].reshape(query.shape), rotated[:, heads:].reshape(key.shape)
+
+
+def clamped_swiglu(x: Tensor, gemm1_alpha: float, gemm1_limit: float) -> Tensor:
+    """GPT-OSS's activation [.., 2 I] -> [.., I], gates and values alternating. SGLang compiles it with torch.compile,
+    which needs a C++ compiler here, and rounds by where in a vector a value lies."""
+    gate, up = x[..., ::2].clamp(max=gemm1_limit), x[..., 1::2].clamp(-gemm1_limit, gemm1_limit)
+    return gate * torch.sigmoid(gate * gemm1_alpha) * (up + 1)
+
+
+def cap_logits(full_logits: Tensor, final_logit_softcapping: float) -> Tensor:
+    """Gemma's: cap x tanh(logits / cap), in place. A Triton kernel in SGLang."""
+    return full_logits.div_(final_logit_softcapping).tanh_().mul_(final_logit_softcapping)

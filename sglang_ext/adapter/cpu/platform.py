@@ -45,12 +45,15 @@ class CpuPlatform(SRTPlatform):
             server_args.chunked_prefill_size = DEFAULT_CHUNKED_PREFILL_SIZE
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
+        if server_args.moe_runner_backend == "auto":  # of which SGLang's torch code reads the layout of the experts
+            server_args.moe_runner_backend = "triton"
         if server_args.tp_size > 1:  # SGLang would ask for a NUMA node for each rank
             cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
             os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server_args.tp_size))
         server_args.device = "cpu"
         server_args.disable_overlap_schedule = True  # its relay is a Triton kernel, and there is nothing to overlap
         server_args.disable_cuda_graph = True
+        server_args.disable_hybrid_swa_memory = True  # windows are masks here, so that every layer keeps every token
         server_args.sleep_on_idle = True  # an idle scheduler otherwise spins on a core
 
     def get_default_attention_backend(self) -> str:
