@@ -44,6 +44,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rayspec.disk import is_full
 from rayspec.home import DATABASES
 from rayspec.logged_models import RESUME_TAG, TAG_VALUE_LIMIT, Model, create_model, find_models
+from rayspec.new_store import make_sqlite_store
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
@@ -301,9 +302,14 @@ def connect(uri: str) -> MlflowClient:
             client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
         cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        way_out = (
+            "Whatever made or upgraded its tables was interrupted: move it aside, or restore it from a copy"
+            if "already exists" in cause
+            else "Check MLFLOW_TRACKING_URI, and for a server with a login MLFLOW_TRACKING_USERNAME and _PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN"
+        )
         raise TrackingError(
-            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. Check MLFLOW_TRACKING_URI, "
-            "and for a server with a login MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. {way_out}"
         ) from None  # a driver's own message may repeat the password
     return client
 
@@ -315,7 +321,10 @@ def _try_database(uri: str) -> None:
         return
     engine = sqlalchemy.create_engine(uri)
     if engine.dialect.name == "sqlite" and engine.url.database:
-        Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)  # as MLflow does
+        file = Path(engine.url.database)
+        file.parent.mkdir(parents=True, exist_ok=True)  # as MLflow does
+        if file.name != ":memory:" and not file.exists():
+            make_sqlite_store(file)
     with engine.connect() as connection:
         found = MigrationContext.configure(connection).get_current_revision()  # reads: a file may be no database
     engine.dispose()

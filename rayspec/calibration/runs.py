@@ -23,7 +23,7 @@ from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.provenance import provenance
 
 if TYPE_CHECKING:
-    from rayspec.tracking import Run
+    from rayspec.tracking import Run, Tracker
 
 EXPERIMENT = "rayspec-calibrations"
 HELD_OUT = "held_out"
@@ -45,10 +45,12 @@ def calibrate_all(prepared: Prepared, command: str) -> dict[str, dict[str, float
             todo.append((calibration, drafter))
     if not todo:
         return results
+    tracker = _tracker(prepared)  # before the counting: a store that does not answer should not wait for its end
     counts, pairs, held_out = count_all(prepared, todo=[calibration for calibration, _ in todo])
     for calibration, drafter in todo:
         counted = pairs[calibration.source] if calibration.parsed.of_pairs else None
-        figures = _calibrate(prepared, calibration, drafter, counts, counted, held_out, command)
+        with _run(prepared, calibration, tracker, command) as run:
+            figures = _calibrate(prepared, calibration, drafter, counts, counted, held_out, run)
         results[calibration.name] = figures
         print(f"{calibration.name}: {', '.join(f'{k} {v:.6g}' for k, v in figures.items())}", flush=True)
     return results
@@ -84,32 +86,31 @@ def _calibrate(
     counts: Mapping[str, Tensor],
     pairs: PairCounts | None,
     held_out_V: Tensor | None,
-    command: str,
+    run: Run | None,
 ) -> dict[str, float]:
     """Apply one rule, write its folder, record it; its figures."""
     counts_V, rule = counts[calibration.source], calibration.parsed
-    with _run(prepared, calibration, command) as run:
-        made = rule.make(counts_V if pairs is None else pairs, prepared.vocabulary, drafter)
-        figures = {"tokens_counted": float(counts_V.sum()), **made.figures}
-        if held_out_V is not None and "ids" in made.tensors:
-            figures["held_out_coverage"] = float(coverage(held_out_V, made.tensors["ids"])[-1])
-        tags = provenance()
-        description: dict[str, Any] = {
-            "name": calibration.name,
-            "kind": "ids" if "ids" in made.tensors else "clusters" if pairs is None else "pairs",
-            **prepared.identity(calibration, drafter),
-            "held_out": prepared.held_out_description,
-            "figures": figures,
-            "commit": tags["git.commit"],
-            "versions": {k.removeprefix("version."): v for k, v in tags.items() if k.startswith("version.")},
-        }
-        folder = prepared.folder(calibration)
-        pictures = _pictures(prepared, calibration, drafter, counts, held_out_V, made)
-        write_artifacts(folder, {**made.tensors, "counts": counts_V}, description, pictures)
-        if run is not None:
-            run.log_metrics(figures)
-            for file in sorted(folder.iterdir()):
-                run.log_file(file, "figures" if file.suffix == ".png" else None)
+    made = rule.make(counts_V if pairs is None else pairs, prepared.vocabulary, drafter)
+    figures = {"tokens_counted": float(counts_V.sum()), **made.figures}
+    if held_out_V is not None and "ids" in made.tensors:
+        figures["held_out_coverage"] = float(coverage(held_out_V, made.tensors["ids"])[-1])
+    tags = provenance()
+    description: dict[str, Any] = {
+        "name": calibration.name,
+        "kind": "ids" if "ids" in made.tensors else "clusters" if pairs is None else "pairs",
+        **prepared.identity(calibration, drafter),
+        "held_out": prepared.held_out_description,
+        "figures": figures,
+        "commit": tags["git.commit"],
+        "versions": {k.removeprefix("version."): v for k, v in tags.items() if k.startswith("version.")},
+    }
+    folder = prepared.folder(calibration)
+    pictures = _pictures(prepared, calibration, drafter, counts, held_out_V, made)
+    write_artifacts(folder, {**made.tensors, "counts": counts_V}, description, pictures)
+    if run is not None:
+        run.log_metrics(figures)
+        for file in sorted(folder.iterdir()):
+            run.log_file(file, "figures" if file.suffix == ".png" else None)
     return figures
 
 
@@ -140,16 +141,22 @@ def _pictures(
     return pictures
 
 
-@contextlib.contextmanager
-def _run(prepared: Prepared, calibration: NamedRule, command: str) -> Iterator[Run | None]:
-    """The calibration's MLflow run, with its parameters; None where tracking is off."""
+def _tracker(prepared: Prepared) -> Tracker | None:
+    """None where tracking is off. Raises TrackingError where MLflow does not answer."""
     if not prepared.config.mlflow:
-        yield None
-        return
+        return None
     from rayspec.tracking import Tracker  # seconds of import, not paid where it is off
 
     prepared_home()
-    tracker = Tracker(tracking_uri(), EXPERIMENT, artifact_uri())
+    return Tracker(tracking_uri(), EXPERIMENT, artifact_uri())
+
+
+@contextlib.contextmanager
+def _run(prepared: Prepared, calibration: NamedRule, tracker: Tracker | None, command: str) -> Iterator[Run | None]:
+    """The calibration's MLflow run, with its parameters; None where tracking is off."""
+    if tracker is None:
+        yield None
+        return
     tags = {"kind": "calibration", "command": command, **provenance()}
     with tracker.parent(calibration.name, tags) as run:
         run.log_params(

@@ -16,7 +16,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         q_TS = logits_TS.softmax(dim=-1)
         # the largest q is exp(z_max - logsumexp), which saves a pass over the row
         log_norm_T = logits_TS.amax(dim=-1).float() - q_TS.amax(dim=-1).float().log()
-        loss_T = log_norm_T - (p_TS * logits_TS).sum(dim=-1, dtype=torch.float32)
+        # sums are made in float32 in any case; asked for as such, all of the product would be copied first
+        loss_T = log_norm_T - (p_TS * logits_TS).sum(dim=-1).float()
         ctx.save_for_backward(q_TS.sub_(p_TS))
         return loss_T
 

@@ -1,13 +1,18 @@
 """MLflow stores that cannot be opened: said at once, with the way out."""
 
+import os
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rayspec.new_store import make_sqlite_store
 from rayspec.tracking import TrackingError, connect
 
 AT_ONCE_S = 30.0  # MLflow itself tries for a minute and a half; this is what a busy machine may take
@@ -52,3 +57,47 @@ def test_a_store_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrackingError, match=r"does not answer: .*(Not a directory|File exists)"):
         connect(f"sqlite:///{tmp_path}/file/mlflow.db")
+
+
+HALF_MADE = "pragma foreign_keys = off", "drop table alembic_version", "drop table metrics"
+
+
+def test_a_store_whose_making_was_interrupted(tmp_path: Path, store: Path) -> None:
+    shutil.copy(store, tmp_path / "mlflow.db")
+    schema(tmp_path / "mlflow.db", *HALF_MADE)
+    with pytest.raises(TrackingError, match=r"already exists.*was interrupted: move it aside"):
+        connect(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import rayspec.new_store as new_store
+from mlflow.store.db.utils import InitialBase as Base
+
+def killed(engine):  # after the first tables
+    Base.metadata.create_all(engine)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+new_store._initialize_tables = killed
+from rayspec.tracking import connect
+connect("sqlite:///" + sys.argv[1])
+"""
+
+
+def test_a_new_store_is_made_whole(tmp_path: Path) -> None:
+    """Whoever is killed while making it leaves none, and the next one makes it."""
+    file = tmp_path / "mlflow.db"
+    died = subprocess.run([sys.executable, "-c", KILLED, str(file)], env=os.environ, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not file.exists()
+    connect(f"sqlite:///{file}")
+    assert file.exists()
+
+
+def test_a_store_that_another_process_has_made_stays(tmp_path: Path, store: Path) -> None:
+    shutil.copy(store, tmp_path / "mlflow.db")
+    before = (tmp_path / "mlflow.db").read_bytes()
+    make_sqlite_store(tmp_path / "mlflow.db")
+    assert (tmp_path / "mlflow.db").read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db"]
