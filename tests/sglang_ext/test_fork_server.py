@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
+import engines  # noqa: F401  (its server stays)
 import psutil
 import pytest
-import engines  # noqa: F401  (its server stays)
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu import fork_server
@@ -21,9 +21,8 @@ PATIENCE_S = 120
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
 
 
 def start(target: Any, *args: Any) -> ForkedProcess:
@@ -95,8 +94,6 @@ time.sleep(600)
 
 def live() -> None:
     """As SGLang's processes begin."""
-    import time
-
     from sglang.srt.utils.common import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()

@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import io
+import multiprocessing
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from typing import Any
 from setproctitle import setproctitle
 
 from sglang_ext.adapter.internals import PRELOADED
+from sglang_ext.adapter.patches import lent
 
 # differ from engine to engine, and are read by nothing that is imported; any other one asks for a new server
 OWN_VARIABLES = ("SGLANG_RUN_ID", "PROMETHEUS_MULTIPROC_DIR", "PYTEST_CURRENT_TEST")
@@ -175,8 +177,6 @@ class ForkingContext(SpawnContext):
     Process = ForkedProcess
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        import multiprocessing
-
         multiprocessing.set_start_method(method, force)
 
 
@@ -224,8 +224,6 @@ def _prctl(option: int, value: int) -> None:
 
 def launch_by_forks(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """AROUND Engine._launch_subprocesses."""
-    from sglang_ext.adapter.patches import lent
-
     if not sys.platform.startswith("linux"):
         return original(*arguments, **options)
     with lent("sglang.srt.entrypoints.engine.mp", ForkingContext()):
