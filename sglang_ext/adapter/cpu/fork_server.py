@@ -20,8 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, popen_fork, popen_forkserver, process, resource_tracker, spawn, util
-from multiprocessing.context import SpawnContext, SpawnProcess, reduction, set_spawning_popen
+from multiprocessing import forkserver, popen_fork, popen_forkserver, process, reduction, resource_tracker, spawn, util
+from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from typing import Any
 
 from setproctitle import setproctitle
@@ -123,6 +123,7 @@ class ForkServer:
 class _Popen(popen_forkserver.Popen):
     """How multiprocessing starts a process and looks after it, which is its child."""
 
+    _fds: list[int]  # that the process object holds
     poll = popen_fork.Popen.poll
 
     def _launch(self, process_obj: Any) -> None:
@@ -137,12 +138,14 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         server = _server_of_now()
+        tracker = resource_tracker.getfd()
+        assert tracker is not None, "getfd starts the tracker"
         self.sentinel, status = os.pipe()
         data, write = os.pipe()
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, write))
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, write))  # type: ignore[attr-defined]
         try:
             with _adopting_orphans():
-                server.fork([data, status, 1, 2, resource_tracker.getfd(), *self._fds])
+                server.fork([data, status, 1, 2, tracker, *self._fds])
                 os.close(status)
                 self.pid = forkserver.read_signed(self.sentinel)
         except (OSError, EOFError) as error:
@@ -224,7 +227,8 @@ def _prctl(option: int, value: int) -> None:
 
 def launch_by_forks(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """AROUND Engine._launch_subprocesses."""
-    if not sys.platform.startswith("linux"):
+    # ranks are bound to cores by variables that OpenMP reads when it is loaded: SGLang's own way for them
+    if not sys.platform.startswith("linux") or options["server_args"].tp_size > 1:
         return original(*arguments, **options)
     with lent("sglang.srt.entrypoints.engine.mp", ForkingContext()):
         try:
