@@ -4,6 +4,7 @@ All of a process fork from one server (`fork_server`), which so imports SGLang o
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ def shut_down(engine: Any) -> None:
         "sglang.srt.entrypoints.engine.kill_process_tree", partial(kill_process_tree, skip_pid=fork_server.pid())
     ):
         engine.shutdown()
+    os.environ.pop("SGLANG_CPU_OMP_THREADS_BIND", None)  # of several ranks alone, and left behind by them
 
 
 @contextmanager
