@@ -153,6 +153,18 @@ CPU_REPLACEMENTS: tuple[Internal, ...] = (
 # Wrapped on the CPU platform; those of _CONTROL in the process that takes requests.
 CPU_WRAPPED: tuple[Internal, ...] = (
     Internal(
+        "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",
+        (
+            "server_args",
+            "init_tokenizer_manager_func",
+            "run_scheduler_process_func",
+            "run_detokenizer_process_func",
+            "port_args",
+            "placement_group",
+        ),
+        "sglang_ext.adapter.cpu.fork_server.launch_by_forks",
+    ),
+    Internal(
         "sglang.srt.entrypoints.engine._server_args_for_logging",
         ("server_args",),
         "sglang_ext.adapter.log_redaction.without_keys",
@@ -647,6 +659,19 @@ RELIED_ON: tuple[Internal, ...] = (
     ),
 )
 
+# Imported by the process that the engine's processes fork from on the CPU platform, because these import them: what
+# they run, all models, and what our draft workers need.
+PRELOADED: tuple[str, ...] = (
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.registry",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.function_call.function_call_parser",
+    "sglang_ext.adapter.workers.policy",
+    "sglang_ext.adapter.workers.specformer",
+    "sglang_ext.adapter.workers.drawn_standalone",
+)
+
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (
     "sglang.Engine",  # started by engine.py
@@ -662,6 +687,7 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",
     "sglang.srt.platforms.current_platform",
+    "sglang.srt.plugins.load_plugins",  # cpu/fork_server.py
     "sglang.srt.platforms.interface.PlatformEnum",
     "sglang.srt.platforms.interface.SRTPlatform",  # the CPU platform
     "sglang.srt.plugins.hook_registry.HookType",

@@ -76,8 +76,8 @@ def put(internals: tuple[Internal, ...]) -> None:
 
 
 @contextmanager
-def lent(target: str, ours: Callable[..., Any]) -> Iterator[None]:
-    """Within it, SGLang has our function under this dotted name."""
+def lent(target: str, ours: Any) -> Iterator[None]:
+    """Within it, SGLang has ours under this dotted name."""
     owner, name = target.rsplit(".", 1)
     module = pkgutil.resolve_name(owner)
     own = getattr(module, name)

@@ -1,15 +1,24 @@
-"""Real engines on the tests' models. An engine start costs half a minute, so a module shares one."""
+"""Real engines on the tests' models. An engine start costs some seconds, so a module shares one.
+
+All of a process fork from one server (`fork_server`), which so imports SGLang once.
+"""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fixture_models import TARGET
 
+from sglang_ext.adapter.cpu import fork_server
 from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
+from sglang_ext.adapter.patches import lent
+
+fork_server.stays = True
 
 NUM_PROMPTS, NEW_TOKENS = 56, 24
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
@@ -30,7 +39,18 @@ def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: An
     try:
         yield engine
     finally:
+        shut_down(engine)
+
+
+def shut_down(engine: Any) -> None:
+    """All that the engine started, where SGLang would end all children of this process, the fork server with them."""
+    from sglang.srt.utils import kill_process_tree
+
+    with lent(
+        "sglang.srt.entrypoints.engine.kill_process_tree", partial(kill_process_tree, skip_pid=fork_server.pid())
+    ):
         engine.shutdown()
+    os.environ.pop("SGLANG_CPU_OMP_THREADS_BIND", None)  # of several ranks alone, and left behind by them
 
 
 @contextmanager

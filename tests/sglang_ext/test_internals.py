@@ -18,6 +18,7 @@ from sglang_ext.adapter.internals import (
     HEAD_WORKERS,
     IMPORTED,
     LAST_HIDDEN_WORKERS,
+    PRELOADED,
     RELIED_ON,
     SCHEDULER_CALLS,
     SPECFORMER_WORKERS,
@@ -55,7 +56,7 @@ def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: dic
     assert tuple(names) == internal.parameters
 
 
-@pytest.mark.parametrize("name", IMPORTED)
+@pytest.mark.parametrize("name", IMPORTED + PRELOADED)
 def test_what_we_import_is_there(name: str) -> None:
     assert pkgutil.resolve_name(name) is not None
 

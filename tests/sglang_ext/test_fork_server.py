@@ -1,0 +1,116 @@
+"""A process of the fork server is what a spawned one would be, and ends with its owner."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import engines  # noqa: F401  (its server stays)
+import psutil
+import pytest
+
+from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.cpu import fork_server
+from sglang_ext.adapter.cpu.fork_server import ForkedProcess
+
+pytestmark = pytest.mark.skipif(has_accelerator(), reason="the CPU platform's")
+PATIENCE_S = 120
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def start(target: Any, *args: Any) -> ForkedProcess:
+    process = ForkedProcess(target=target, args=args)
+    process.start()
+    return process
+
+
+def ended(target: Any, *args: Any) -> int | None:
+    """The exit status of a process that does this."""
+    process = start(target, *args)
+    process.join(PATIENCE_S)
+    return process.exitcode
+
+
+def look_around(name: str) -> None:
+    """Of where this process is, and what it has imported."""
+    print(os.getppid(), os.getcwd(), os.environ[name], "sglang.srt.managers.scheduler" in sys.modules, flush=True)
+
+
+def test_it_is_a_child_of_its_owner_with_its_folder_environment_and_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGLANG_RUN_ID", "first")
+    assert ended(look_around, "SGLANG_RUN_ID") == 0
+    server = fork_server.pid()
+    monkeypatch.setenv("SGLANG_RUN_ID", "second")  # of each engine, so the server stays
+    assert ended(look_around, "SGLANG_RUN_ID") == 0
+    assert fork_server.pid() == server
+    here = f"{os.getpid()} {tmp_path}"
+    assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} first True", f"{here} second True"]
+
+
+def test_another_environment_is_another_servers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(sys.exit, 0) == 0
+    server = fork_server.pid()
+    monkeypatch.setenv("RAYSPEC_TEST_OF_FORKS", "set")
+    assert ended(look_around, "RAYSPEC_TEST_OF_FORKS") == 0
+    assert fork_server.pid() != server
+    assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True"
+
+
+def test_how_it_ended_is_known() -> None:
+    assert ended(sys.exit, 7) == 7
+    assert ended(signal.raise_signal, signal.SIGKILL) == -signal.SIGKILL
+    assert ended(int, "not a number") == 1
+
+
+def test_the_server_has_one_thread() -> None:
+    """A lock that another held would never be let go of in a fork. Arrow's allocator looks after its own."""
+    assert ended(sys.exit, 0) == 0
+    names = {file.read_text().strip() for file in Path(f"/proc/{fork_server.pid()}/task").glob("*/comm")}
+    assert names - {"jemalloc_bg_thd"} == {Path(f"/proc/{fork_server.pid()}/comm").read_text().strip()}
+    assert len(list(Path(f"/proc/{fork_server.pid()}/task").iterdir())) <= 2
+
+
+OWNER = """
+import time
+from sglang_ext.adapter.cpu import fork_server
+from test_fork_server import live
+process = fork_server.ForkedProcess(target=live)
+process.start()
+print(fork_server.pid(), process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def live() -> None:
+    """As SGLang's processes begin."""
+    from sglang.srt.utils.common import kill_itself_when_parent_died
+
+    kill_itself_when_parent_died()
+    print("alive", flush=True)
+    time.sleep(600)
+
+
+def test_they_end_with_a_killed_owner() -> None:
+    folder = str(Path(__file__).parent)
+    path = os.pathsep.join([folder, str(Path(folder).parent), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        said = sorted(next(line for line in owner.stdout if line.strip() and "warn" not in line) for _ in range(2))
+        assert said[1] == "alive\n"
+        processes = [psutil.Process(int(pid)) for pid in said[0].split()]
+        owner.kill()
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert left == []
