@@ -61,7 +61,7 @@ def measure(
     sums_4K, rows = torch.zeros(4, num_steps), 0
     accepted = steps = 0
     for indices in greedy.split(batch_size):
-        batch = Batch.of(answers, indices)
+        batch = Batch.of(answers, indices, target.device)
         match_KN, batch_sums_4K = _rollout(drafter, target, batch, num_steps, chunk_rows)
         sums_4K += batch_sums_4K
         rows += match_KN.shape[1]
@@ -110,7 +110,7 @@ def verify_steps(
     """How many verify steps greedy drafting of up to `num_steps` tokens takes for each answer."""
     found = []
     for indices in torch.arange(len(answers)).split(batch_size):
-        batch = Batch.of(answers, indices)
+        batch = Batch.of(answers, indices, target.device)
         match_KN, _ = _rollout(drafter, target, batch, num_steps, chunk_rows)
         found += [_steps_of(own_KN) for own_KN in match_KN.split(_answer_lengths(batch), dim=1)]
     return found
@@ -137,11 +137,11 @@ def _answer_lengths(batch: Batch) -> list[int]:
 def _rollout(
     drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """(draft == answer token, bool [K, N]; sums over rows of each of `OF_LAWS` [4, K])."""
+    """(draft == answer token, bool [K, N]; sums over rows of each of `OF_LAWS` [4, K]), on the CPU."""
     all_rows = roll_out(drafter, target, batch, num_steps)
     next_ids_N = batch.next_ids_N
-    match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool)
-    sums_4K = torch.zeros(len(OF_LAWS), num_steps)
+    match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool, device=target.device)
+    sums_4K = torch.zeros(len(OF_LAWS), num_steps, device=target.device)
     for rows, chunk in all_rows.chunks(chunk_rows):
         p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
         for i, hidden_nH in enumerate(chunk.hidden_KNH):
@@ -157,4 +157,4 @@ def _rollout(
             apart_n = (on_support_nS / mass_n1.clamp(min=torch.finfo(torch.float32).tiny) - q_nS).abs().sum(dim=-1)
             found = torch.minimum(p_nS, q_nS), scored_nS, mass_n1, 0.5 * apart_n
             sums_4K[:, i] += torch.stack([part.sum() for part in found])
-    return match_KN, sums_4K
+    return match_KN.cpu(), sums_4K.cpu()

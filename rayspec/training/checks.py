@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from rayspec.target import check_weights
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.data.prompts import is_text
@@ -25,6 +27,7 @@ MAX_COUNT = 10**8
 
 def check_config(config: DrafterTrainConfig) -> None:
     """Raise ValueError for whatever the run would stop at. Weights of the target are not read, those of a base are."""
+    _check_device(config)
     check_weights(config.target_folder)
     target = FrozenTarget.without_weights(config.target_folder)
     for path, setting in ((config.output_folder, "output_dir"), (config.work_folder, "work_dir")):
@@ -48,6 +51,23 @@ def check_config(config: DrafterTrainConfig) -> None:
             raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
     for name in ("answers", "held_out"):
         _check_answers(getattr(config, name), name, config.work_folder / name, target)
+
+
+def _check_device(config: DrafterTrainConfig) -> None:
+    """Of this machine, and of a cluster that is started on it; what another cluster has, it knows itself."""
+    if config.workers is None:
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                "device is cuda, but there is no CUDA GPU here that PyTorch can use; set device=cpu, or train on a Ray "
+                "cluster that has GPUs (workers, docs/training.md)"
+            )
+        return
+    wanted, here = config.workers.count * config.workers.num_gpus, torch.cuda.device_count()
+    if not os.environ.get("RAY_ADDRESS") and wanted > here:
+        raise ValueError(
+            f"workers.count={config.workers.count} with workers.num_gpus={config.workers.num_gpus} ask for {wanted} "
+            f"GPUs, but this machine has {here}; lower them, or name a Ray cluster that has as many in RAY_ADDRESS"
+        )
 
 
 def _check_answers(config: AnswersConfig, name: str, folder: Path, target: FrozenTarget) -> None:

@@ -1,23 +1,27 @@
 """Train one drafter with its head, and export it.
 
 recipe.py says how, origin.py makes the drafter of step 0, ttt.py is one batch's loss, acceptance.py measures, trees.py
-chooses what is verified, train_state.py survives a kill, and this file is the loop that calls them. Nothing here knows
-one kind of drafter or head from another.
+chooses what is verified, train_state.py survives a kill, group.py adds up what several workers compute, and this file
+is the loop that calls them: the same on one worker and on many, on a CPU and on a GPU. Nothing here knows one kind of
+drafter or head from another.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rayspec.farm.processes import peak_memory_bytes
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
 from rayspec.training.data.answers import AnswerSet
@@ -25,6 +29,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_log import DrafterLog
 from rayspec.training.drafter_report import report_files
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.group import ALONE, Group
 from rayspec.training.origin import Origin, new_drafter, origin_of
 from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
@@ -53,8 +58,17 @@ def batch_indices(num_sequences: int, recipe: Recipe, step: int) -> Tensor:
     return torch.stack(picks)
 
 
-def autocast(recipe: Recipe) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16)
+def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.bfloat16)
+
+
+def memory_figures(device: torch.device) -> dict[str, float]:
+    """The most memory that this process has held so far, in GiB: of a GPU what PyTorch has allocated there, else the
+    resident set; nothing where the kernel does not tell."""
+    if device.type == "cuda":
+        return {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    peak = peak_memory_bytes([psutil.Process()])
+    return {} if peak is None else {"peak_memory_gib": peak / 2**30}
 
 
 def training_steps(drafter: Drafter, recipe: Recipe) -> int:
@@ -62,29 +76,50 @@ def training_steps(drafter: Drafter, recipe: Recipe) -> int:
     return family(drafter.kind).training.draft_steps(drafter.config, recipe)
 
 
+class Update(NamedTuple):
+    """What an update of all workers found. `loss_K`: mean over its rows at each rollout step, float32."""
+
+    loss_K: Tensor
+    figures: dict[str, float]  # what is logged beside
+    num_rows: int
+
+
 def train_step(
     drafter: Drafter,
     target: FrozenTarget,
-    batch: Batch,
+    batches: Sequence[Batch],
     recipe: Recipe,
     optimizers: list[torch.optim.Optimizer],
     step: int,
-) -> tuple[Tensor, dict[str, float]]:
-    """One update; (mean loss of each rollout step [K], what is logged)."""
-    with autocast(recipe):
-        loss = backward_batch(
-            drafter,
-            target,
-            batch,
-            num_steps=training_steps(drafter, recipe),
-            decay=recipe.ttt_decay,
-            chunk_rows=recipe.chunk_rows,
-            csra_weight=recipe.csra_weight,
-            csra_temperature=recipe.csra_temperature,
-            objective=recipe.objective,
-            has_hard_labels=recipe.labels == "hard",
-        )
-    norm = torch.nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], recipe.clip_norm)
+    group: Group = ALONE,
+) -> Update:
+    """One update, of which `batches` are this worker's pieces. Raises FloatingPointError for a gradient that is not
+    finite, on all workers."""
+    # answers differ in length: the sums of all pieces are divided by the rows of the whole update
+    rows = torch.tensor(sum(len(batch.position_N) for batch in batches), device=target.device)
+    group.sum_([rows])
+    num_rows = int(rows)
+    losses = []
+    for batch in batches:
+        with autocast(recipe, target.device):
+            loss = backward_batch(
+                drafter,
+                target,
+                batch,
+                num_steps=training_steps(drafter, recipe),
+                decay=recipe.ttt_decay,
+                chunk_rows=recipe.chunk_rows,
+                csra_weight=recipe.csra_weight,
+                csra_temperature=recipe.csra_temperature,
+                objective=recipe.objective,
+                has_hard_labels=recipe.labels == "hard",
+                num_rows=num_rows,
+            )
+        losses.append(loss.head_K)
+    loss_K = torch.stack(losses).sum(dim=0)
+    trained = [p for p in drafter.parameters() if p.requires_grad]
+    group.sum_([loss_K, *(p.grad for p in trained if p.grad is not None)])
+    norm = torch.nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
     if not bool(norm.isfinite()):
         raise FloatingPointError(
             f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr, or set bfloat16=false"
@@ -96,7 +131,7 @@ def train_step(
     figures = {"grad_norm": norm.item(), "lr": lr}
     if loss.csra is not None:
         figures["loss_csra"] = loss.csra.item()
-    return loss.head_K, figures
+    return Update(loss_K, figures, num_rows)
 
 
 def train_drafter(
@@ -106,15 +141,20 @@ def train_drafter(
     answers: AnswerSet,
     held_out: AnswerSet,
     *,
+    group: Group = ALONE,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Acceptance:
     """Train, or go on training, one head, and export it to output_dir/<name>/; returns its held-out acceptance.
 
+    `group`: the workers that call this together, each with its own copy of everything; the first of them writes. All
+    evaluate the same, since their layers of the target may be shared out, and nobody would wait less if one did it.
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
     recipe = config.recipe
     origin = origin_of(config, head, target)
-    drafter = new_drafter(target, head, recipe, answers, origin)
+    device = target.device
+    drafter = new_drafter(target, head, recipe, answers, origin).to(device)
+    group.copy_first_(drafter.parameters())
     tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
     asked = config.evaluation.draft_steps
     draft_steps = min(asked, drafter.config.max_draft_steps or asked)
@@ -130,32 +170,38 @@ def train_drafter(
         **head.asked(),
     }
     progress = load_state(folder, fingerprint, drafter, optimizers) or Progress(fingerprint=fingerprint)
+    _check_same_start(progress.step, folder, group, device)
 
     def evaluate(limit: int | None) -> Acceptance:
-        with autocast(recipe):
+        with autocast(recipe, device):
             return measure(
                 drafter,
                 target,
                 held_out,
                 num_steps=draft_steps,
-                batch_size=recipe.batch_size,
+                batch_size=config.sequences_at_once,
                 chunk_rows=recipe.chunk_rows,
                 limit=limit,
             )
 
-    with DrafterLog(config, head, progress) as log:
-        bar = tqdm(total=num_steps, initial=progress.step, desc=head.name, unit="step")
+    with DrafterLog(config, head, progress, group) as log:
+        bar = tqdm(total=num_steps, initial=progress.step, desc=head.name, unit="step", disable=not group.is_writer)
         tokens, since = 0, time.monotonic()
         while progress.step < num_steps:
             started = time.monotonic()
             step = progress.step
-            batch = Batch.of(answers, batch_indices(len(answers), recipe, step))
-            loss_K, figures = train_step(drafter, target, batch, recipe, optimizers, step)
+            pieces = group.part(batch_indices(len(answers), recipe, step), recipe.accumulate)
+            batches = [Batch.of(answers, indices, device) for indices in pieces]
+            loss_K, figures, num_rows = train_step(drafter, target, batches, recipe, optimizers, step, group)
             progress.step = step + 1
-            tokens += len(batch.position_N)
+            tokens += num_rows
             if progress.step % config.log_every == 0 or progress.step == num_steps:
                 elapsed, since = time.monotonic() - since, time.monotonic()
-                figures |= {"loss": loss_K.sum().item(), "answer_tokens_per_s": tokens / elapsed}
+                figures |= {
+                    "loss": loss_K.sum().item(),
+                    "answer_tokens_per_s": tokens / elapsed,
+                    **memory_figures(device),
+                }
                 figures |= {f"loss_step_{i}": loss for i, loss in enumerate(loss_K.tolist())}
                 tokens = 0
                 log.record(figures)
@@ -167,7 +213,8 @@ def train_drafter(
                 log.evaluated(acceptance)
                 bar.write(f"{head.name} step {progress.step}: {summary(acceptance)}")
                 since = time.monotonic()
-            if progress.step % config.checkpoint_every == 0 and progress.step < num_steps:
+            is_checkpoint = progress.step % config.checkpoint_every == 0 and progress.step < num_steps
+            if is_checkpoint and group.is_writer:
                 save_state(folder, progress, drafter, optimizers)
             on_step(progress.step)
         bar.close()
@@ -175,14 +222,27 @@ def train_drafter(
         if head.tree is not None:
             drafter.draft_tree = tree
             if tree is None:
-                with autocast(recipe):
-                    drafter.draft_tree = find_tree(head.tree, drafter, target, answers, recipe)
+                with autocast(recipe, device):
+                    at_once = replace(recipe, batch_size=config.sequences_at_once, accumulate=1)
+                    drafter.draft_tree = find_tree(head.tree, drafter, target, answers, at_once)
         acceptance = evaluate(None)
         log.evaluated(acceptance)
         found = _tree_figures(drafter, target, held_out, draft_steps)
         log.tree_measured(found)
-        export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
+        if group.is_writer:
+            export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
     return acceptance
+
+
+def _check_same_start(step: int, folder: Path, group: Group, device: torch.device) -> None:
+    """Raise ValueError on a worker that would go on from another step than the first one."""
+    first = torch.tensor(step, device=device)
+    group.copy_first_([first])
+    if int(first) != step:
+        raise ValueError(
+            f"worker {group.rank} finds the unfinished training in {folder} at step {step}, the first worker at "
+            f"{int(first)}; set work_dir to a folder in a file system that all workers share"
+        )
 
 
 def _tree_figures(
@@ -193,7 +253,7 @@ def _tree_figures(
     if drafter.draft_tree is None or drafter.config.expands_tree:
         return None
     tree, topk = drafter.draft_tree, min(TREE_TOPK, drafter.lm_head.fewest_candidates(draft_steps))
-    proposer = tree.fit(draft_steps, topk, tree.most_nodes(draft_steps, topk), torch.device("cpu"))
+    proposer = tree.fit(draft_steps, topk, tree.most_nodes(draft_steps, topk), target.device)
     return measure_tree(drafter, proposer, target, held_out, draft_steps=draft_steps).to_dict()
 
 

@@ -108,8 +108,48 @@ class EvaluationConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkersConfig(Settings):
+    """Training by `count` processes of Ray Train (docs/training.md).
+
+    `num_cpus`, `num_gpus`: what Ray reserves for each. `shard_target`: each holds its part of the target's layers, for
+    a target that does not fit one device. `max_failures`: how often all are started again from the newest checkpoint
+    after one has died.
+    """
+
+    count: int = 1
+    num_cpus: int = 1
+    num_gpus: int = 0
+    shard_target: bool = False
+    max_failures: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("count", "num_cpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"workers.{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_gpus not in (0, 1):
+            raise ValueError(
+                f"workers.num_gpus must be 0 or 1, since a worker computes on one, got {self.num_gpus}; more GPUs are "
+                "more workers (workers.count)"
+            )
+        if self.shard_target and self.count == 1:
+            raise ValueError(
+                "workers.shard_target shares the target's layers out among workers, but workers.count is 1; raise it, "
+                "or set shard_target=false"
+            )
+        if self.max_failures < 0:
+            raise ValueError(f"workers.max_failures must be at least 0, got {self.max_failures}")
+
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrafterTrainConfig(Settings):
-    """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe."""
+    """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe.
+
+    `device`: auto takes a CUDA GPU where there is one, and under `workers` where they have one each. `workers`: None
+    trains in this process.
+    """
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
@@ -120,6 +160,8 @@ class DrafterTrainConfig(Settings):
     engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = DEVICES[0]
+    workers: WorkersConfig | None = None
     drafters: list[DrafterEntry] = field(default_factory=list)
     checkpoint_every: int = 100  # steps
     log_every: int = 10  # steps
@@ -146,11 +188,41 @@ class DrafterTrainConfig(Settings):
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
                 f"it made, which drafters[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
+        self._check_workers()
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+
+    def _check_workers(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.workers is None:
+            return
+        if self.device == ("cpu" if self.workers.num_gpus else "cuda"):
+            raise ValueError(
+                f"device={self.device} contradicts workers.num_gpus={self.workers.num_gpus}; leave device at auto, "
+                "which follows num_gpus"
+            )
+        count, pieces = self.workers.count, self.recipe.accumulate
+        if count * pieces > self.recipe.batch_size:
+            raise ValueError(
+                f"recipe.batch_size={self.recipe.batch_size} sequences an update cannot be shared out among "
+                f"workers.count={count} with recipe.accumulate={pieces} pieces each; it must be at least "
+                f"{count * pieces}"
+            )
+        if self.recipe.csra_weight and count > 1:
+            raise ValueError(
+                f"recipe.csra_weight={self.recipe.csra_weight} compares each row with all others of its update, which "
+                f"workers.count={count} share out; set workers.count=1, or recipe.csra_weight=0"
+            )
+
+    @property
+    def sequences_at_once(self) -> int:
+        """The most that a worker computes together."""
+        pieces = self.recipe.accumulate * (1 if self.workers is None else self.workers.count)
+        return -(-self.recipe.batch_size // pieces)
 
     def base_folder(self, head: DrafterEntry) -> Path | None:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""

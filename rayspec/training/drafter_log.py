@@ -11,6 +11,7 @@ from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.provenance import provenance
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.group import Group
 from rayspec.training.train_state import Progress
 
 if TYPE_CHECKING:
@@ -20,14 +21,15 @@ EXPERIMENT = "rayspec-drafters"
 
 
 class DrafterLog:
-    """Open for the length of one training run; an exception inside marks the MLflow run as failed."""
+    """Open for the length of one training run; an exception inside marks the MLflow run as failed. Of several workers
+    one alone writes to MLflow."""
 
-    def __init__(self, config: DrafterTrainConfig, head: DrafterEntry, progress: Progress) -> None:
-        self.config, self.head, self.progress = config, head, progress
+    def __init__(self, config: DrafterTrainConfig, head: DrafterEntry, progress: Progress, group: Group) -> None:
+        self.config, self.head, self.progress, self.group = config, head, progress, group
         self.run: Run | None = None
 
     def __enter__(self) -> DrafterLog:
-        if self.config.mlflow:
+        if self.config.mlflow and self.group.is_writer:
             self.run = self._open_run()
         return self
 

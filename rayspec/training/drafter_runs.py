@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,9 +52,11 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
         lines.append(f"{name}: {settings.count} sequences from {settings.prompts} in {folder}: {state}")
     r = config.recipe
+    lines.append(f"trained {_where(config)}")
     lines.append(
         f"recipe: {r.num_steps} steps of {r.batch_size} sequences "
         f"({r.num_steps * r.batch_size / config.answers.count:.2f} passes), {r.ttt_steps} rollout steps, {r.optimizer}"
+        + (f", each update in {r.accumulate} pieces a worker" if r.accumulate > 1 else "")
         + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
     for head in config.drafters:
@@ -74,28 +77,57 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     """Run the configuration; {name: held-out acceptance, None where it was already exported}. Raises ValueError."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    target = FrozenTarget.load(config.target_folder, torch.bfloat16 if config.recipe.bfloat16 else torch.float32)
+    sha256 = target_sha256(config.target_folder)
     check_config(config)
     results: dict[str, Acceptance | None] = {}
     todo = []
     for head in config.drafters:
-        if is_exported(config, head, target.sha256):
+        if is_exported(config, head, sha256):
             print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
             results[head.name] = None
         else:
             todo.append(head)
     if not todo:
         return results
-    _make_answers(config, target)
+    _make_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
     answers, held_out = (read_answers(config.work_folder / name) for name in SETS)
     print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out", flush=True)
+    # not before: on a GPU the engines that make the answers want its memory
+    target = FrozenTarget.load(
+        config.target_folder, config.recipe.target_dtype, device=own_device(config), sha256=sha256
+    )
     for head in todo:
-        results[head.name] = acceptance = train_drafter(config, head, target, answers, held_out)
+        if config.workers is None:
+            acceptance = train_drafter(config, head, target, answers, held_out)
+        else:
+            from rayspec.training.ray_train import train_by_workers  # with Ray, some seconds
+
+            acceptance = train_by_workers(config, head, sha256)
+        results[head.name] = acceptance
         print(f"{head.name}: {summary(acceptance)}", flush=True)
         served = check_served(config, head, target, held_out)
         if served is not None:
             print(f"{head.name}: {served}", flush=True)
     return results
+
+
+def own_device(config: DrafterTrainConfig) -> torch.device:
+    """Where this process computes: it trains, or, beside workers that do, no more than checks what was trained."""
+    if config.workers is not None or config.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda" if config.device == "cuda" or torch.cuda.is_available() else "cpu")
+
+
+def _where(config: DrafterTrainConfig) -> str:
+    workers = config.workers
+    if workers is None:
+        return f"in this process, on {own_device(config).type}"
+    each = f"{workers.num_cpus} CPU(s)" + (" and one GPU" if workers.num_gpus else "")
+    return (
+        f"by {workers.count} worker(s) of Ray Train with {each} each"
+        + (", which share out the target's layers" if workers.shard_target else "")
+        + f"; at most {config.sequences_at_once} sequences at once"
+    )
 
 
 def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> bool:

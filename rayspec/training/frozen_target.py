@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Mxfp4Config, PreTrainedTokenizerFast
 
@@ -45,6 +48,15 @@ def _unpacking(folder: str | Path) -> dict[str, Any]:
     return {"quantization_config": Mxfp4Config(dequantize=True)} if is_mxfp4 else {}
 
 
+def _shard_layers(model: Any, workers: DeviceMesh) -> None:
+    """Leave each worker its part of every layer (FSDP2). A layer is whole only while it computes, so all workers must
+    make each forward pass. Embedding, last norm and LM head stay whole: training reads their weights themselves.
+    A layer goes to the workers' device before it is cut, and no two of them are there whole at once.
+    """
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=workers, reshard_after_forward=True)
+
+
 @dataclass(frozen=True)
 class FrozenTarget:
     """A target in eval mode without gradients, and its tokenizer."""
@@ -55,9 +67,19 @@ class FrozenTarget:
     tokenizer: PreTrainedTokenizerFast
 
     @classmethod
-    def load(cls, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> FrozenTarget:
-        """Raises ValueError for a folder that does not hold all of the model's weights."""
-        sha256 = target_sha256(folder)
+    def load(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        device: torch.device | None = None,
+        shards: DeviceMesh | None = None,
+        sha256: str | None = None,
+    ) -> FrozenTarget:
+        """`device`: where it computes, None for the CPU; `shards`: the workers that hold its layers together;
+        `sha256`: of the folder, where it is known. Raises ValueError for a folder that does not hold all of the
+        model's weights."""
+        sha256 = sha256 or target_sha256(folder)
         unpacking = _unpacking(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, **unpacking
@@ -68,7 +90,10 @@ class FrozenTarget:
         if missing:  # transformers would draw them at random
             raise ValueError(f"the target {folder} has no tensor {missing[0]} ({len(missing)} missing); copy it again")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        return cls(str(folder), sha256, model.eval().requires_grad_(False), tokenizer)
+        model = model.eval().requires_grad_(False)
+        if shards is not None:
+            _shard_layers(model, shards)
+        return cls(str(folder), sha256, model.to(device or "cpu"), tokenizer)
 
     @classmethod
     def without_weights(cls, folder: str | Path) -> FrozenTarget:
@@ -91,6 +116,22 @@ class FrozenTarget:
                     "config.json; give a model of text alone"
                 )
         return cls(path, "", model, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Leave the memory of a GPU to others meanwhile."""
+        device = self.device
+        self.model.to("cpu")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            yield
+        finally:
+            self.model.to(device)
 
     @property
     def num_layers(self) -> int:

@@ -28,13 +28,14 @@ def head_moments(
     mean of the target's laws, both float32, over the first answers.
 
     The states are those of a trained `drafter` along its rollout of `num_steps`, of which some come along as `states`
-    [N, H]; without one the target's own last hidden states, which a new drafter starts near and learns to foresee.
+    [N, H]; without one the target's own last hidden states, which a new drafter starts near and learns to foresee. All
+    that is returned is on the CPU.
     """
-    moment_HH = token_share_V = torch.zeros(())
+    moment_HH = token_share_V = torch.zeros((), device=target.device)
     kept: list[Tensor] = []
     states = rows = 0
     for indices in torch.arange(min(SEQUENCES, len(answers))).split(BATCH):
-        batch = Batch.of(answers, indices)
+        batch = Batch.of(answers, indices, target.device)
         if drafter is None:
             last_NH = target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N]
             hidden_RH = last_NH.float()
@@ -47,4 +48,5 @@ def head_moments(
             token_share_V = token_share_V + target.distribution(chunk_nH, torch.float32).sum(dim=0)
         states, rows = states + len(hidden_RH), rows + len(last_NH)
     met = {"hidden_moment": moment_HH / states, "token_share": token_share_V / rows}
-    return met | ({"states": torch.cat(kept)} if kept else {})
+    met |= {"states": torch.cat(kept)} if kept else {}
+    return {name: tensor.cpu() for name, tensor in met.items()}

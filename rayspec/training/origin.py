@@ -59,9 +59,9 @@ def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarg
 def new_drafter(
     target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin = NOTHING
 ) -> Drafter:
-    """A drafter at step 0: the head made from the target's and the body from the seed, or both from the base, whose
-    parameters are then frozen unless `train_body` is set. On a base without `answers`, what a head meets on them is
-    what the origin's artifacts say, and the target needs no weights. Raises ValueError."""
+    """A drafter at step 0, on the CPU: the head made from the target's and the body from the seed, or both from the
+    base, whose parameters are then frozen unless `train_body` is set. On a base without `answers`, what a head meets on
+    them is what the origin's artifacts say, and the target needs no weights. Raises ValueError."""
     if origin.base is None:
         assert answers is not None, "a body begins at the size of what it meets"
         drafter = _drafter_from_target(target, head, recipe, answers, origin)
@@ -104,7 +104,7 @@ def _drafter_from_target(
     drafter = own.drafter_class(
         config, config.heads(lambda: head_from_target(head.draft_head, rows_VH, origin.artifacts))
     )
-    probe = Batch.of(answers, torch.arange(min(8, len(answers))))
+    probe = Batch.of(answers, torch.arange(min(8, len(answers))), target.device)
     own.training.init_body(drafter, target, probe, recipe.seed)
     return drafter
 
@@ -168,7 +168,8 @@ def _drafter_on_base(
     drafter.requires_grad_(False)
     if answers is not None and info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
         steps = drafter.config.max_draft_steps or recipe.ttt_steps
-        origin = origin.with_artifacts(head_moments(target, answers, drafter, steps))
+        origin = origin.with_artifacts(head_moments(target, answers, drafter.to(target.device), steps))
+        drafter.cpu()
 
     def on_base(found: DraftHead) -> DraftHead:
         return _head_on_base(found, head, origin)

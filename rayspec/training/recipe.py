@@ -28,6 +28,9 @@ class Recipe(Settings):
     `labels`: soft, the target's law; hard, the answer's own token. `cut_rows`: whether a reduced head drops or keeps
     the rows whose best token it cannot propose.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
+    `accumulate`: pieces of an update that each worker computes one after the other, whose gradients add up to those of
+    the whole: memory for time. Not part of a drafter's provenance, since it changes no more than how sums are rounded
+    (and, under lk, which rows a chunk's mean is over).
     """
 
     ttt_steps: int = 4  # rollout length in training
@@ -37,7 +40,8 @@ class Recipe(Settings):
     cut_rows: str = "drop"
     csra_weight: float = 0.0
     csra_temperature: float = 0.07
-    batch_size: int = 8  # sequences
+    batch_size: int = 8  # sequences of an update, over all workers and pieces
+    accumulate: int = 1
     num_steps: int = 1000
     optimizer: str = "muon"  # demo target, 60 steps: 5.39 nats, AdamW 5.99 (lr 1e-3) and 6.14 (3e-3)
     lr: float = 3e-3  # AdamW's
@@ -54,7 +58,7 @@ class Recipe(Settings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("ttt_steps", "batch_size", "num_steps", "chunk_rows"):
+        for name in ("ttt_steps", "batch_size", "accumulate", "num_steps", "chunk_rows"):
             if not 1 <= getattr(self, name) <= MAX_SIZE:
                 raise ValueError(f"recipe.{name} must be at least 1 and at most {MAX_SIZE}, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
@@ -83,6 +87,16 @@ class Recipe(Settings):
             raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
         if not 0.0 < self.csra_temperature < math.inf:
             raise ValueError(f"recipe.csra_temperature must be above 0 and finite, got {self.csra_temperature}")
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"recipe.accumulate={self.accumulate} pieces need as many sequences, but recipe.batch_size is "
+                f"{self.batch_size}; lower accumulate"
+            )
+        if self.csra_weight and self.accumulate > 1:
+            raise ValueError(
+                f"recipe.csra_weight={self.csra_weight} compares each row with all others of its update, so that it "
+                f"cannot be computed in recipe.accumulate={self.accumulate} pieces; set accumulate=1, or csra_weight=0"
+            )
         if self.csra_weight and self.ttt_steps < 2:
             raise ValueError(
                 f"recipe.csra_weight={self.csra_weight} aligns a position across rollout steps, so recipe.ttt_steps "
@@ -96,9 +110,13 @@ class Recipe(Settings):
     def to_dict(self) -> dict[str, Any]:
         """What a drafter and a training state name as their recipe; an option that is off is left out, so that those
         from before it existed are still recognised."""
-        left_out = set() if self.csra_weight else {"csra_weight", "csra_temperature"}
+        left_out = {"accumulate"} if self.csra_weight else {"accumulate", "csra_weight", "csra_temperature"}
         left_out |= {name for name in CHOICES if getattr(self, name) == CHOICES[name][0]}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.bfloat16 else torch.float32
 
     @property
     def objective(self) -> Objective:

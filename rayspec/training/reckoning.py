@@ -6,7 +6,8 @@ Time is that of one kind of GPU at a share of its peak that a good implementatio
 in all.
 
 P = parameters of the target (Pa: those that a token meets, of a mixture of experts), G = its hidden size, L = tokens of
-a sequence, A = answer tokens of a sequence, B = sequences of a step, K = draft positions, D = parameters of the
+a sequence, A = answer tokens of a sequence, B = sequences of a step, b = those that one worker computes at once, W =
+workers, K = draft positions, D = parameters of the
 drafter's body, Ht, Hf = trained and frozen parameters of its head, V = vocabulary.
 """
 
@@ -179,27 +180,31 @@ def training_cost(
 
 
 def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSize, drafters: list[DrafterSize]) -> str:
-    """Of one training process, which holds the target; of the largest drafter."""
+    """Of one worker, or of the process that trains alone; of the largest drafter."""
     r, model = config.recipe, target.model.config
-    B, L = r.batch_size, config.answers.most_tokens
+    b, L = config.sequences_at_once, config.answers.most_tokens
     each = 2 if r.bfloat16 else 4
-    weights = each * size.params
-    states = (model.num_hidden_layers + 1) * B * L * model.hidden_size * each
+    weights, formula = each * size.params, f"{each} P"
+    if config.workers is not None and config.workers.shard_target:
+        in_layers = sum(p.numel() for p in target.model.get_decoder().layers.parameters())
+        weights = each * (size.params - in_layers + in_layers // config.workers.count)
+        formula = f"{each} (P outside of layers + P in layers / W)"
+    states = (model.num_hidden_layers + 1) * b * L * model.hidden_size * each
     logits = 3 * r.chunk_rows * model.vocab_size * 4
     drafter = max(16 * d.trained + each * d.frozen_head for d in drafters)
-    scores = max(8 * (d.positions - 1) * B * d.attention_heads * L * L * d.is_trained for d in drafters)
+    scores = max(8 * (d.positions - 1) * b * d.attention_heads * L * L * d.is_trained for d in drafters)
     answers = 5 * config.answers.count * L
     whole = weights + drafter + states + scores + logits
     terms = [
-        f"target {_gib(weights)} ({each} P)",
+        f"target {_gib(weights)} ({formula})",
         f"drafter {_gib(drafter)} (16 a trained parameter, {each} a frozen one of a head)",
-        f"states of all layers {_gib(states)} ((layers + 1) B L G x {each})",
-        f"attention of later draft steps {_gib(scores)} (8 (K - 1) B heads L^2)",
+        f"states of all layers {_gib(states)} ((layers + 1) b L G x {each})",
+        f"attention of later draft steps {_gib(scores)} (8 (K - 1) b heads L^2)",
         f"logits {_gib(logits)} (12 V chunk_rows)",
     ]
     return (
-        f"memory of a training process, B = {B} in one: {_gib(whole)} = {' + '.join(terms)}; and {_gib(answers)} of "
-        "host memory for the answers (5 count L)"
+        f"memory of a training process, b = {b} of B = {r.batch_size} at once: {_gib(whole)} = {' + '.join(terms)}; "
+        f"and {_gib(answers)} of host memory for the answers (5 count L)"
     )
 
 

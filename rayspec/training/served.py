@@ -60,16 +60,17 @@ def check_served(
     greedy = greedy_sequences(held_out)[:count].tolist()
     prompts = [held_out.token_ids_NL[n, : held_out.prompt_length_N[n]].tolist() for n in greedy]
     try:
-        answers, steps = _serve(config, folder, prompts, draft_steps, target.eos_ids)
+        with target.set_aside():  # an engine on a GPU wants all of its memory
+            answers, steps = _serve(config, folder, prompts, draft_steps, target.eos_ids)
     except EngineFailed as error:
         logger.warning("%s: was trained, but not served by SGLang: %s", head.name, error)
         return None
     predicted = verify_steps(
-        drafter,
+        drafter.to(target.device),
         target,
         answers,
         num_steps=draft_steps,
-        batch_size=config.recipe.batch_size,
+        batch_size=config.sequences_at_once,
         chunk_rows=config.recipe.chunk_rows,
     )
     tokens = answers.num_answer_tokens - len(answers)

@@ -35,10 +35,10 @@ class Progress:
 
 
 def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    tensors: dict[str, Tensor] = {f"model/{n}": t.contiguous() for n, t in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {f"model/{n}": t.cpu().contiguous() for n, t in model.state_dict().items()}
     for k, optimizer in enumerate(optimizers):
         for index, entries in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer{k}/{index}/{name}": t.contiguous() for name, t in entries.items()}
+            tensors |= {f"optimizer{k}/{index}/{name}": t.cpu().contiguous() for name, t in entries.items()}
     tensors["rng"] = torch.get_rng_state()
     final = folder / f"step-{progress.step:08d}"
     with draft_folder(final) as draft:
@@ -54,7 +54,8 @@ def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: S
 def load_state(
     folder: Path, fingerprint: dict[str, Any], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Progress | None:
-    """Restore the newest state in place, or None if there is none. Raises ValueError if it is of another run."""
+    """Restore the newest state in place, on whichever device the model is, or None if there is none. Raises ValueError
+    if it is of another run."""
     found = sorted(folder.glob("step-*"))
     if not found:
         return None

@@ -46,9 +46,9 @@ def measure_tree(
     emitted = nodes = steps = 0
     for n in (answers.temperature_N == 0).nonzero().squeeze(1)[:limit].tolist():
         first, length = int(answers.prompt_length_N[n]), int(answers.length_N[n])
-        ids_L = answers.token_ids_NL[n, :length].long()
+        ids_L = answers.token_ids_NL[n, :length].long().to(target.device)
         # the first answer token comes from the prompt's own pass; a root has draft_steps answer tokens behind it
-        root_B = torch.arange(first, length - draft_steps)
+        root_B = torch.arange(first, length - draft_steps, device=target.device)
         if not len(root_B):
             continue
         hidden_BH = carried(drafter, target, ids_L[None])[0][0, root_B - 1]
@@ -72,5 +72,5 @@ def accepted_drafts(draft: Draft, ids_L: Tensor, root_B: Tensor) -> Tensor:
     right_BN = draft.tokens_BN == ids_L[root_B[:, None] + depth_BN]
     path_is_right_BN = ~(mask_BNN & ~right_BN[:, None, :]).any(dim=2)
     if draft.num_nodes_B is not None:
-        path_is_right_BN &= torch.arange(depth_BN.shape[1]) < draft.num_nodes_B[:, None]
+        path_is_right_BN &= torch.arange(depth_BN.shape[1], device=depth_BN.device) < draft.num_nodes_B[:, None]
     return torch.where(path_is_right_BN, depth_BN, 0).amax(dim=1)

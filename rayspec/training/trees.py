@@ -65,9 +65,9 @@ def rank_accuracy(
         raise ValueError(f"the answers {answers.name} hold no greedy sequence to choose a tree by; set greedy_share")
     positions = drafter.config.max_draft_steps
     assert positions is not None, "a drafter that expands its tree has none to be found"
-    right_Kk, rows = torch.zeros(positions, topk, dtype=torch.float64), 0
+    right_Kk, rows = torch.zeros(positions, topk, dtype=torch.float64, device=target.device), 0
     for indices in greedy.split(recipe.batch_size):
-        batch = Batch.of(answers, indices)
+        batch = Batch.of(answers, indices, target.device)
         rows += len(batch.position_N)
         next_ids_N1 = batch.next_ids_N[:, None]
         for chunk_rows, chunk in roll_out(drafter, target, batch, positions).chunks(recipe.chunk_rows):

@@ -48,15 +48,19 @@ def backward_head(
     chunk_rows: int,
     objective: Objective = KL,
     has_hard_labels: bool = False,
+    num_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], mean loss of each step [K]).
+    """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], loss of each step [K]).
 
-    Loss = sum_i decay^i * (sum over counted rows of the head's loss at step i) / N.
+    Loss = sum_i decay^i * (sum over counted rows of the head's loss at step i) / `num_rows`, which are the rows of the
+    whole update where these are a part of it, so that the parts add up to its mean; None for these.
     """
-    K, N, _ = all_rows.hidden_KNH.shape
+    K = len(all_rows.hidden_KNH)
+    num_rows = num_rows or all_rows.hidden_KNH.shape[1]
     grad_KNH = torch.zeros_like(all_rows.hidden_KNH)
-    loss_K = torch.zeros(K)
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else all_rows.hidden_KNH.dtype
+    loss_K = torch.zeros(K, device=grad_KNH.device)
+    kind = grad_KNH.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else grad_KNH.dtype
     for rows, chunk in all_rows.chunks(chunk_rows):
         hidden_KnH = chunk.hidden_KNH.detach().requires_grad_(all_rows.hidden_KNH.requires_grad)
         p_nV = target.distribution(chunk.last_hidden_NG, dtype)
@@ -64,7 +68,7 @@ def backward_head(
             p_nV = torch.zeros_like(p_nV).scatter_(1, chunk.next_ids_N[:, None], 1.0)
         for i in range(K):
             own = head.at(i)
-            step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV, objective).sum() / N
+            step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV, objective).sum() / num_rows
             loss_K[i] += step_loss.detach()
             (decay**i * step_loss).backward()  # frees this step's logits before the next step's are made
         if hidden_KnH.grad is not None:
@@ -73,7 +77,7 @@ def backward_head(
 
 
 class BatchLoss(NamedTuple):
-    head_K: Tensor  # mean over the rows at each step
+    head_K: Tensor  # at each step, over all rows of the update: where the batch is all of it, their mean
     csra: Tensor | None  # None where it is off
 
 
@@ -89,9 +93,10 @@ def backward_batch(
     csra_temperature: float = 0.07,
     objective: Objective = KL,
     has_hard_labels: bool = False,
+    num_rows: int | None = None,
 ) -> BatchLoss:
     """One batch: gradients of the head's loss + `csra_weight` * CSRA accumulate in the drafter. CSRA needs a trainable
-    body."""
+    body, and an update in one batch. `num_rows` as of `backward_head`."""
     rows = roll_out(drafter, target, batch, num_steps)
     grad_KNH, loss_K = backward_head(
         drafter.lm_head,
@@ -101,6 +106,7 @@ def backward_batch(
         chunk_rows=chunk_rows,
         objective=objective,
         has_hard_labels=has_hard_labels,
+        num_rows=num_rows,
     )
     csra = None
     if csra_weight:

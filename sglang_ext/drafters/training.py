@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from sglang_ext.drafters.base import Drafter, DrafterConfig
@@ -84,12 +85,13 @@ class Batch:
     position_N: Tensor  # int64, p
 
     @classmethod
-    def of(cls, answers: Answers, indices: Tensor) -> Batch:
+    def of(cls, answers: Answers, indices: Tensor, device: torch.device | None = None) -> Batch:
+        """`device`: where the target computes; None for where the answers are."""
         T = int(answers.length_N[indices].max())
         # row p predicts p + 1, so the mask moves one to the left
         mask_BT = answers.loss_mask_NL[indices, 1:T]
         sequence_N, position_N = mask_BT.nonzero(as_tuple=True)
-        return cls(answers.token_ids_NL[indices, :T].long(), sequence_N, position_N)
+        return cls(*(t.to(device) for t in (answers.token_ids_NL[indices, :T].long(), sequence_N, position_N)))
 
     @property
     def next_ids_N(self) -> Tensor:
@@ -145,7 +147,8 @@ class Training(Protocol):
         ...
 
     def head_rows(self, target: Target, config: DrafterConfig) -> Tensor:
-        """The full head that a new drafter's head is made from, float32 [V, H]."""
+        """The full head that a new drafter's head is made from, float32 [V, H], on the CPU: there every new drafter is
+        made, so that one seed gives one drafter wherever it is trained."""
         ...
 
     def init_body(self, drafter: Drafter, target: Target, probe: Batch, seed: int) -> None:

@@ -32,7 +32,7 @@ def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, to
         p_NV = F.one_hot(batch.ids_BT[batch.sequence_N, batch.position_N + 1], 257).float()
     with torch.no_grad():
         expected = [drafter.lm_head.loss(h, i, None, p_NV, recipe.objective) for i, h in enumerate(rows.hidden_KNH)]
-    loss_K, _ = train_step(drafter, target, batch, recipe, recipe.make_optimizers(drafter), 0)
+    loss_K = train_step(drafter, target, [batch], recipe, recipe.make_optimizers(drafter), 0).loss_K
     return loss_K, torch.stack(expected)
 
 

@@ -93,7 +93,7 @@ def test_training_is_planned_with_its_cost(model: str, name: str, tmp_path: Path
         assert "GPU hours = (2 Pa x tokens + " in cost
         assert "1.35e+10 tokens (steps x B x L)" in cost  # ten passes over 660000 sequences of 2048
     assert any(line.startswith("answers: 9.72e+08 tokens to write") for line in lines)
-    assert any(line.startswith("memory of a training process, B = 64 in one: ") for line in lines)
+    assert any(line.startswith("memory of a training process, b = 64 of B = 64 at once: ") for line in lines)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -10,7 +10,7 @@ from target_kinds import save_target
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from rayspec.training.data.answers import AnswersConfig
-from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, WorkersConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.reckoning import DrafterSize, Gpu, TargetSize, answer_cost, reckon, training_cost
@@ -127,6 +127,23 @@ def test_a_plan_adds_up(tiny_target_folder: Path) -> None:
     body_and_head = DrafterSize.of(FULL, config(tiny_target_folder), FrozenTarget.without_weights(tiny_target_folder))
     wanted = [2 * params, 16 * body_and_head.trained, 9 * B * L * G * 2, 8 * 6 * B * 4 * L * L, 12 * V * 16]
     assert parts == pytest.approx([x / 2**30 for x in wanted], rel=0.01)
+
+
+def test_pieces_and_shared_layers_take_less_memory_of_a_worker(tiny_target_folder: Path) -> None:
+    def terms(asked: DrafterTrainConfig) -> list[float]:
+        memory = next(line for line in reckon(asked) if line.startswith("memory"))
+        return [float(x) for x in re.findall(r"([\d.e+-]+) GiB", memory)][1:-1]
+
+    alone = config(tiny_target_folder)  # of four sequences an update
+    model = FrozenTarget.without_weights(tiny_target_folder).model
+    in_layers = sum(p.numel() for p in model.get_decoder().layers.parameters())
+    shared = replace(alone, workers=WorkersConfig(count=2, shard_target=True))
+    in_pieces = replace(shared, recipe=replace(alone.recipe, accumulate=2))
+    target, drafter, states, scores, logits = terms(alone)
+    assert terms(shared) == pytest.approx(
+        [target - in_layers / 2**30, drafter, states / 2, scores / 2, logits], rel=0.01
+    )  # two bytes a parameter, half of them
+    assert terms(in_pieces)[2:4] == pytest.approx([states / 4, scores / 4], rel=0.01)
 
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def check_step(target: FrozenTarget, drafter: Drafter) -> None:
     batch = Batch.of(rows_of(random_ids(), lengths - 10, lengths), torch.arange(4))
     before = {name: p.clone() for name, p in drafter.named_parameters()}
     optimizers = RECIPE.make_optimizers(drafter)
-    loss_K, _ = train_step(drafter, target, batch, RECIPE, optimizers, 0)
+    loss_K = train_step(drafter, target, [batch], RECIPE, optimizers, 0).loss_K
     assert bool(loss_K.isfinite().all())
     assert any(not torch.equal(before[name], p) for name, p in drafter.named_parameters())
 

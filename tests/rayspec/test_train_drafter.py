@@ -364,7 +364,7 @@ def test_every_kind_takes_a_step_in_bfloat16(tiny_target: FrozenTarget, answers:
     recipe = replace(RECIPE, bfloat16=True, ttt_steps=2)
     before = {name: parameter.clone() for name, parameter in drafter.lm_head.named_parameters()}
     batch, optimizers = Batch.of(answers, torch.arange(2)), recipe.make_optimizers(drafter)
-    loss_K, figures = train_step(drafter, tiny_target, batch, recipe, optimizers, step=1)
+    loss_K, figures, _ = train_step(drafter, tiny_target, [batch], recipe, optimizers, step=1)
     assert bool(loss_K.isfinite().all())
     assert figures["grad_norm"] > 0
     assert any(not torch.equal(parameter, before[name]) for name, parameter in drafter.lm_head.named_parameters())

@@ -8,7 +8,8 @@ from rayspec_kernels.common.quantized import Quantized
 
 def uses_kernel(*tensors: Tensor) -> bool:
     """On a CUDA device with bfloat16 tensor cores (for fp8 weights one that knows them), where there are rows, of a
-    type that kernels take, and no gradient is asked for. The first tensor is the activations.
+    type that kernels take, and no gradient is asked for; not under autocast, which casts the operands of torch's own
+    products alone. The first tensor is the activations.
 
     Decided by device, type and shape, never by values, so that tracing and graph capture see one path.
     """
@@ -16,6 +17,8 @@ def uses_kernel(*tensors: Tensor) -> bool:
     if not all(t.is_cuda for t in tensors) or torch.version.hip is not None:
         return False
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.shape[0] == 0:
+        return False
+    if torch.is_autocast_enabled("cuda"):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False

@@ -32,7 +32,7 @@ def draft_steps(config: Eagle3Config, recipe: Steps) -> int:
 
 
 def head_rows(target: Target, config: Eagle3Config) -> Tensor:
-    return target.head_VG.float()
+    return target.head_VG.cpu().float()
 
 
 def init_body(drafter: Eagle3Drafter, target: Target, probe: Batch, seed: int) -> None:

@@ -29,7 +29,7 @@ def draft_steps(config: IndependentConfig, recipe: Steps) -> int:
 
 
 def head_rows(target: Target, config: IndependentConfig) -> Tensor:
-    return principal_rows(target.head_VG.float(), config.hidden_size)
+    return principal_rows(target.head_VG.cpu().float(), config.hidden_size)
 
 
 def _check_width(hidden_size: int, target_hidden: int) -> None:

@@ -23,7 +23,7 @@ def draft_steps(config: LastHiddenConfig, recipe: Steps) -> int:
 
 
 def head_rows(target: Target, config: LastHiddenConfig) -> Tensor:
-    return target.head_VG.float()
+    return target.head_VG.cpu().float()
 
 
 def init_body(drafter: LastHiddenDrafter, target: Target, probe: Batch, seed: int) -> None:
@@ -54,7 +54,7 @@ def read_carried(
     states, features, embeds = [], [], []
     for i in range(num_steps):
         before_N = batch.position_N - 1 - i
-        path_Nd = batch.position_N[:, None] + torch.arange(-i, 1)
+        path_Nd = batch.position_N[:, None] + torch.arange(-i, 1, device=batch.position_N.device)
         path_NdH = target.embed(batch.ids_BT[batch.sequence_N[:, None], path_Nd]).to(carried_BTH.dtype)
         own_NH = own_BTKH[batch.sequence_N, before_N, i]
         states.append(drafter.state(i, own_NH, path_NdH if drafter.reads_path else None))
