@@ -96,6 +96,8 @@ def train_step(
     figures = {"grad_norm": norm.item(), "lr": lr}
     if loss.csra is not None:
         figures["loss_csra"] = loss.csra.item()
+    if loss.body is not None:
+        figures["loss_body"] = loss.body.item()
     return loss.head_K, figures
 
 

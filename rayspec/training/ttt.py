@@ -75,6 +75,7 @@ def backward_head(
 class BatchLoss(NamedTuple):
     head_K: Tensor  # mean over the rows at each step
     csra: Tensor | None  # None where it is off
+    body: Tensor | None = None  # what the family adds of its own, all steps weighted; None where it adds nothing
 
 
 def backward_batch(
@@ -90,8 +91,8 @@ def backward_batch(
     objective: Objective = KL,
     has_hard_labels: bool = False,
 ) -> BatchLoss:
-    """One batch: gradients of the head's loss + `csra_weight` * CSRA accumulate in the drafter. CSRA needs a trainable
-    body."""
+    """One batch: gradients of the head's loss + the body's own + `csra_weight` * CSRA accumulate in the drafter. CSRA
+    needs a trainable body."""
     rows = roll_out(drafter, target, batch, num_steps)
     grad_KNH, loss_K = backward_head(
         drafter.lm_head,
@@ -107,6 +108,16 @@ def backward_batch(
         assert rows.hidden_KNH.requires_grad, "DrafterTrainConfig refuses CSRA on a frozen body"
         pull_KNH, csra = csra_gradient(rows.hidden_KNH, temperature=csra_temperature, chunk_rows=chunk_rows)
         grad_KNH += csra_weight * pull_KNH
-    if rows.hidden_KNH.requires_grad:  # not where the body is frozen
+    body = _body_loss(rows, decay)
+    if body is not None:
+        torch.autograd.backward([rows.hidden_KNH, body], [grad_KNH, torch.ones_like(body)])
+    elif rows.hidden_KNH.requires_grad:  # not where the body is frozen
         rows.hidden_KNH.backward(grad_KNH)
-    return BatchLoss(loss_K, csra)
+    return BatchLoss(loss_K, csra, None if body is None else body.detach())
+
+
+def _body_loss(rows: Rows, decay: float) -> Tensor | None:
+    """sum_i decay^i * (mean over the rows of the body's own loss at step i)."""
+    if rows.body_loss_KN is None:
+        return None
+    return torch.stack([decay**i * step_N.mean() for i, step_N in enumerate(rows.body_loss_KN)]).sum()
