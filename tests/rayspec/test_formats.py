@@ -245,10 +245,10 @@ def test_eagle_drafts_as_its_authors_formula_says(has_bias: bool, target: Path, 
         both = torch.cat([embeds[1:], last])[None]  # slot T - 1 of the second step reads `last`
         hidden, again = drafter.step(both, feature, torch.arange(1, T + 1)[None], ours_cache)
         logits = drafter.lm_head.candidates(hidden[0, -1:])[0][0]
-    # float32, another order of sums
-    torch.testing.assert_close(feature[0], first, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(again[0, -1], second[-1], rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(logits, second[-1] @ own.head_VG.float().T, rtol=2e-5, atol=2e-5)
+    # float32, another order of sums; no norm holds the states near 1
+    torch.testing.assert_close(feature[0], first, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(again[0, -1], second[-1], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(logits, second[-1] @ own.head_VG.float().T, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
