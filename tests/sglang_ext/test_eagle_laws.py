@@ -21,7 +21,7 @@ from sglang_ext.adapter.engine import swap_drafter
 
 HEADS: dict[str, dict[str, Any]] = {"full": {"kind": "full"}, "truncated": TRUNCATED, "routed": DYNASPEC}
 ENGINES: dict[str, dict[str, Any]] = {
-    "sampled_chain": {"speculative_use_rejection_sampling": True},
+    "sampled_chain": {"speculative_use_rejection_sampling": True, "enable_custom_logit_processor": True},
     "tree": {"topk": 3, "num_draft_tokens": 8},
 }
 sampled_chain = pytest.mark.parametrize("engine", ["sampled_chain"], indirect=True)
