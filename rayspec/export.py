@@ -1,4 +1,4 @@
-"""Drafters in stock EAGLE-3's form, which SGLang serves without rayspec."""
+"""Drafters in EAGLE's and EAGLE-3's stock forms, which SGLang serves without rayspec."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from rayspec.shipped import drafter_label, drafter_path
 from sglang_ext.artefacts import DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, read_info
-from sglang_ext.drafters.stock import stock_matrix
+from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE, check_target_head, stock_matrix
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
@@ -40,7 +40,8 @@ class ExportConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """One drafter and its destination, found and checked; `rows` of the stock head's matrix."""
+    """One drafter and its destination, found and checked; `rows` of the stock head's matrix, which of EAGLE's is the
+    target's."""
 
     info: CheckpointInfo
     target: TargetInfo
@@ -65,7 +66,7 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
     info = read_info(drafter_path(drafter))
     if info.target is None:
         raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
-    if not info.body.has_stock_form:
+    if info.body.stock_architecture is None:
         raise ValueError(
             f"cannot export {info.path}: SGLang has no stock form of a {info.kind} drafter; serve it with rayspec"
         )
@@ -75,8 +76,12 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
             "from, or serve it with rayspec"
         )
     check_files(info)
-    with torch.device("meta"):  # shapes alone
-        _, ids_S = stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")
+    rows = info.body.vocab_size
+    if info.body.stock_architecture == EAGLE_ARCHITECTURE:
+        check_target_head(info.head, info.provenance, f"cannot export {info.path}")
+    else:
+        with torch.device("meta"):  # shapes alone
+            rows = len(stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")[1])
     origin = {
         "drafter": drafter_label(drafter),
         "sha256": weights_sha256(Path(info.path) / WEIGHTS),
@@ -92,7 +97,7 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
         info=info,
         target=info.target,
         folder=folder,
-        rows=len(ids_S),
+        rows=rows,
         origin=origin,
         is_done=_is_done(folder, origin),
     )
@@ -122,4 +127,4 @@ def write(export: Export) -> None:
     """Write the drafter, whole or not at all. Raises ValueError for tensors that do not fit its config.json."""
     drafter, _ = load_drafter(export.info.path)
     extras = {EXPORTED: json.dumps(export.origin, indent=1) + "\n"}
-    save_drafter(export.folder, drafter, export.target, extras=extras, stock=True)
+    save_drafter(export.folder, drafter, export.target, export.info.provenance, extras=extras, stock=True)

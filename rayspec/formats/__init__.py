@@ -23,6 +23,7 @@ FORMATS = {
     "modelopt": "EAGLE-3 as NVIDIA ModelOpt exports it",
     "specforge": "EAGLE-3 of SpecForge, which is SGLang's own form",
     "safeailab": "EAGLE-3 as SafeAILab publishes it",
+    "eagle": "EAGLE-1 and 2 as SafeAILab publishes them",
     "medusa": "Medusa's heads",
     "hydra": "Hydra's heads",
     "frspec": "FR-Spec's token lists",

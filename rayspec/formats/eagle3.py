@@ -141,7 +141,7 @@ def read_eagle3(
     for name, tensor in tensors.items():
         name = config.own_name(name.removeprefix("model."))
         if name == "embed_tokens.weight":
-            _check_embedding(tensor, target, path)
+            check_embedding(tensor, target, path)
             notes.append("embed_tokens.weight is the target's, bit for bit, and not stored again")
         elif name.endswith("rotary_emb.inv_freq"):
             notes.append(f"{name} follows from the config, and is not stored")
@@ -172,7 +172,8 @@ def taps_after(config: Mapping[str, Any], path: str) -> tuple[int, ...] | None:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _check_embedding(stored_VH: Tensor, target: Target, path: str) -> None:
+def check_embedding(stored_VH: Tensor, target: Target, path: str) -> None:
+    """Raise ValueError unless a stored embedding is the target's."""
     theirs_VG = target.embedding_VG
     if stored_VH.shape != theirs_VG.shape or not torch.equal(stored_VH, theirs_VG.to(stored_VH.dtype)):
         raise ValueError(

@@ -30,7 +30,7 @@ def read(source: Source, target: Target) -> Converted:
 
 def as_stock(drafter: Converted, where: str) -> tuple[dict[str, Tensor], int]:
     """(stock tensors, rows of their head), the stored bits. Raises ValueError for what the stock form cannot hold."""
-    if not drafter.config.has_stock_form:
+    if drafter.config.stock_architecture != STOCK_ARCHITECTURE:
         raise ValueError(f"{where}: only EAGLE-3 has this form, not a {drafter.config.kind} drafter; use --to rayspec")
     info = CheckpointInfo(path=where, body=drafter.config, head=drafter.head, target=None)
     module = empty_drafter(info)

@@ -61,6 +61,13 @@ class EngineConfig(Settings):
         _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
         secret = [key for key in self.extra if key in ("api_key", "admin_api_key", "ssl_keyfile_password")]
         _require(not secret, "engine.extra", secret, "without keys, which would be written into MLflow")
+        token_map = self.extra.get("speculative_token_map")
+        _require(
+            token_map is None,
+            "engine.extra.speculative_token_map",
+            token_map,
+            "absent, since a drafter's head names its tokens itself; a truncated head is such a list",
+        )
         named = [key for key in self.extra if key in self.server_fields]
         _require(
             not named, "engine.extra", named, f"without {', '.join(self.server_fields)}; they stand in engine itself"

@@ -115,10 +115,11 @@ def train_step(
                 has_hard_labels=recipe.labels == "hard",
                 num_rows=num_rows,
             )
-        losses.append(loss.head_K)
-    loss_K = torch.stack(losses).sum(dim=0)
+        losses.append(loss)
+    loss_K = torch.stack([loss.head_K for loss in losses]).sum(dim=0)
+    bodies = [torch.stack([loss.body for loss in losses]).sum()] if loss.body is not None else []
     trained = [p for p in drafter.parameters() if p.requires_grad]
-    group.sum_([loss_K, *(p.grad for p in trained if p.grad is not None)])
+    group.sum_([loss_K, *bodies, *(p.grad for p in trained if p.grad is not None)])
     norm = torch.nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
     if not bool(norm.isfinite()):
         raise FloatingPointError(
@@ -131,6 +132,8 @@ def train_step(
     figures = {"grad_norm": norm.item(), "lr": lr}
     if loss.csra is not None:
         figures["loss_csra"] = loss.csra.item()
+    if bodies:
+        figures["loss_body"] = bodies[0].item()
     return Update(loss_K, figures, num_rows)
 
 

@@ -23,8 +23,8 @@ from sglang_ext.settings import Settings
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Settings):
     """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
-    drafter registry: {kind: eagle3}, {kind: medusa, positions: 4, shared_head: false}, {kind: hydra, ...},
-    {kind: independent, hidden_size: 64, num_layers: 2, ...}.
+    drafter registry: {kind: eagle3}, {kind: eagle}, {kind: medusa, positions: 4, shared_head: false},
+    {kind: hydra, ...}, {kind: independent, hidden_size: 64, num_layers: 2, ...}.
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
     are taken over and frozen, only what the kind adds is trained (nothing for a truncated head), and the new drafter
@@ -34,8 +34,8 @@ class DrafterEntry(Settings):
     `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
     `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
-    drafter that is only ever served as a chain. Of an eagle3 drafter, how its tree is pruned (kind slim); None for
-    EAGLE-2's choice.
+    drafter that is only ever served as a chain. Of an eagle3 or eagle drafter, how its tree is pruned (kind slim); None
+    for EAGLE-2's choice.
     """
 
     name: str

@@ -79,6 +79,7 @@ def backward_head(
 class BatchLoss(NamedTuple):
     head_K: Tensor  # at each step, over all rows of the update: where the batch is all of it, their mean
     csra: Tensor | None  # None where it is off
+    body: Tensor | None = None  # what the family adds of its own, all steps weighted, as `head_K`; None for nothing
 
 
 def backward_batch(
@@ -95,8 +96,8 @@ def backward_batch(
     has_hard_labels: bool = False,
     num_rows: int | None = None,
 ) -> BatchLoss:
-    """One batch: gradients of the head's loss + `csra_weight` * CSRA accumulate in the drafter. CSRA needs a trainable
-    body, and an update in one batch. `num_rows` as of `backward_head`."""
+    """One batch: gradients of the head's loss + the body's own + `csra_weight` * CSRA accumulate in the drafter. CSRA
+    needs a trainable body, and an update in one batch. `num_rows` as of `backward_head`."""
     rows = roll_out(drafter, target, batch, num_steps)
     grad_KNH, loss_K = backward_head(
         drafter.lm_head,
@@ -113,6 +114,17 @@ def backward_batch(
         assert rows.hidden_KNH.requires_grad, "DrafterTrainConfig refuses CSRA on a frozen body"
         pull_KNH, csra = csra_gradient(rows.hidden_KNH, temperature=csra_temperature, chunk_rows=chunk_rows)
         grad_KNH += csra_weight * pull_KNH
-    if rows.hidden_KNH.requires_grad:  # not where the body is frozen
+    body = _body_loss(rows, decay, num_rows)
+    if body is not None:
+        torch.autograd.backward([rows.hidden_KNH, body], [grad_KNH, torch.ones_like(body)])
+    elif rows.hidden_KNH.requires_grad:  # not where the body is frozen
         rows.hidden_KNH.backward(grad_KNH)
-    return BatchLoss(loss_K, csra)
+    return BatchLoss(loss_K, csra, None if body is None else body.detach())
+
+
+def _body_loss(rows: Rows, decay: float, num_rows: int | None) -> Tensor | None:
+    """sum_i decay^i * (sum over the rows of the body's own loss at step i) / `num_rows`, as of `backward_head`."""
+    if rows.body_loss_KN is None:
+        return None
+    steps = [decay**i * step_N.sum() for i, step_N in enumerate(rows.body_loss_KN)]
+    return torch.stack(steps).sum() / (num_rows or rows.body_loss_KN.shape[1])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sglang_ext.drafters import Family, families, family
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
+from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE
 
-STOCK, LANGUAGE_MODEL = "EAGLE3", "STANDALONE"  # of drafters that SGLang serves by itself
+STOCK, STOCK_EAGLE, LANGUAGE_MODEL = "EAGLE3", "EAGLE", "STANDALONE"  # of drafters that SGLang serves by itself
 
 
 def serving_families(algorithm: str) -> list[Family]:
@@ -32,12 +33,15 @@ def own_algorithms() -> Iterator[tuple[str, str]]:
 
 
 def algorithm_of(drafter: str | Path, topk: int) -> str:
-    """The speculative algorithm that serves a drafter: a folder of ours, of a stock EAGLE-3 drafter or of an ordinary
-    language model, or a Hugging Face name, which is a stock EAGLE-3 drafter. Raises ValueError for a folder that cannot
-    be read."""
+    """The speculative algorithm that serves a drafter: a folder of ours, of a stock EAGLE or EAGLE-3 drafter or of an
+    ordinary language model, or a Hugging Face name, which is a stock EAGLE-3 drafter. Raises ValueError for a folder
+    that cannot be read."""
     if not Path(drafter).is_dir():
         return STOCK
-    if is_language_model(read_config(drafter)):
+    config = read_config(drafter)
+    if config.get("architectures") == [EAGLE_ARCHITECTURE]:
+        return STOCK_EAGLE
+    if is_language_model(config):
         return LANGUAGE_MODEL
     return _algorithm(read_info(drafter), topk)
 

@@ -431,9 +431,29 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.models.hosted_head.HostsHead.load_weights",
     ),
     Internal(
+        "sglang.srt.models.llama_eagle.LlamaForCausalLMEagle.load_weights",
+        ("self", "weights"),
+        "sglang_ext.adapter.models.hosted_head.HostsHead.load_weights",
+    ),
+    Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.load_weights",
         ("self", "weights"),
         "sglang_ext.adapter.models.hosted_head.HostsHead.load_weights",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaForCausalLM.set_embed_and_head",
+        ("self", "embed", "head"),
+        "sglang_ext.adapter.models.eagle.RaySpecEagle.set_embed_and_head, by EagleDraftWorker.init_lm_head",
+    ),
+    Internal(
+        "sglang.srt.models.llama.LlamaForCausalLM.set_embed",
+        ("self", "embed"),
+        "called by sglang_ext.adapter.models.eagle.RaySpecEagle.set_embed_and_head",
+    ),
+    Internal(
+        "sglang.srt.models.llama_eagle.LlamaModel.forward",
+        ("self", "input_ids", "positions", "forward_batch", "input_embeds", "pp_proxy_tensors"),
+        "called by sglang_ext.adapter.models.eagle.RaySpecEagle.draft_step, and read by its _before_model",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaModel.forward",

@@ -56,7 +56,7 @@ class DrafterConfig(Settings, ABC):
     feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
     reads_target: ClassVar[bool] = True  # its states, and not its tokens alone
     taps_output: ClassVar[bool] = False  # the last tap is no layer's input, but what the target's LM head reads
-    has_stock_form: ClassVar[bool] = False  # SGLang serves a checkpoint of it without rayspec
+    stock_architecture: ClassVar[str | None] = None  # of the checkpoint of it that SGLang serves without rayspec
 
     hidden_size: int  # that the head reads
     vocab_size: int

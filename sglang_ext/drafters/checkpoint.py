@@ -31,7 +31,16 @@ from sglang_ext.drafters.checkpoint_config import (
     read_info,
 )
 from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
-from sglang_ext.drafters.stock import from_stock, stock_config, stock_matrix, stock_names, to_stock
+from sglang_ext.drafters.stock import (
+    EAGLE_ARCHITECTURE,
+    check_target_head,
+    eagle_config,
+    from_stock,
+    stock_config,
+    stock_matrix,
+    stock_names,
+    to_stock,
+)
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import save_tensors, written_whole
@@ -241,16 +250,20 @@ def save_drafter(
         tensors: dict[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
-            assert drafter.config.has_stock_form, "the caller looked"
+            assert drafter.config.stock_architecture is not None, "the caller looked"
             if drafter.draft_tree is not None:
                 raise ValueError(
-                    f"not saving {path}: a stock EAGLE-3 checkpoint has no draft_tree; export the drafter that it was "
+                    f"not saving {path}: a stock checkpoint has no draft_tree; export the drafter that it was "
                     "made from, or serve it with rayspec"
                 )
-            weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
             body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
-            tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
-            config = stock_config(config, len(ids_S))
+            if drafter.config.stock_architecture == EAGLE_ARCHITECTURE:
+                check_target_head(drafter.lm_head.spec(), provenance or {}, f"not saving {path}")
+                tensors, config = body, eagle_config(config)
+            else:
+                weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
+                tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
+                config = stock_config(config, len(ids_S))
         tensors = {
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
             for name, t in tensors.items()

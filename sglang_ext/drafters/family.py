@@ -21,7 +21,7 @@ from sglang_ext.drafters.counting import Count
 from sglang_ext.drafters.serving import Serving
 from sglang_ext.drafters.training import Training
 
-BUILT_IN = ("eagle3", "medusa", "hydra", "specformer", "independent")
+BUILT_IN = ("eagle3", "eagle", "medusa", "hydra", "specformer", "independent")
 DEFAULT = "eagle3"  # where no kind is named; a stock checkpoint's
 ENTRY_POINTS = "rayspec.drafters"
 

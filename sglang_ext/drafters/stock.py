@@ -1,8 +1,10 @@
-"""Stock EAGLE-3 checkpoints (`LlamaForCausalLMEagle3`), which SGLang serves without rayspec.
+"""Stock checkpoints, which SGLang serves without rayspec.
 
-Their head is a matrix over `draft_vocab_size` tokens: `lm_head.weight` [S, H], `d2t` int64 [S] with the target id of
-row i at i + d2t[i], and `t2d` bool [V] that marks the kept tokens. Read, that is a head of kind `full`, or of kind
-`truncated` with `lm_head.ids`; written is any head that is one matrix (`DraftHead.as_matrix`).
+EAGLE-3's (`LlamaForCausalLMEagle3`) are read and written. Their head is a matrix over `draft_vocab_size` tokens:
+`lm_head.weight` [S, H], `d2t` int64 [S] with the target id of row i at i + d2t[i], and `t2d` bool [V] that marks the
+kept tokens. Read, that is a head of kind `full`, or of kind `truncated` with `lm_head.ids`; written is any head that is
+one matrix (`DraftHead.as_matrix`).
+EAGLE-1 and 2's (`LlamaForCausalLMEagle`) are written. They hold a body alone: SGLang gives it the target's LM head.
 S = kept tokens, H = hidden, V = vocabulary.
 """
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from sglang_ext.heads import DraftHead
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
+EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle"
 
 
 def from_stock(tensors: Mapping[str, Tensor], *, vocab_size: int, path: str) -> dict[str, Tensor]:
@@ -60,10 +63,27 @@ def stock_matrix(head: DraftHead, path: object) -> tuple[Tensor, Tensor]:
     return weight_SH, torch.arange(head.config.vocab_size) if ids is None else ids
 
 
+def check_target_head(head: Mapping[str, Any], provenance: Mapping[str, Any], path: object) -> None:
+    """Raise ValueError unless a drafter's head is the target's own, the only one that EAGLE's stock form has."""
+    if dict(head) != {"kind": "full"} or provenance.get("freeze_head") is not True:
+        raise ValueError(
+            f"{path}: SGLang gives a stock EAGLE drafter the target's LM head, and this one has its own, {dict(head)}; "
+            "train it with freeze_head: true and draft_head: {kind: full}, or serve it with rayspec"
+        )
+
+
 def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """config.json of the stock form, for a head of so many rows, from ours."""
-    stock = {key: value for key, value in config.items() if key not in ("draft_head", "rayspec")}
-    return stock | {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows}
+    """config.json of EAGLE-3's stock form, for a head of so many rows, from ours."""
+    return _without_ours(config) | {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows}
+
+
+def eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of EAGLE's stock form, from ours."""
+    return _without_ours(config) | {"architectures": [EAGLE_ARCHITECTURE]}
+
+
+def _without_ours(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ("draft_head", "rayspec")}
 
 
 def to_stock(body: Mapping[str, Tensor], weight_SH: Tensor, ids_S: Tensor, *, vocab_size: int) -> dict[str, Tensor]:

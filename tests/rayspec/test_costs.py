@@ -14,7 +14,7 @@ from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.eagle3.cost import Eagle3Cost
+from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
@@ -197,7 +197,7 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Eagle3Cost]:
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureCost]:
     folder = tmp_path_factory.mktemp("drafters")
     body = Eagle3Config(
         hidden_size=TOY_H,
@@ -226,19 +226,19 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Eagle3Cost]:
         drafter.lm_head.quantize()
         save_drafter(folder / name, drafter, target)
         cost = drafter_cost(str(folder / name))
-        assert isinstance(cost, Eagle3Cost)
+        assert isinstance(cost, FeatureCost)
         found[name] = cost
     return found
 
 
-def step_of(cost: Eagle3Cost, scored: float | None = None) -> tuple[float, float]:
+def step_of(cost: FeatureCost, scored: float | None = None) -> tuple[float, float]:
     """(bytes that the head moves, FLOPs of drafting) of a step of three drafts."""
     step = StepShape(draft_steps=3, num_draft_tokens=4, scored=scored)
     assert cost.read_bytes(step, 1000) == 3 * (cost.body_bytes + 1000) + head_cost(cost.head, step.rows, step).bytes
     return head_cost(cost.head, step.rows, step).bytes, cost.drafting(step, keys=10)
 
 
-def test_a_head_in_fewer_bits_reads_fewer_bytes_for_the_same_products(costs: dict[str, Eagle3Cost]) -> None:
+def test_a_head_in_fewer_bits_reads_fewer_bytes_for_the_same_products(costs: dict[str, FeatureCost]) -> None:
     (full, flops), (four, same) = step_of(costs["full"]), step_of(costs["int4"])
     assert flops == same
     assert 0.25 < four / full < 0.31  # 4 bits of 16, scales, states and logits
@@ -246,13 +246,13 @@ def test_a_head_in_fewer_bits_reads_fewer_bytes_for_the_same_products(costs: dic
     assert costs["full"].read_bytes(request, 0) - costs["int4"].read_bytes(request, 0) == full - four
 
 
-def test_a_head_that_shrinks_with_the_draft_step_costs_less_at_later_ones(costs: dict[str, Eagle3Cost]) -> None:
+def test_a_head_that_shrinks_with_the_draft_step_costs_less_at_later_ones(costs: dict[str, FeatureCost]) -> None:
     bytes_, flops = step_of(costs["shrinking"])
     assert bytes_ == sum(n * (2 * TOY_H + 8) + 2 * (n + TOY_H) for n in (200, 200, 60))
     assert step_of(costs["constant"])[1] - flops == 2 * TOY_H * (200 - 60)
 
 
-def test_a_routed_head_costs_what_it_was_seen_to_score(costs: dict[str, Eagle3Cost]) -> None:
+def test_a_routed_head_costs_what_it_was_seen_to_score(costs: dict[str, FeatureCost]) -> None:
     estimated, measured = step_of(costs["routed"]), step_of(costs["routed"], scored=100.0)
     pinned = int((CLUSTERS_V == 0).sum())
     more = pinned + 4 * (TOY_V - pinned) // 16 - 100

@@ -116,11 +116,21 @@ def rotated(x_TAD: Tensor, positions_T: Tensor) -> Tensor:
 def cnets_layer(
     t: Mapping[str, Tensor], layer: str, embed_TH: Tensor, hidden_TH: Tensor, start: int, cache: list[Tensor]
 ) -> Tensor:
-    """`LlamaDecoderLayeremb` of cnets.py, with its cache of keys and values: causal over all that was before."""
-    w = {n.removeprefix(f"{layer}.").removesuffix(".weight"): v.float() for n, v in t.items() if n.startswith(layer)}
-    T = len(embed_TH)
-    positions = torch.arange(start, start + T)
+    """`LlamaDecoderLayeremb` of cnets.py."""
+    w = of_layer(t, layer)
     x = torch.cat([norm(embed_TH, w["input_layernorm"]), norm(hidden_TH, w["hidden_norm"])], -1)
+    return decoder_layer(w, x, hidden_TH, start, cache)
+
+
+def of_layer(t: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
+    return {n.removeprefix(f"{layer}.").removesuffix(".weight"): v.float() for n, v in t.items() if n.startswith(layer)}
+
+
+def decoder_layer(w: Mapping[str, Tensor], x: Tensor, hidden_TH: Tensor, start: int, cache: list[Tensor]) -> Tensor:
+    """Of what attention reads and what it is added to, with a cache of keys and values: causal over all that was
+    before."""
+    T = len(x)
+    positions = torch.arange(start, start + T)
     q = rotated((x @ w["self_attn.q_proj"].T).view(T, HEADS, D), positions)
     k = rotated((x @ w["self_attn.k_proj"].T).view(T, KV, D), positions)
     v = (x @ w["self_attn.v_proj"].T).view(T, KV, D)
@@ -187,6 +197,76 @@ def test_what_is_exported_comes_back_bit_for_bit(to: str, vocabulary: str, targe
 
 def linear(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return x @ weight.float().T + bias.float()
+
+
+EAGLE = {**{k: v for k, v in LAYER.items() if k != "attention_bias"}, "architectures": ["LlamaForCausalLM"]}
+
+
+def eagle_tensors(embedding: Tensor) -> dict[str, Tensor]:
+    """Of EAGLE-1: EAGLE-3's layer without the two norms before it, half as wide."""
+    layer = {n: t for n, t in eagle3_tensors("layers.0").items() if n.startswith("layers.0")}
+    for name in ("input_layernorm", "hidden_norm"):
+        del layer[f"layers.0.{name}.weight"]
+    for name in "qkv":
+        layer[f"layers.0.self_attn.{name}_proj.weight"] = layer[f"layers.0.self_attn.{name}_proj.weight"][:, :H].clone()
+    return {**layer, "embed_tokens.weight": embedding, "fc.weight": random(H, 2 * H), "fc.bias": random(H)}
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_eagle_drafts_as_its_authors_formula_says(has_bias: bool, target: Path, tmp_path: Path) -> None:
+    """`Model.forward` of cnets1.py: fc over embedding and feature, and a first layer without `input_layernorm`."""
+    own = Target.read(str(target))
+    stored = eagle_tensors(own.embedding_VG)
+    if not has_bias:
+        del stored["fc.bias"]
+    source = publish(tmp_path / "published", EAGLE | {"bias": has_bias}, stored)
+    conversion = convert(source, tmp_path / "ours", target)
+    assert conversion.format == "eagle"
+    assert "the head is the target's" in conversion.describe()
+    drafter, info = load_drafter(tmp_path / "ours")
+    assert info.kind == "eagle"
+    assert info.target is not None
+    assert info.target.tap_layers == ()
+
+    T, w = 5, of_layer(stored, "layers.0")
+    bias = stored.get("fc.bias", torch.zeros(H))
+    features, embeds, last = torch.randn(T, H), torch.randn(T, H), torch.randn(1, H)
+    cache: list[Tensor] = []
+
+    def step(embed: Tensor, feature: Tensor, start: int) -> Tensor:
+        x = linear(stored["fc.weight"], bias, torch.cat([embed, feature], -1))
+        return decoder_layer(w, x, x, start, cache)
+
+    first = step(embeds, features, 0)
+    second = step(last, first[-1:], T)
+    with torch.no_grad():
+        ours_cache: list[Any] = []
+        _, feature = drafter.step(embeds[None], drafter.fuse(features[None]), torch.arange(T)[None], ours_cache)
+        both = torch.cat([embeds[1:], last])[None]  # slot T - 1 of the second step reads `last`
+        hidden, again = drafter.step(both, feature, torch.arange(1, T + 1)[None], ours_cache)
+        logits = drafter.lm_head.candidates(hidden[0, -1:])[0][0]
+    # float32, another order of sums; no norm holds the states near 1
+    torch.testing.assert_close(feature[0], first, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(again[0, -1], second[-1], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(logits, second[-1] @ own.head_VG.float().T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fc.weight": None}, "has no fc.weight, so that it is no EAGLE drafter"),
+        ({"lm_head.weight": torch.zeros(V, H)}, "lm_head.weight is a head of its own"),
+        ({"layers.0.input_layernorm.weight": torch.ones(H)}, r"unknown layers\.0\.input_layernorm\.weight"),
+        ({"embed_tokens.weight": torch.zeros(V, H)}, "embed_tokens.weight differs from the target's"),
+    ],
+)
+def test_eagle_tensors_that_do_not_fit(change: Any, message: str, target: Path, tmp_path: Path) -> None:
+    tensors = {
+        n: t for n, t in (eagle_tensors(Target.read(str(target)).embedding_VG) | change).items() if t is not None
+    }
+    source = publish(tmp_path / "published", EAGLE, tensors)
+    with pytest.raises(ValueError, match=message):
+        prepare(source, tmp_path / "ours", str(target))
 
 
 @pytest.mark.parametrize("own_head", [True, False], ids=["medusa_1", "medusa_2"])

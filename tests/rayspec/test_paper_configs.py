@@ -28,10 +28,10 @@ SWEEPS = [f for f in FILES if f not in TRAIN + CALIBRATE]
 # by paper/table: (trials, cohorts, the most branches of a draft, baseline). A trial is a candidate, or plain decoding,
 # at one load and temperature
 EXPECTED: dict[str, tuple[int, int, int, str]] = {
-    "dynaspec/figure1": (2 * 4, 1, 10, "full"),
-    "dynaspec/figure3": (4, 1, 10, "full"),
-    "dynaspec/table4": (4, 1, 10, "full"),
-    "dynaspec/tables_1_2": (4, 1, 10, "full"),
+    "dynaspec/figure1": (2 * 4, 1, 10, "eagle2"),
+    "dynaspec/figure3": (4, 1, 10, "eagle2"),
+    "dynaspec/table4": (4, 1, 10, "eagle2"),
+    "dynaspec/tables_1_2": (4, 1, 10, "eagle2"),
     "slim/figure7": (7, 1, 10, "slim-heads-s-alone"),
     "slim/table5": (6, 4, 10, "medusa-heads"),
     "slim/table6": (6, 2, 10, "medusa-heads"),
@@ -43,12 +43,12 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "slimspec/grid": (2 * 2 * 5, 1, 1, "full-trained"),
     "slimspec/rank_ablation": (6, 1, 1, "full-trained"),
     "slimspec/router_ranks": (8, 1, 1, "full-trained"),
-    "specformer/table1": (3 * 3, 2, 1, "full-frozen"),
+    "specformer/table1": (4 * 3, 3, 1, "full-frozen"),
     "specformer/table4": (2 * 4, 3, 1, "specformer-l8"),
     "vocabtrim/domain": (6, 1, 8, "full"),
-    "vocabtrim/figures_3_4": (9, 1, 8, "full"),
-    "vocabtrim/table4": (1 + 3 * 2, 3, 10, "full"),
-    "vocabtrim/tables_1_3_eagle": (5, 1, 8, "full"),
+    "vocabtrim/figures_3_4": (9, 1, 8, "eagle2"),
+    "vocabtrim/table4": (1 + 3 * 2, 3, 10, "eagle2"),
+    "vocabtrim/tables_1_3_eagle": (5, 1, 8, "eagle2"),
     "vocabtrim/tables_1_3_independent": (5, 1, 8, "independent-h64"),
 }
 

@@ -24,7 +24,7 @@ from rayspec.training.recipe import Recipe
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
-from sglang_ext.drafters.eagle3.cost import Eagle3Cost
+from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.trees.slim import SlimTree
 
 FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
@@ -127,7 +127,7 @@ def test_what_is_counted_is_the_bases(family: Family) -> None:
     """Pairs are no parameters, and the drafter runs the same passes."""
     out = Path(family[0].output_dir)
     full, slim = (drafter_cost(str(out / name)) for name in ("full", "slim"))
-    assert isinstance(slim, Eagle3Cost)
+    assert isinstance(slim, FeatureCost)
     assert full.params == slim.params
     shape = StepShape(draft_steps=3, topk=4, num_draft_tokens=12)
     assert full.drafting(shape, keys=50) == slim.drafting(shape, keys=50)

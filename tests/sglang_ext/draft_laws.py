@@ -25,7 +25,8 @@ from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
-from sglang_ext.drafters.eagle3.training import unroll
+from sglang_ext.drafters.eagle import EagleDrafter
+from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 
@@ -107,15 +108,15 @@ def _first_round(p_RKV: np.ndarray, q_RKV: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, np.ndarray]:
-    """(ids [R, T], taps, logits [R, T, V]) of all sequences of PROMPT and `free` more tokens."""
+def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+    """(ids [R, T], taps, last hidden state, logits [R, T, V]) of all sequences of PROMPT and `free` more tokens."""
     ids_RT = torch.tensor([PROMPT + rest for rest in itertools.product(range(V), repeat=free)])
     taps, last_hidden = toy.target.features(ids_RT)
-    return ids_RT, taps, (last_hidden @ toy.target.head_VG.T).double().numpy()
+    return ids_RT, taps, last_hidden, (last_hidden @ toy.target.head_VG.T).double().numpy()
 
 
 def _given(
-    toy: Toy, drafter: Drafter, ids_RT: Tensor, taps: Tensor, last: int, steps: int
+    toy: Toy, drafter: Drafter, ids_RT: Tensor, states_RTG: Tensor, last: int, steps: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """What the head of each draft position is given where the root is token `last`: its hidden state, and the feature
     and the embedding that a router sees."""
@@ -134,7 +135,7 @@ def _given(
     if isinstance(drafter, IndependentDrafter):
         hidden_RTH, embed_RTH = drafter(ids_RT[:, 1:]), drafter.embed(ids_RT)
         return [(hidden_RTH[:, n - 1], embed_RTH[:, n], embed_RTH[:, n]) for n in range(last, last + steps)]
-    unrolled = unroll(drafter, toy.target, ids_RT, taps, steps)
+    unrolled = unroll(drafter, toy.target, ids_RT, states_RTG, steps)
     return [
         (unrolled.hiddens[s][:, last - 1], unrolled.features[s][:, last - 1], toy.target.embed(ids_RT[:, last + s]))
         for s in range(steps)
@@ -151,9 +152,9 @@ def _laws(
     drafted_at: float | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """p and q [R, K, V] of the tokens after PROMPT and its first 1 + `verified` tokens, given the tokens before."""
-    ids_RT, taps, logits_RTV = _target_part(toy, free)
+    ids_RT, taps, last_hidden, logits_RTV = _target_part(toy, free)
     last, K = len(PROMPT) + verified, free - verified
-    given = _given(toy, drafter, ids_RT, taps, last, K)
+    given = _given(toy, drafter, ids_RT, last_hidden if isinstance(drafter, EagleDrafter) else taps, last, K)
     temperature_R1 = torch.full((len(ids_RT), 1), drafted_at or sampling.get("temperature", 1.0))
     filters = {name: value for name, value in sampling.items() if name != "temperature"}
     q = []

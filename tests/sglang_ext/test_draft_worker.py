@@ -212,3 +212,10 @@ def test_attention_of_data_parallel_ranks_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(attn_dp_enabled=True))
     with pytest.raises(ValueError, match=r"--enable-dp-attention is not offered .* leave it out"):
         hosted_head.hosted_info(SimpleNamespace(_name_or_path="a drafter"), "EAGLE3")
+
+
+def test_a_second_choice_of_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(attn_dp_enabled=False))
+    monkeypatch.setattr(hosted_head, "get_spec", lambda: SimpleNamespace(speculative_token_map="ids.pt"))
+    with pytest.raises(ValueError, match=r"--speculative-token-map .* leave it out, or train a head of kind truncated"):
+        hosted_head.hosted_info(SimpleNamespace(_name_or_path="a drafter"), "EAGLE")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagle_cases import trained_eagle
 from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids, running_engine
 from faults import switch_at_random
 from fixture_models import DRAFTERS, TARGET, drafter_folder
@@ -25,6 +26,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3_chain": ("full", {}),
     "eagle3_tree": ("full", TREE),
     "eagle3_wide_tree": ("full", WIDE_TREE),
+    "eagle_chain": ("eagle", {}),
     "standalone_chain": ("independent", {}),
     "standalone_tree": ("independent", TREE),
     "last_hidden_chain": ("medusa", {}),
@@ -41,8 +43,15 @@ def independent(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.Tem
     return save_with_heads(folder, drafter, target, {"independent": {"kind": "full"}}, {})["independent"]
 
 
+@pytest.fixture(scope="module")
+def eagle(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
+    drafter = trained_eagle(target, answers, steps=30, batch_size=16)
+    return save_with_heads(tmp_path_factory.mktemp("eagle"), drafter, target, {"eagle": {"kind": "full"}}, {})["eagle"]
+
+
 def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue("independent") if name == "independent" else drafter_folder(name)
+    return request.getfixturevalue(name) if name in ("independent", "eagle") else drafter_folder(name)
 
 
 QUICK = "eagle3_chain"

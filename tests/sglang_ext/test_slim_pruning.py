@@ -249,7 +249,7 @@ def test_there_is_no_stock_form(tmp_path: Path) -> None:
     save_drafter(tmp_path / "d", drafter, TARGET)
     with pytest.raises(ValueError, match="no stock form of a draft_tree; export the drafter that it was made from"):
         prepare(ExportConfig(drafters=[str(tmp_path / "d")], output_dir=str(tmp_path / "out")))
-    with pytest.raises(ValueError, match="a stock EAGLE-3 checkpoint has no draft_tree"):
+    with pytest.raises(ValueError, match="a stock checkpoint has no draft_tree"):
         save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
 
 

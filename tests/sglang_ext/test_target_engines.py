@@ -13,15 +13,16 @@ import torch
 from engines import Ids, generate, output_ids, running_engine
 from last_hidden_cases import as_answers
 from small_world import untrained
-from target_kinds import TARGETS, WORDS, save_target
+from target_kinds import LAYERS, TARGETS, WORDS, save_target
 from torch import Tensor
 
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.drafters.eagle3.training import unroll
+from sglang_ext.drafters.eagle import EagleDrafter
+from sglang_ext.drafters.features import FeatureDrafter
+from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.drafters.training import Batch
@@ -36,7 +37,7 @@ PROMPTS: list[Ids] = [
 @dataclass(frozen=True)
 class Case:
     target: FrozenTarget
-    drafter: Any  # Eagle3Drafter or SpecFormerDrafter
+    drafter: Any  # that of EAGLE, EAGLE-3 or SpecFormer
     folder: Path  # of the drafter
     answers: list[Ids]  # Hugging Face's, greedy, some tokens longer than asked for
 
@@ -51,11 +52,14 @@ class Case:
 @torch.no_grad()
 def drafts(drafter: Drafter, target: FrozenTarget, ids_T: Tensor, taps: tuple[int, ...]) -> Tensor:
     """What the training module drafts [K, T'] at each slot t: x_{t+2+i} at step i, given the tokens before it."""
-    features, _ = target.features(ids_T[None], taps)
+    if isinstance(drafter, EagleDrafter):  # a tap in place of what it reads is a control
+        features = target.features(ids_T[None], taps)[0] if taps else target.last_hidden(ids_T[None])
+    else:
+        features, _ = target.features(ids_T[None], taps)
     if isinstance(drafter, SpecFormerDrafter):
         states = drafter.begin(drafter.context(features)[0], K).unbind(1)
     else:
-        assert isinstance(drafter, Eagle3Drafter)
+        assert isinstance(drafter, FeatureDrafter)
         states = [hidden[0] for hidden in unroll(drafter, target, ids_T[None], features, K).hiddens]
     head = drafter.lm_head
     return torch.stack([head.at(i).propose(state, i, 1).token_ids_Tk[:, 0] for i, state in enumerate(states)])
@@ -125,6 +129,13 @@ def test_a_window_goes_by_the_depth_of_a_node(tmp_path: Path) -> None:
         answers = generate(engine, PROMPTS, NEW_TOKENS, ignore_eos=True)
     assert output_ids(answers) == [answer[:NEW_TOKENS] for answer in case.answers]
     assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_drafts_of_eagle_are_those_of_training(name: str, tmp_path: Path) -> None:
+    """It reads the target's last hidden state behind its final norm, and not before."""
+    check(make_case(tmp_path, name, "eagle"), other_taps=(LAYERS - 1,))
 
 
 @pytest.mark.slow

@@ -41,4 +41,6 @@ def compute_lm_head(
     packed = getattr(lm_head, "rayspec_packed", None)
     if packed is None or out is not None:
         return original(processor, hidden_states, lm_head, embedding_bias, out=out)
+    if packed.weight_NK.data_ptr() != lm_head.weight.data_ptr():  # SGLang has since put the target's there
+        packed = lm_head.rayspec_packed = PackedLinear(lm_head.weight)
     return packed(hidden_states, embedding_bias)

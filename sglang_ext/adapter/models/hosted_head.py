@@ -260,6 +260,11 @@ def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:
             "--enable-dp-attention is not offered for rayspec's drafters, whose draft loop does not pad the batches of "
             "idle ranks; leave it out"
         )
+    if get_spec().speculative_token_map is not None:
+        raise ValueError(
+            "--speculative-token-map would choose the tokens of rayspec's drafters a second time, whose heads name the "
+            "target's own; leave it out, or train a head of kind truncated"
+        )
     # config.json itself: SGLang pads sizes in `config` on some devices
     raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
     info = parse_info(raw, config._name_or_path)

@@ -1,39 +1,13 @@
 """What a verify step costs an EAGLE-3 drafter."""
 
-from dataclasses import dataclass
-
-from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost, row_flops, sizes, step_by_step_flops
+from sglang_ext.drafters.counting import DecoderCost, row_flops, sizes
 from sglang_ext.drafters.eagle3.module import Eagle3Drafter
-from sglang_ext.heads import DraftHead
-from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.drafters.features.cost import FeatureCost
 
 
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Cost:
-    """`params`: body and head, without the token embedding, which an EAGLE-3 drafter takes from its target.
-    `body_bytes`: without the head. `fuse_flops`: of turning the taps of a row into its first feature. `head`: shapes.
-    """
-
-    params: int
-    body_bytes: int
-    fuse_flops: int
-    layer: DecoderCost
-    head: DraftHead | PositionHeads
-
-    def drafting(self, shape: StepShape, keys: float) -> float:
-        """FLOPs of one step: the drafter extends by every verified token, scores the last of them, and makes
-        draft_steps - 1 further forwards of `topk` rows with their scores."""
-        fused = shape.verified * self.fuse_flops
-        return step_by_step_flops(shape, keys, self.layer, self.head) + fused
-
-    def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Of one step. The token embedding is counted with the body, at every forward, as VocabTrim counts."""
-        return shape.draft_steps * (self.body_bytes + embedding_bytes) + head_cost(self.head, shape.rows, shape).bytes
-
-
-def count(drafter: Eagle3Drafter, itemsize: int) -> Eagle3Cost:
+def count(drafter: Eagle3Drafter, itemsize: int) -> FeatureCost:
     body = drafter.config
-    return Eagle3Cost(
+    return FeatureCost(
         **sizes(drafter, itemsize),
         fuse_flops=2 * drafter.fc.weight.numel(),
         layer=DecoderCost(

@@ -1,0 +1,67 @@
+"""How an EAGLE drafter begins, and its loss on features.
+
+B = sequences, T = positions, N = answer positions of the batch, K = rollout steps, H = hidden size.
+
+EAGLE trains one step on the target's own features; HASS (Zhang et al. 2024, arXiv 2408.15766) goes on for some steps on
+the drafter's, which is the same rollout with `recipe.ttt_steps` above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sglang_ext.drafters.eagle.config import EagleConfig
+from sglang_ext.drafters.eagle.module import EagleDrafter
+from sglang_ext.drafters.features.training import draft_steps, head_rows, read_rollout, sizes_of
+from sglang_ext.drafters.layers import draw_matrices
+from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+
+__all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
+
+FEATURE_WEIGHT = 10.0  # EAGLE's loss is 1.0 of the features and 0.1 of the head; here the head's share is 1
+NOISE = 0.1  # largest absolute value of what is added to the features that training reads; EAGLE-1's U(-0.1, 0.1)
+
+
+def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> EagleConfig:
+    return EagleConfig.from_options(options, sizes_of(target, recipe))
+
+
+def init_body(drafter: EagleDrafter, target: Target, probe: Batch, seed: int) -> None:
+    """Every slot starts near the feature that it reads. Embeddings come in at the features' size, of which a trained
+    target's are some hundredth part; queries and keys, which no norm comes before, as if it were 1."""
+    features_BTH = target.last_hidden(probe.ids_BT)
+    size, embed_size = probe.rms(features_BTH), probe.rms(target.embed(probe.ids_BT))
+    draw_matrices(drafter, seed)
+    H, attention = drafter.config.hidden_size, drafter.layers[0].self_attn
+    with torch.no_grad():
+        drafter.fc.weight[:, :H] *= size / embed_size
+        drafter.fc.weight[:, H:] = torch.eye(H)
+        drafter.fc.bias.zero_()
+        attention.q_proj.weight /= size
+        attention.k_proj.weight /= size
+
+
+def roll_out(drafter: EagleDrafter, target: Target, batch: Batch, num_steps: int) -> Rows:
+    """While the body is trained, from features with noise, and with the loss of its own: how far each state is from the
+    target's feature."""
+    last_hidden_BTH = target.last_hidden(batch.ids_BT)
+    if not (torch.is_grad_enabled() and drafter.fc.weight.requires_grad):
+        return read_rollout(drafter, target, batch, last_hidden_BTH, last_hidden_BTH, num_steps)
+    noisy_BTH = last_hidden_BTH + _noise(batch, last_hidden_BTH)
+    rows = read_rollout(drafter, target, batch, noisy_BTH, last_hidden_BTH, num_steps)
+    wanted_KNH = rows.last_hidden_NG.float().expand(num_steps, -1, -1)
+    apart_KNH = F.smooth_l1_loss(rows.hidden_KNH.float(), wanted_KNH, reduction="none")
+    return rows._replace(body_loss_KN=FEATURE_WEIGHT * apart_KNH.mean(dim=-1))
+
+
+def _noise(batch: Batch, like_BTH: Tensor) -> Tensor:
+    """Drawn by the batch's own tokens, so that a resumed run meets the same; another epoch has other batches."""
+    seed = int(batch.ids_BT.sum()) + batch.ids_BT.numel()
+    generator = torch.Generator().manual_seed(seed)
+    noise_BTH = torch.empty(like_BTH.shape).uniform_(-NOISE, NOISE, generator=generator)
+    return noise_BTH.to(like_BTH.device, like_BTH.dtype)

@@ -1,0 +1,84 @@
+"""The rollout of a drafter over features, and what its head reads along an answer.
+
+B = sequences, T = positions, N = answer positions of the batch, K = rollout steps, H = hidden size, G = target hidden
+size.
+
+Step i predicts x_{p+1} from slot t = p - 1 - i, whose feature is x_t's, and whose input token at that step is x_p.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sglang_ext.drafters.features.config import FeatureConfig
+from sglang_ext.drafters.features.module import Cache, FeatureDrafter
+from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+
+
+def sizes_of(target: Target, recipe: Steps | None) -> dict[str, Any]:
+    """Of a layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
+    own = None if recipe is None else recipe.intermediate_size
+    sizes = target.sizes() | {"rope": target.rope.to_json()}
+    return sizes | ({} if own is None else {"intermediate_size": own})
+
+
+def draft_steps(config: FeatureConfig, recipe: Steps) -> int:
+    return recipe.ttt_steps
+
+
+def head_rows(target: Target, config: FeatureConfig) -> Tensor:
+    return target.head_VG.cpu().float()
+
+
+class Unrolled(NamedTuple):
+    """Of each rollout step: the hidden state for the head, and the feature that entered the layer, [B, T - 1, H]."""
+
+    hiddens: list[Tensor]
+    features: list[Tensor]
+
+
+def unroll(drafter: FeatureDrafter, target: Target, ids_BT: Tensor, states_BTG: Tensor, num_steps: int) -> Unrolled:
+    """Slot t of step i predicts x_{t+2+i}, from the states [B, T, G] that the drafter fuses into its first feature.
+
+    Embeddings past the end are those of token 0; no row reads such a slot.
+    """
+    B, T = ids_BT.shape
+    shifted = F.pad(ids_BT[:, 1:], (0, num_steps - 1))
+    feature = drafter.fuse(states_BTG[:, :-1].to(drafter.fc.weight.dtype))
+    positions_1T = torch.arange(T - 1, device=ids_BT.device)[None]
+    cache: Cache = []
+    unrolled = Unrolled([], [])
+    for i in range(num_steps):
+        unrolled.features.append(feature)
+        embed = target.embed(shifted[:, i : i + T - 1]).to(feature.dtype)
+        hidden, feature = drafter.step(embed, feature, (positions_1T + i).expand(B, -1), cache)
+        unrolled.hiddens.append(hidden)
+    return unrolled
+
+
+def read_rollout(
+    drafter: FeatureDrafter,
+    target: Target,
+    batch: Batch,
+    states_BTG: Tensor,
+    last_hidden_BTG: Tensor,
+    num_steps: int,
+) -> Rows:
+    """The rows of `unroll`; `last_hidden_BTG` is the target's last hidden state."""
+    unrolled = unroll(drafter, target, batch.ids_BT, states_BTG, num_steps)
+
+    def gather(states: list[Tensor]) -> Tensor:
+        return torch.stack([h[batch.sequence_N, batch.position_N - 1 - i] for i, h in enumerate(states)])
+
+    return Rows(
+        gather(unrolled.hiddens),
+        gather([f.detach() for f in unrolled.features]) if drafter.lm_head.routes else None,
+        # the input token at every step is the one before the predicted one
+        target.embed(batch.at_answers(batch.ids_BT)).expand(num_steps, -1, -1),
+        batch.at_answers(last_hidden_BTG),
+        batch.next_ids_N,
+    )
