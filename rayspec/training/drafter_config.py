@@ -19,6 +19,8 @@ from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
+HIDDEN_STATES = ("online", "offline")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Settings):
@@ -109,7 +111,11 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTrainConfig(Settings):
-    """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe."""
+    """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe.
+
+    `hidden_states`: the target's, which drafters read along the answers: `online`, computed at each training step, or
+    `offline`, computed once for all drafters and stored under work_dir (`--plan` says how large they are).
+    """
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
@@ -118,6 +124,7 @@ class DrafterTrainConfig(Settings):
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     held_out: AnswersConfig = field(default_factory=lambda: AnswersConfig(count=128, greedy_share=1.0, seed=1))
     engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
+    hidden_states: str = "online"
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     drafters: list[DrafterEntry] = field(default_factory=list)
@@ -146,6 +153,8 @@ class DrafterTrainConfig(Settings):
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
                 f"it made, which drafters[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
+        if self.hidden_states not in HIDDEN_STATES:
+            raise ValueError(f"hidden_states must be one of {', '.join(HIDDEN_STATES)}, got {self.hidden_states!r}")
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

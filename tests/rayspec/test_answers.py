@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from answerers import answer_in_process, answerer, as_prompts, name_of
+from answerers import InTurn, answer_in_process, answerer, as_prompts, name_of
 
-from rayspec.training.data.answers import AnswersConfig, Request, check_index, make_answers, read_answers
+from rayspec.training.data.answers import AnswersConfig, check_index, make_answers, read_answers
+from rayspec.training.data.asking import Request
 from rayspec.training.frozen_target import FrozenTarget
 
 CONFIG = AnswersConfig(
@@ -57,12 +58,12 @@ def test_a_resumed_run_keeps_its_shards_and_makes_the_rest(tiny_target: FrozenTa
         asked.append(len(requests))
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return own(requests)
+        return own.answer(requests)
 
     with pytest.raises(KeyboardInterrupt):
-        make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), interrupted)
-    assert [file.name for file in folder.glob("*.safetensors")] == ["answers-00000.safetensors"]
-    make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), interrupted)
+        make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), InTurn(interrupted))
+    assert [file.name for file in folder.glob("answers-*")] == ["answers-00000.parquet"]
+    make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), InTurn(interrupted))
     assert asked == [4, 4, 4, 2], "the first shard is not made again"
     assert read_answers(folder).sha256 == read_answers(tmp_path / "whole" / "answers").sha256
 
