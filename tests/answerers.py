@@ -11,7 +11,6 @@ from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, mak
 from rayspec.training.data.asking import Asking, Request
 from rayspec.training.frozen_target import FrozenTarget
 
-
 T = TypeVar("T")
 
 

@@ -1,7 +1,7 @@
 """Pieces of work handed to engines one by one: an engine that has finished one takes the next, and waits for no other.
 
-When an engine dies, its piece goes back to the front of the queue, where whichever engine is free begins it anew, and the
-engine is started again, at most `restarts` times; then the others go on without it. Knows no Ray: `wait` does.
+When an engine dies, its piece goes back to the front of the queue, where whichever engine is free begins it anew, and
+the engine is started again, at most `restarts` times; then the others go on without it. Knows no Ray: `wait` does.
 """
 
 from __future__ import annotations

@@ -115,6 +115,10 @@ def _read_parquet(file: Path) -> Shard:
     except pa.ArrowException as error:
         raise ValueError(f"{file} holds no answers ({error}); name another folder") from error
 
+    gaps = [name for name in SCHEMA.names if table.column(name).null_count]
+    if gaps:
+        raise ValueError(f"{file} holds no answers ({gaps[0]} has gaps); name another folder")
+
     def flat(name: str) -> pa.Array:
         return table.column(name).combine_chunks()
 
