@@ -282,7 +282,7 @@ def _compute(
     for start in range(chunk.start, chunk.stop, config.recipe.batch_size):
         numbers = range(start, min(start + config.recipe.batch_size, chunk.stop))
         lengths = own.answers.length_N[numbers.start : numbers.stop].tolist()
-        ids_BT = own.answers.token_ids_NL[numbers.start : numbers.stop, : max(lengths)].long()
+        ids_BT = own.answers.token_ids_NL[numbers.start : numbers.stop, : max(lengths)].long().to(target.head_VG.device)
         with autocast(config.recipe):
             if taps:
                 tapped, last_BTG = target.features(ids_BT, taps)
