@@ -175,13 +175,13 @@ def training_cost(
     body_flops = (2 if drafter.is_body_frozen else 6) * drafter.body * passes * tokens
     head_flops = drafter.positions * (6 * drafter.trained_head + 4 * drafter.frozen_head) * rows
     is_stored = config.hidden_states == "offline"
-    pass_flops = 0 if is_stored else 2 * target.active * tokens
+    pass_flops, of_pass = (0, "") if is_stored else (2 * target.active * tokens, "2 Pa x tokens + ")
     hours = gpu.hours(pass_flops + 2 * target.head * rows + body_flops + head_flops)
     per_body = f"{2 if drafter.is_body_frozen else 6} D {'K ' if drafter.reuses else ''}x tokens"
     line = (
         f"{name}: {tokens:.3g} tokens (steps x B x L), {rows:.3g} of them answers, K = {drafter.positions}, "
         f"D = {_millions(drafter.body)}, Ht = {_millions(drafter.trained_head)}, "
-        f"Hf = {_millions(drafter.frozen_head)}: {_hours(hours)} = ({'' if is_stored else '2 Pa x tokens + '}2 G V x answers + {per_body} + "
+        f"Hf = {_millions(drafter.frozen_head)}: {_hours(hours)} = ({of_pass}2 G V x answers + {per_body} + "
         "K (6 Ht + 4 Hf) x answers) / FLOP/s"
     )
     return line, hours
