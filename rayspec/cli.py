@@ -9,6 +9,7 @@ from rayspec.job import run
 
 COMMANDS = {
     "fetch": "bring a target model to this machine",
+    "prepare": "make what drafters are trained on: the target's answers",
     "train": "train draft heads on the target's own answers",
     "calibrate": "count what reduced heads keep: vocabularies, clusters, affinities",
     "sweep": "measure drafters against plain decoding",

@@ -1,16 +1,39 @@
 """A target's answers without an engine: Hugging Face's own `generate`, one request at a time."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from rayspec.training.data.answers import Answerer, AnswersConfig, Prompt, Request, TargetName, make_answers
+from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers
+from rayspec.training.data.asking import Asking, Request
 from rayspec.training.frozen_target import FrozenTarget
 
+T = TypeVar("T")
 
-def answerer(target: FrozenTarget) -> Answerer:
+
+class InTurn:
+    """A pool of one that answers by `answer`, piece after piece."""
+
+    def __init__(self, answer: Callable[[Sequence[Request]], list[list[int]]]) -> None:
+        self.answer = answer
+
+    def run(self, pieces: Mapping[int, Callable[[], Asking[T]]]) -> Iterator[tuple[int, T]]:
+        for number in sorted(pieces):
+            yield number, self.finish(pieces[number]())
+
+    def finish(self, asking: Asking[T]) -> T:
+        try:
+            requests = next(asking)
+            while True:
+                requests = asking.send(self.answer(requests))
+        except StopIteration as end:
+            return end.value
+
+
+def answerer(target: FrozenTarget) -> InTurn:
     """What is drawn depends on nothing but the number of requests before it."""
     seeds = itertools.count()
 
@@ -29,7 +52,7 @@ def answerer(target: FrozenTarget) -> Answerer:
             )
         return whole[0, ids.shape[1] :].tolist()
 
-    return lambda requests: [one(request) for request in requests]
+    return InTurn(lambda requests: [one(request) for request in requests])
 
 
 def answer_in_process(

@@ -13,6 +13,7 @@ from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.sources.kinds import Context, TargetAnswers
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.identity import differences
+from rayspec.training.data.shards import shard_files
 from sglang_ext.folders import check_place
 
 
@@ -98,7 +99,7 @@ def _held_out(config: CalibrationConfig) -> TargetAnswers | None:
     if config.held_out is not None:
         return TargetAnswers(answers=config.held_out)
     folder = config.work_folder / "held_out"
-    return TargetAnswers(answers=str(folder)) if any(folder.glob("answers-*.safetensors")) else None
+    return TargetAnswers(answers=str(folder)) if shard_files(folder) else None
 
 
 def describe(prepared: Prepared) -> list[str]:

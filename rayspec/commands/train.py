@@ -1,7 +1,8 @@
 """Train draft heads: rayspec train --config configs/train/drafters.yaml [key=value ...] [--plan]
 
 Makes the target's answers where they are missing, then trains and exports every head of the config. The same command
-continues after an interruption. Exits 0 when every drafter is exported, 2 for a config that cannot run.
+continues after an interruption. Exits 0 when every drafter is exported, 1 where engines cannot answer, 2 for a config
+that cannot run.
 """
 
 import argparse
@@ -23,11 +24,20 @@ def main(arguments: list[str]) -> int:
         from rayspec.training.drafter_config import DrafterTrainConfig
 
         config = load_config(DrafterTrainConfig, options.config, options.overrides)
-        from rayspec.training.drafter_runs import plan, train_all  # imports torch; a typing error should not wait
+        from rayspec.farm.runtime import EngineFailed  # imports torch; a typing error should not wait
+        from rayspec.training.drafter_runs import plan, train_all
 
         print("\n".join(plan(config)), flush=True)
-        if not options.plan:
-            train_all(config)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
+        return 2
+    if options.plan:
+        return 0
+    try:
+        train_all(config)
+    except EngineFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2

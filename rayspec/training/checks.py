@@ -30,11 +30,8 @@ def check_config(config: DrafterTrainConfig) -> None:
     _check_device(config)
     check_weights(config.target_folder)
     target = FrozenTarget.without_weights(config.target_folder)
-    for path, setting in ((config.output_folder, "output_dir"), (config.work_folder, "work_dir")):
-        check_parents(path / "any", f"{setting} is {path}")
-    check_overrides(config.engines.extra, "engines.extra")
-    if config.engines.dtype is not None:
-        check_overrides({"dtype": config.engines.dtype}, "engines")
+    check_parents(config.output_folder / "any", f"output_dir is {config.output_folder}")
+    _check_engines(config)
     if config.held_out.greedy_share == 0.0:
         raise ValueError("held_out.greedy_share is 0, but acceptance is measured along greedy answers; set it to 1")
     steps = config.evaluation.draft_steps
@@ -49,6 +46,24 @@ def check_config(config: DrafterTrainConfig) -> None:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
+    _check_sets(config, target)
+
+
+def check_answers(config: DrafterTrainConfig) -> None:
+    """`check_config` of what is made before the training alone."""
+    check_weights(config.target_folder)
+    _check_engines(config)
+    _check_sets(config, FrozenTarget.without_weights(config.target_folder))
+
+
+def _check_engines(config: DrafterTrainConfig) -> None:
+    check_parents(config.work_folder / "any", f"work_dir is {config.work_folder}")
+    check_overrides(config.engines.extra, "engines.extra")
+    if config.engines.dtype is not None:
+        check_overrides({"dtype": config.engines.dtype}, "engines")
+
+
+def _check_sets(config: DrafterTrainConfig, target: FrozenTarget) -> None:
     for name in ("answers", "held_out"):
         _check_answers(getattr(config, name), name, config.work_folder / name, target)
 

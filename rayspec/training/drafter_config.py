@@ -19,6 +19,8 @@ from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
+HIDDEN_STATES = ("online", "offline")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Settings):
@@ -147,6 +149,8 @@ DEVICES = ("auto", "cpu", "cuda")
 class DrafterTrainConfig(Settings):
     """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe.
 
+    `hidden_states`: the target's, which drafters read along the answers: `online`, computed at each training step, or
+    `offline`, computed once for all drafters and stored under work_dir (`--plan` says how large they are).
     `device`: auto takes a CUDA GPU where there is one, and under `workers` where they have one each. `workers`: None
     trains in this process.
     """
@@ -158,6 +162,7 @@ class DrafterTrainConfig(Settings):
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     held_out: AnswersConfig = field(default_factory=lambda: AnswersConfig(count=128, greedy_share=1.0, seed=1))
     engines: AnswerEnginesConfig = field(default_factory=AnswerEnginesConfig)  # that make the answers
+    hidden_states: str = "online"
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = DEVICES[0]
@@ -188,6 +193,8 @@ class DrafterTrainConfig(Settings):
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
                 f"it made, which drafters[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
+        if self.hidden_states not in HIDDEN_STATES:
+            raise ValueError(f"hidden_states must be one of {', '.join(HIDDEN_STATES)}, got {self.hidden_states!r}")
         self._check_workers()
         for name in ("checkpoint_every", "log_every"):
             if getattr(self, name) < 1:

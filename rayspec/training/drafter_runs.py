@@ -7,24 +7,16 @@ from typing import Any
 
 import torch
 
+from rayspec.home import tracking_uri
 from rayspec.identity import differences
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.checks import check_config
-from rayspec.training.data.answer_engines import answer_engines
-from rayspec.training.data.answers import (
-    AnswersConfig,
-    TargetName,
-    check_index,
-    make_answers,
-    missing_shards,
-    read_answers,
-)
-from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.prompts import check_source, evaluation_hashes, prompts_of
-from rayspec.training.data.self_prompts import prompt_hash
+from rayspec.training.data.answers import missing_shards, read_answers
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.hidden_states import with_states
+from rayspec.training.prepare import load_target, own_device, plan_sets, prepared_answers
 from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
@@ -34,7 +26,6 @@ from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
-SETS = ("answers", "held_out")
 ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
 
 
@@ -42,15 +33,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
     sha256 = target_sha256(config.target_folder)
     check_config(config)
-    lines = [f"target {config.target_folder} (sha256 {sha256[:12]})"]
-    for name in SETS:
-        settings: AnswersConfig = getattr(config, name)
-        check_source(settings, name)
-        folder = config.work_folder / name
-        check_index(folder, sha256, settings)
-        missing = len(missing_shards(folder, settings))
-        state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
-        lines.append(f"{name}: {settings.count} sequences from {settings.prompts} in {folder}: {state}")
+    lines = [f"target {config.target_folder} (sha256 {sha256[:12]})", *plan_sets(config, sha256)]
     r = config.recipe
     lines.append(f"trained {_where(config)}")
     lines.append(
@@ -89,13 +72,14 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
             todo.append(head)
     if not todo:
         return results
-    _make_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
-    answers, held_out = (read_answers(config.work_folder / name) for name in SETS)
-    print(f"{answers.num_answer_tokens} answer tokens to train on, {held_out.num_answer_tokens} held out", flush=True)
-    # not before: on a GPU the engines that make the answers want its memory
-    target = FrozenTarget.load(
-        config.target_folder, config.recipe.target_dtype, device=own_device(config), sha256=sha256
-    )
+    if config.mlflow:
+        from rayspec.tracking import connect  # seconds of import, not paid where it is off
+
+        connect(tracking_uri())  # a store that does not answer should not wait for the answers
+    # the target is not loaded before: on a GPU the engines that make the answers want its memory
+    named = replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256)
+    answers, held_out = sets = prepared_answers(config, named)
+    target = with_states(config, load_target(config, sha256), sets)
     for head in todo:
         if config.workers is None:
             acceptance = train_drafter(config, head, target, answers, held_out)
@@ -109,13 +93,6 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
         if served is not None:
             print(f"{head.name}: {served}", flush=True)
     return results
-
-
-def own_device(config: DrafterTrainConfig) -> torch.device:
-    """Where this process computes: it trains, or, beside workers that do, no more than checks what was trained."""
-    if config.workers is not None or config.device == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda" if config.device == "cuda" or torch.cuda.is_available() else "cpu")
 
 
 def _where(config: DrafterTrainConfig) -> str:
@@ -172,33 +149,3 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
             "choose another output_dir"
         )
     return True
-
-
-def _make_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
-    """The answers of both sets where shards are missing, the held-out ones first: no prompt of theirs is trained on."""
-    todo: dict[str, AnswersConfig] = {name: getattr(config, name) for name in SETS[::-1]}
-    for name, settings in todo.items():
-        check_index(config.work_folder / name, target.sha256, settings)
-    if not any(missing_shards(config.work_folder / name, settings) for name, settings in todo.items()):
-        return
-    chat = ChatTemplate.of(target.tokenizer) if target.tokenizer.chat_template else None
-    longest = max(settings.most_tokens for settings in todo.values())
-    logs = config.work_folder / "logs"
-    print(f"starting {config.engines.count} engine(s) for the answers; log in {logs}", flush=True)
-    avoid = evaluation_hashes()
-    made = len([*config.work_folder.glob("*/answers-*"), *config.work_folder.glob("*/prompts-*")])
-    seed = 1000 * config.answers.seed + made  # a resumed run must not draw again what it has
-    with answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs, seed) as answer:
-        for name, settings in todo.items():
-            prompts = prompts_of(
-                settings, name, config.work_folder, config.corpus, target.tokenizer, chat, answer, avoid
-            )
-            make_answers(
-                config.work_folder / name,
-                TargetName(config.target_name, target.sha256),
-                settings,
-                prompts,
-                answer,
-                chat,
-            )
-            avoid |= {prompt_hash(prompt.text) for prompt in prompts}

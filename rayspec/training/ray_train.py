@@ -27,6 +27,8 @@ from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import Group
+from rayspec.training.hidden_states import with_states
+from rayspec.training.prepare import SETS
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +105,8 @@ def _work(asked: dict[str, Any]) -> dict[str, Any] | FloatingPointError | None:
             shards=init_device_mesh(device.type, (group.size,)) if workers.shard_target else None,
             sha256=asked["target_sha256"],
         )
-        answers, held_out = (read_answers(config.work_folder / name) for name in ("answers", "held_out"))
+        answers, held_out = sets = tuple(read_answers(config.work_folder / name) for name in SETS)
+        target = with_states(config, target, sets)  # which are stored by now
         try:
             return train_drafter(config, asked["head"], target, answers, held_out, group=group).to_dict()
         except FloatingPointError as error:

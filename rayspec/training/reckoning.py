@@ -133,6 +133,13 @@ def reckon(config: DrafterTrainConfig, gpu: Gpu = H100) -> list[str]:
         line, own = training_cost(name, config, size, drafter, gpu)
         lines.append(line)
         hours += own
+    if config.hidden_states == "offline":
+        tokens = sum(s.count * s.most_tokens for s in (config.answers, config.held_out))
+        own = gpu.hours(2 * size.active * tokens)
+        hours += own
+        lines.append(
+            f"hidden states: {tokens:.3g} tokens, once for all drafters: {_hours(own)} = 2 Pa x tokens / FLOP/s"
+        )
     lines.append(memory_line(config, target, size, list(drafters.values())))
     lines.append(f"in all {_hours(hours)}, to which evaluation and starts come")
     return lines
@@ -168,12 +175,14 @@ def training_cost(
     passes = drafter.positions if drafter.reuses else 1
     body_flops = (2 if drafter.is_body_frozen else 6) * drafter.body * passes * tokens
     head_flops = drafter.positions * (6 * drafter.trained_head + 4 * drafter.frozen_head) * rows
-    hours = gpu.hours(2 * target.active * tokens + 2 * target.head * rows + body_flops + head_flops)
+    is_stored = config.hidden_states == "offline"
+    pass_flops, of_pass = (0, "") if is_stored else (2 * target.active * tokens, "2 Pa x tokens + ")
+    hours = gpu.hours(pass_flops + 2 * target.head * rows + body_flops + head_flops)
     per_body = f"{2 if drafter.is_body_frozen else 6} D {'K ' if drafter.reuses else ''}x tokens"
     line = (
         f"{name}: {tokens:.3g} tokens (steps x B x L), {rows:.3g} of them answers, K = {drafter.positions}, "
         f"D = {_millions(drafter.body)}, Ht = {_millions(drafter.trained_head)}, "
-        f"Hf = {_millions(drafter.frozen_head)}: {_hours(hours)} = (2 Pa x tokens + 2 G V x answers + {per_body} + "
+        f"Hf = {_millions(drafter.frozen_head)}: {_hours(hours)} = ({of_pass}2 G V x answers + {per_body} + "
         "K (6 Ht + 4 Hf) x answers) / FLOP/s"
     )
     return line, hours

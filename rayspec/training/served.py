@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from rayspec.training.acceptance import greedy_sequences, verify_steps
-from rayspec.training.data.answer_engines import sampling_params
-from rayspec.training.data.answers import AnswerSet, Request
+from rayspec.training.data.answers import AnswerSet
+from rayspec.training.data.asking import Request
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -94,6 +94,7 @@ def _serve(
     """(what SGLang answered, verify steps in all). Raises EngineFailed."""
     from rayspec.farm.actor import RuntimeHandle, cluster
     from rayspec.farm.runtime import EngineSpec
+    from rayspec.training.data.engine_pool import sampling_params
 
     longest = max(map(len, prompts)) + config.held_out.answer_tokens + draft_steps
     spec = EngineSpec(

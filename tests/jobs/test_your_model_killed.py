@@ -107,7 +107,7 @@ class Job:
 
     def stamps(self) -> dict[Path, int]:
         """When each file was last written that a stage leaves for good."""
-        kept = ("training/*/*/answers-*.safetensors", "drafters/**/*", "calibrations/**/*")
+        kept = ("training/*/*/answers-*.parquet", "drafters/**/*", "calibrations/**/*")
         return {f: f.stat().st_mtime_ns for glob in kept for f in self.home.glob(glob) if f.is_file()}
 
 
@@ -122,7 +122,7 @@ def test_killed_in_three_stages_it_makes_nothing_twice(
     work = job.home / "training" / "tiny"
 
     job.start()
-    job.kill_when("answers are made", lambda: any(work.glob("answers/answers-*.safetensors")))
+    job.kill_when("answers are made", lambda: any(work.glob("answers/answers-*.parquet")))
     shards = job.stamps()
     assert 1 <= len([f for f in shards if f.parent.name == "answers"]) < SHARDS, "in the middle"
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from answerers import InTurn
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rayspec.training.data.answers import Request
+from rayspec.training.data.asking import Request
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -30,15 +31,16 @@ def chat_tokenizer(folder: Path, template: str | None = TURNS, eos: str = "<|im_
     return tokenizer
 
 
-class Scripted:
+class Scripted(InTurn):
     """Gives each batch of requests what `script` says, and remembers what was asked; a batch of None is a Ctrl-C."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *script: Sequence[str] | None) -> None:
         self.tokenizer = tokenizer
         self.script: Iterator[Sequence[str] | None] = iter(script)
         self.asked: list[list[Request]] = []
+        super().__init__(self.said)
 
-    def __call__(self, requests: Sequence[Request]) -> list[list[int]]:
+    def said(self, requests: Sequence[Request]) -> list[list[int]]:
         self.asked.append(list(requests))
         said = next(self.script)
         if said is None:

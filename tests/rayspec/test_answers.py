@@ -2,12 +2,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from answerers import answer_in_process, answerer, as_prompts, name_of
+from answerers import InTurn, answer_in_process, answerer, as_prompts, name_of
+from safetensors.torch import save_file
 
-from rayspec.training.data.answers import AnswersConfig, Request, check_index, make_answers, read_answers
+from rayspec.training.data.answers import AnswersConfig, check_index, make_answers, read_answers
+from rayspec.training.data.asking import Request
+from rayspec.training.data.shards import read_shard, shard_files
 from rayspec.training.frozen_target import FrozenTarget
 
 CONFIG = AnswersConfig(
@@ -57,14 +62,118 @@ def test_a_resumed_run_keeps_its_shards_and_makes_the_rest(tiny_target: FrozenTa
         asked.append(len(requests))
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return own(requests)
+        return own.answer(requests)
 
     with pytest.raises(KeyboardInterrupt):
-        make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), interrupted)
-    assert [file.name for file in folder.glob("*.safetensors")] == ["answers-00000.safetensors"]
-    make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), interrupted)
+        make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), InTurn(interrupted))
+    assert [file.name for file in folder.glob("answers-*")] == ["answers-00000.parquet"]
+    make_answers(folder, name_of(tiny_target), greedy, as_prompts(prompts()), InTurn(interrupted))
     assert asked == [4, 4, 4, 2], "the first shard is not made again"
     assert read_answers(folder).sha256 == read_answers(tmp_path / "whole" / "answers").sha256
+
+
+def drawn(target: FrozenTarget) -> InTurn:
+    """What is drawn hangs on the request alone, as from engines that take its seed."""
+
+    def one(request: Request) -> list[int]:
+        generator = torch.Generator().manual_seed(request.seed or 0)
+        return torch.randint(1, 257, (request.max_new_tokens - 2,), generator=generator).tolist()
+
+    return InTurn(lambda requests: [one(r) for r in requests])
+
+
+def test_a_shard_hangs_on_its_number_and_the_seed_alone(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    """Made whatever else was made before it, and from a seed of its own for each sequence and set."""
+
+    class Backwards(InTurn):
+        def run(self, pieces: Any) -> Any:
+            return reversed(list(super().run(pieces)))
+
+    target, drawing = name_of(tiny_target), drawn(tiny_target)
+    make_answers(tmp_path / "a" / "answers", target, CONFIG, as_prompts(prompts()), drawing)
+    make_answers(tmp_path / "b" / "answers", target, CONFIG, as_prompts(prompts()), Backwards(drawing.answer))
+    (tmp_path / "b" / "answers" / "answers-00001.parquet").unlink()
+    make_answers(tmp_path / "b" / "answers", target, CONFIG, as_prompts(prompts()), drawing)
+    one, other = (read_answers(tmp_path / name / "answers") for name in "ab")
+    assert one.sha256 == other.sha256
+    make_answers(tmp_path / "held_out", target, CONFIG, as_prompts(prompts()), drawing)
+    make_answers(tmp_path / "c" / "answers", target, replace(CONFIG, seed=4), as_prompts(prompts()), drawing)
+    answers = [
+        ids[n : n + 10].tolist()
+        for rows in (one, read_answers(tmp_path / "held_out"), read_answers(tmp_path / "c" / "answers"))
+        for ids, n, t in zip(rows.token_ids_NL, rows.prompt_length_N, rows.temperature_N, strict=True)
+        if t > 0
+    ]
+    assert len({tuple(ids) for ids in answers}) == 15
+
+
+def test_anyone_can_read_a_shard(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    answer_in_process(tmp_path, tiny_target, CONFIG, prompts())
+    frame = pd.read_parquet(tmp_path / "answers-00001.parquet")
+    assert frame["id"].tolist() == [4, 5, 6, 7]
+    assert frame["prompt"].tolist() == [str(ids) for ids in prompts()[4:8]]
+    stored = read_answers(tmp_path)
+    for n, row in zip(range(4, 8), frame.itertuples(), strict=True):
+        assert row.token_ids.tolist() == stored.token_ids_NL[n, : stored.length_N[n]].tolist()
+        assert row.loss_mask.tolist() == [i >= row.prompt_length for i in range(len(row.token_ids))]
+        assert row.temperature == pytest.approx(CONFIG.temperature_of(n))
+
+
+def as_before(folder: Path, number: int) -> None:
+    """A shard in the form of earlier releases."""
+    file = shard_files(folder)[number]
+    shard = read_shard(file)
+    width = int(shard.length_N.max())
+    tensors = {
+        "token_ids": shard.padded(shard.ids_M, width),
+        "loss_mask": shard.padded(shard.mask_M, width),
+        "prompt_length": shard.prompt_length_N,
+        "length": shard.length_N,
+        "temperature": shard.temperature_N,
+    }
+    save_file(tensors, file.with_suffix(".safetensors"))
+    file.unlink()
+
+
+def test_a_folder_of_an_earlier_release_is_read_and_grows(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    greedy = replace(CONFIG, greedy_share=1.0, count=8)
+    answer_in_process(tmp_path, tiny_target, greedy, prompts())
+    before = read_answers(tmp_path)
+    for number in (0, 1):
+        as_before(tmp_path, number)
+    after = read_answers(tmp_path)
+    for name in ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N", "temperature_N"):
+        assert torch.equal(getattr(before, name), getattr(after, name)), name
+    answer_in_process(tmp_path, tiny_target, replace(greedy, count=10), prompts())
+    suffixes = [file.suffix for file in shard_files(tmp_path).values()]
+    assert suffixes == [".safetensors", ".safetensors", ".parquet"]
+    assert torch.equal(read_answers(tmp_path).token_ids_NL[:8, : before.token_ids_NL.shape[1]], before.token_ids_NL)
+
+
+def test_what_is_no_shard_is_refused(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    answer_in_process(tmp_path, tiny_target, CONFIG, prompts())
+    file = tmp_path / "answers-00001.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"answers-00001.parquet is no whole Parquet file .*delete it to have it made"):
+        read_answers(tmp_path)
+    pd.DataFrame({"id": [1], "token_ids": [[1, 2]]}).to_parquet(file)
+    with pytest.raises(ValueError, match=r"00001.parquet holds no answers \(loss_mask, prompt, prompt_length, temper"):
+        read_answers(tmp_path)
+    frame = pd.read_parquet(tmp_path / "answers-00000.parquet")
+    frame.assign(loss_mask=[[True]] * len(frame)).to_parquet(file)
+    with pytest.raises(ValueError, match="loss_mask is not as long as token_ids"):
+        read_answers(tmp_path)
+    frame.assign(token_ids="text").to_parquet(file)
+    with pytest.raises(ValueError, match=r"00001.parquet holds no answers"):
+        read_answers(tmp_path)
+    frame.assign(temperature=None).to_parquet(file)
+    with pytest.raises(ValueError, match="temperature has gaps"):
+        read_answers(tmp_path)
+    file.write_bytes(whole)
+    file.with_suffix(".safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"holds shard 00001 twice, as .parquet and .safetensors; delete one"):
+        read_answers(tmp_path)
 
 
 def test_answers_of_another_target_are_refused(tiny_target: FrozenTarget, tmp_path: Path) -> None:

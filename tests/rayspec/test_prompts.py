@@ -9,7 +9,7 @@ import pytest
 from chats import HARMONY, SYSTEM, TURNS, Scripted, chat_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from rayspec.training import drafter_runs
+from rayspec.training import prepare
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import check_source, evaluation_hashes, hashes, prompts_of
@@ -107,7 +107,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
 
         def __exit__(self, *_: Any) -> None: ...
 
-    monkeypatch.setattr(drafter_runs, "answer_engines", Engines)
+    monkeypatch.setattr(prepare, "answer_engines", Engines)
     config = DrafterTrainConfig(
         target=str(tiny_target_folder),
         work_dir=str(tmp_path),
@@ -115,7 +115,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
         drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
     )
-    drafter_runs._make_answers(config, target)
+    prepare.make_all_answers(config, target)
     chat = ChatTemplate.of(tokenizer)
     for name, texts in (("held_out", [fig]), ("answers", [elm, oak])):
         rows = read_answers(tmp_path / name)

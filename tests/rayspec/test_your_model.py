@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answerers import InTurn
 from fixture_models import TARGET
 from planned_home import make_calibrations, make_drafter, make_target, make_workloads
 from published import publish
@@ -94,7 +95,8 @@ def _answers(folder: Path, target: FrozenTarget) -> None:
     sets: dict[str, AnswersConfig] = {"answers": settings.answers, "held_out": settings.held_out}
     for part, asked in sets.items():
         few = dataclasses.replace(asked, count=1, batch_size=1)
-        make_answers(folder / part, name, few, [Prompt("a", [5] * 9)], lambda requests: [[6, 7, 0] for _ in requests])
+        said = InTurn(lambda requests: [[6, 7, 0] for _ in requests])
+        make_answers(folder / part, name, few, [Prompt("a", [5] * 9)], said)
 
 
 def _promote() -> None:

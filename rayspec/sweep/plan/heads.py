@@ -21,6 +21,7 @@ from rayspec.sweep.plan.head_values import OWN, combinations, label
 from rayspec.sweep.plan.made_heads import MadeHead
 from rayspec.sweep.shape import split_shape
 from rayspec.training.data.answers import read_answers, read_index
+from rayspec.training.data.shards import shard_files
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import is_only_used_otherwise
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
@@ -48,7 +49,7 @@ class HeadPlanner:
     def answers(self) -> tuple[Path, str] | None:
         """The folder of this target's own, and their fingerprint, where rayspec train has made them."""
         folder = home() / "training" / target_name(self.config.target) / "answers"
-        if not Path(self.target_folder).is_dir() or not any(folder.glob("answers-*.safetensors")):
+        if not Path(self.target_folder).is_dir() or not shard_files(folder):
             return None
         made_by = read_index(folder, "make the answers again with rayspec train")["target_sha256"]
         return (folder, read_answers(folder).sha256) if made_by == target_sha256(self.target_folder) else None

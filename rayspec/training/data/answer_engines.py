@@ -1,4 +1,4 @@
-"""The target's answers from SGLang engines on Ray: the requests of a batch are spread over all of them."""
+"""SGLang engines on Ray that answer, each piece of work by one of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayspec.training.data.answers import Answerer, Request
 from sglang_ext.settings import Settings
+
+if TYPE_CHECKING:
+    from rayspec.farm.actor import RuntimeHandle
+    from rayspec.training.data.engine_pool import EnginePool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class AnswerEnginesConfig(Settings):
     max_running_requests: int = 128
     start_timeout_s: float = 1200.0
     batch_timeout_s: float = 7200.0
+    restarts: int = 3  # of an engine that died; one that dies more often is left out
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 
     def __post_init__(self) -> None:
@@ -32,6 +36,8 @@ class AnswerEnginesConfig(Settings):
         for name in ("start_timeout_s", "batch_timeout_s", "num_cpus"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"engines.{name} must be above 0, got {getattr(self, name)}")
+        if self.restarts < 0:
+            raise ValueError(f"engines.restarts must be at least 0 (none), got {self.restarts}")
         if self.num_gpus < 0:
             raise ValueError(f"engines.num_gpus must be at least 0, got {self.num_gpus}")
         if self.num_threads is not None and self.num_threads < 1:
@@ -43,11 +49,15 @@ class AnswerEnginesConfig(Settings):
 @contextlib.contextmanager
 def answer_engines(
     config: AnswerEnginesConfig, target: str, longest: int, stop_ids: Sequence[int], log_folder: Path, seed: int
-) -> Iterator[Answerer]:
-    """Engines of the target folder, ended with the block. `longest`: tokens of prompt and answer; `seed`: of what is
-    drawn, another one for each start. Raises EngineFailed from whatever is called."""
-    from rayspec.farm.actor import RuntimeHandle, cluster  # Ray takes a second
+) -> Iterator[EnginePool]:
+    """Engines of the target folder, one of them up, all ended with the block. `longest`: tokens of prompt and answer;
+    `seed`: of what is drawn by engines that take no seed of a request, another one for each start. Raises EngineFailed
+    from whatever is called."""
+    import ray  # takes a second
+
+    from rayspec.farm.actor import RuntimeHandle, cluster
     from rayspec.farm.runtime import EngineSpec
+    from rayspec.training.data.engine_pool import EnginePool
 
     overrides = {
         "max_running_requests": config.max_running_requests,
@@ -56,45 +66,34 @@ def answer_engines(
         **({} if config.dtype is None else {"dtype": config.dtype}),
         **config.extra,
     }
-    specs = [
-        EngineSpec(target=target, num_threads=config.num_threads, overrides={**overrides, "random_seed": seed + n})
-        for n in range(config.count)
-    ]
-    with cluster(None, min_cpus=config.count * config.num_cpus), contextlib.ExitStack() as stack:
-        handles = [
-            RuntimeHandle(
-                spec,
-                log_folder / f"answers-{n}.log",
-                num_cpus=config.num_cpus,
-                num_gpus=config.num_gpus,
-                block_timeout_s=config.batch_timeout_s,
-            )
-            for n, spec in enumerate(specs)
-        ]
-        for handle in handles:
-            stack.callback(handle.stop)
-        starts = [handle.begin_start() for handle in handles]
-        for handle, start in zip(handles, starts, strict=True):
-            handle.finish_start(start, config.start_timeout_s)
 
-        def answer(requests: Sequence[Request]) -> list[list[int]]:
-            parts = [requests[n :: len(handles)] for n in range(len(handles))]
-            begun = [
-                h.begin_generate([list(r.prompt_ids) for r in part], [sampling_params(r, stop_ids) for r in part])
-                for h, part in zip(handles, parts, strict=True)
-            ]
-            answers: list[list[int]] = [[] for _ in requests]
-            for n, (handle, ref) in enumerate(zip(handles, begun, strict=True)):
-                answers[n :: len(handles)] = [g.output_ids for g in handle.finish_generate(ref)]
-            return answers
+    def make(place: int, start: int) -> RuntimeHandle:
+        own_seed = {"random_seed": seed + place + start * config.count}
+        return RuntimeHandle(
+            EngineSpec(target=target, num_threads=config.num_threads, overrides={**overrides, **own_seed}),
+            log_folder / (f"answers-{place}.log" if start == 0 else f"answers-{place}.restart-{start}.log"),
+            num_cpus=config.num_cpus,
+            num_gpus=config.num_gpus,
+            block_timeout_s=config.batch_timeout_s,
+        )
 
-        yield answer
+    def wait(refs: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+        return ray.wait(list(refs), num_returns=1, timeout=timeout_s)[0]
 
-
-def sampling_params(request: Request, stop_ids: Sequence[int]) -> dict[str, Any]:
-    return {
-        "temperature": request.temperature,
-        "max_new_tokens": request.max_new_tokens,
-        "stop_token_ids": [*stop_ids, *request.stop_ids],
-        "skip_special_tokens": False,
-    }
+    pool = EnginePool(
+        config.count,
+        make,
+        wait,
+        stop_ids=stop_ids,
+        restarts=config.restarts,
+        start_timeout_s=config.start_timeout_s,
+        batch_timeout_s=config.batch_timeout_s,
+    )
+    with cluster(None, min_cpus=config.count * config.num_cpus):
+        try:
+            pool.start()
+            yield pool
+        except BaseException:
+            pool.kill()
+            raise
+        pool.stop()

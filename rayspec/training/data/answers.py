@@ -1,34 +1,35 @@
 """The target's own answers: what drafters are trained and measured on.
 
-A folder of safetensors shards and `answers.json` (which target, which settings, totals). One shard is one batch of
-conversations; a killed run goes on with the first missing shard. N = sequences, L = longest sequence.
+A folder of shards (shards.py) and `answers.json` (which target, which settings, totals). One shard is one batch of
+conversations that one engine holds from turn to turn; what is in it depends on its number and the seed, and a killed
+run makes those that are missing. N = sequences, L = longest sequence.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 from rayspec.identity import differences
-from sglang_ext.folders import save_tensors
+from rayspec.training.data.asking import Asking, Pool, Request, seed_of
+from rayspec.training.data.shards import Row, read_shard, shard_files, write_shard
 from sglang_ext.settings import Settings
-from sglang_ext.whole import whole_file, write_whole
+from sglang_ext.whole import write_whole
 
 if TYPE_CHECKING:
     from rayspec.training.data.chat import ChatTemplate
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3  # 2: shards are safetensors, which are still read
 INDEX = "answers.json"
 # messages in the user's place; drawing them without a cut-off at top-p, which would sort the vocabulary at every token,
 # wants a lower temperature than the 1.0 of Magpie
@@ -103,20 +104,6 @@ class AnswersConfig(Settings):
 
 
 @dataclass(frozen=True)
-class Request:
-    """One continuation that the target is asked for."""
-
-    prompt_ids: Sequence[int]
-    temperature: float  # 0 = greedy
-    max_new_tokens: int
-    stop_ids: tuple[int, ...] = ()  # beside those of the target
-
-
-Answerer = Callable[[Sequence[Request]], list[list[int]]]
-"""Continues each prompt; the stop token that ended it is the last one."""
-
-
-@dataclass(frozen=True)
 class Prompt:
     """`ids`: up to where the first answer begins; `text`: what is asked. `later_turns`: what the user says after each
     answer."""
@@ -124,19 +111,6 @@ class Prompt:
     text: str
     ids: Sequence[int]
     later_turns: tuple[str, ...] = ()
-
-
-@dataclass
-class _Row:
-    """A sequence in the making."""
-
-    ids: list[int]
-    mask: list[bool]
-    later_turns: list[str] = field(default_factory=list)
-
-    def add(self, ids: Sequence[int], is_answer: bool) -> None:
-        self.ids += ids
-        self.mask += [is_answer] * len(ids)
 
 
 @dataclass(frozen=True)
@@ -176,10 +150,6 @@ class TargetName:
     sha256: str
 
 
-def shard_path(folder: Path, index: int) -> Path:
-    return folder / f"answers-{index:05d}.safetensors"
-
-
 def read_index(folder: Path, way_out: str) -> dict[str, Any]:
     """answers.json of a folder. Raises ValueError where it is none."""
     try:
@@ -210,7 +180,8 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
 
 
 def missing_shards(folder: Path, config: AnswersConfig) -> list[int]:
-    return [i for i in range(config.num_shards) if not shard_path(folder, i).is_file()]
+    there = shard_files(folder)
+    return [i for i in range(config.num_shards) if i not in there]
 
 
 def make_answers(
@@ -218,7 +189,7 @@ def make_answers(
     target: TargetName,
     config: AnswersConfig,
     prompts: Sequence[Prompt],
-    answer: Answerer,
+    pool: Pool,
     chat: ChatTemplate | None = None,
 ) -> None:
     """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns and for
@@ -232,125 +203,110 @@ def make_answers(
         "config": asdict(config),
     }
     write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
-    todo = missing_shards(folder, config)
-    with tqdm(desc=f"answers: {folder.name}", unit="shard", total=config.num_shards, disable=not todo) as bar:
-        bar.update(config.num_shards - len(todo))
-        for shard in todo:
-            first = shard * config.batch_size
-            numbers = range(first, min(first + config.batch_size, config.count))
-            rows = _converse(numbers, [prompts[n] for n in numbers], config, answer, chat)
-            temperature_B = torch.tensor([config.temperature_of(n) for n in numbers])
-            _write_shard(shard_path(folder, shard), [len(prompts[n].ids) for n in numbers], rows, temperature_B)
-            bar.set_postfix_str(f"{sum(sum(row.mask) for row in rows)} answer tokens in the last", refresh=False)
-            bar.update()
+    batches = {shard: batch_of(config, shard) for shard in missing_shards(folder, config)}
+    pieces = {
+        shard: partial(_converse, folder.name, numbers, [prompts[n] for n in numbers], config, chat)
+        for shard, numbers in batches.items()
+    }
+    with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not pieces) as bar:
+        bar.update(config.count - sum(map(len, batches.values())))
+        tokens, since = 0, time.monotonic()
+        for left, (shard, rows) in zip(reversed(range(len(pieces))), pool.run(pieces), strict=True):
+            write_shard(folder, shard, rows)
+            tokens += sum(sum(row.mask) for row in rows)
+            rate = tokens / (time.monotonic() - since)
+            bar.set_postfix_str(f"{rate:.0f} answer tokens/s, {left} of {config.num_shards} shards left", refresh=False)
+            bar.update(len(rows))
     answer_set = read_answers(folder)
     write_whole(folder / INDEX, json.dumps({**index, "totals": answer_set.provenance()}, indent=2) + "\n")
 
 
+def batch_of(config: AnswersConfig, shard: int) -> range:
+    """Numbers of the sequences of a shard."""
+    first = shard * config.batch_size
+    return range(first, min(first + config.batch_size, config.count))
+
+
 def _converse(
-    numbers: range,
-    prompts: Sequence[Prompt],
-    config: AnswersConfig,
-    answer: Answerer,
-    chat: ChatTemplate | None,
-) -> list[_Row]:
+    purpose: str, numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None
+) -> Asking[list[Row]]:
     """A batch of conversations, turn by turn. One goes on where its last answer was ended by the target itself."""
-    rows = [_Row(list(p.ids), [False] * len(p.ids), list(p.later_turns)) for p in prompts]
+    rows, later_turns = [], [list(prompt.later_turns) for prompt in prompts]
+    for n, prompt in zip(numbers, prompts, strict=True):
+        rows.append(Row(n, prompt.text, len(prompt.ids), config.temperature_of(n)))
+        rows[-1].add(prompt.ids, is_answer=False)
     active = list(range(len(rows)))
     turn = 0
     while active:
-        answers = _by_temperature(
-            [Request(rows[i].ids, config.temperature_of(numbers[i]), config.answer_tokens) for i in active], answer
-        )
+        requests = [
+            Request(row.ids, row.temperature, config.answer_tokens, seed=_seed(f"{purpose}/{turn}", row, config))
+            for row in (rows[i] for i in active)
+        ]
+        answers = yield from _by_temperature(requests)
         for i, ids in zip(active, answers, strict=True):
             rows[i].add(ids, is_answer=True)
         ended = [i for i, ids in zip(active, answers, strict=True) if len(ids) < config.answer_tokens]
         if turn == 0 and chat is not None:
-            asking = [i for i in ended if not rows[i].later_turns and config.has_follow_up(numbers[i])]
-            for i, text in zip(asking, _follow_ups([rows[i] for i in asking], config, answer, chat), strict=True):
-                rows[i].later_turns += [] if text is None else [text]
-        active = [i for i in ended if rows[i].later_turns]
+            asking = [i for i in ended if not later_turns[i] and config.has_follow_up(numbers[i])]
+            texts = yield from _follow_ups(purpose, [rows[i] for i in asking], config, chat)
+            for i, text in zip(asking, texts, strict=True):
+                later_turns[i] += [] if text is None else [text]
+        active = [i for i in ended if later_turns[i]]
         for i in active:
             assert chat is not None, "only chats have later turns"
-            rows[i].add(chat.next_turn(rows[i].later_turns.pop(0)), is_answer=False)
+            rows[i].add(chat.next_turn(later_turns[i].pop(0)), is_answer=False)
         turn += 1
     return rows
 
 
-def _by_temperature(requests: Sequence[Request], answer: Answerer) -> list[list[int]]:
+def _seed(purpose: str, row: Row, config: AnswersConfig) -> int | None:
+    return seed_of(purpose, config.seed, row.number) if row.temperature else None
+
+
+def _by_temperature(requests: Sequence[Request]) -> Asking[list[list[int]]]:
     """Requests of one temperature together: SGLang sorts the vocabulary for every token of a batch that mixes greedy
     ones with others."""
     answers: list[list[int]] = [[] for _ in requests]
     for temperature in sorted({r.temperature for r in requests}):
         own = [i for i, r in enumerate(requests) if r.temperature == temperature]
-        for i, ids in zip(own, answer([requests[i] for i in own]), strict=True):
+        found = yield [requests[i] for i in own]
+        for i, ids in zip(own, found, strict=True):
             answers[i] = ids
     return answers
 
 
-def _follow_ups(rows: Sequence[_Row], config: AnswersConfig, answer: Answerer, chat: ChatTemplate) -> list[str | None]:
+def _follow_ups(
+    purpose: str, rows: Sequence[Row], config: AnswersConfig, chat: ChatTemplate
+) -> Asking[list[str | None]]:
     """What the target, in the user's place, says next; None where that is nothing."""
     if not rows:
         return []
     opening = chat.encode(chat.reopen)
     stop = (chat.user_stop,)
-    requests = [Request([*row.ids, *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop) for row in rows]
-    return [chat.message(ids) or None for ids in answer(requests)]
-
-
-def _write_shard(path: Path, prompt_lengths: Sequence[int], rows: Sequence[_Row], temperature_B: Tensor) -> None:
-    width = max(len(row.ids) for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.int32)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for n, row in enumerate(rows):
-        ids[n, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int32)
-        mask[n, : len(row.ids)] = torch.tensor(row.mask)
-    tensors = {
-        "token_ids": ids,
-        "loss_mask": mask,
-        "prompt_length": torch.tensor(prompt_lengths, dtype=torch.int32),
-        "length": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
-        "temperature": temperature_B,
-    }
-    with whole_file(path) as draft:
-        save_tensors(tensors, draft)
-
-
-def _read_shard(file: Path) -> dict[str, Tensor]:
-    """Raises ValueError for a file that is not whole, or holds something else."""
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is no whole safetensors file ({error}); delete it to have it made again") from error
-    missing = {"token_ids", "loss_mask", "prompt_length", "length", "temperature"} - set(tensors)
-    if missing:
-        raise ValueError(f"{file} holds no answers ({', '.join(sorted(missing))} missing); name another folder")
-    return tensors
+    seeds = [seed_of(f"{purpose}/follow-up", config.seed, row.number) for row in rows]
+    found = yield [
+        Request([*row.ids, *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop, seed)
+        for row, seed in zip(rows, seeds, strict=True)
+    ]
+    return [chat.message(ids) or None for ids in found]
 
 
 def read_answers(folder: Path) -> AnswerSet:
     """All shards of a folder, padded to one width. Its name is the folder's, its sha256 that of the shards."""
-    files = sorted(folder.glob("answers-*.safetensors")) if os.path.isdir(folder) else []
+    files = list(shard_files(folder).values())
     if not files:
-        raise ValueError(f"no answers in {folder}; rayspec train makes them")
+        raise ValueError(f"no answers in {folder}; rayspec prepare makes them, and rayspec train before it trains")
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    shards = [_read_shard(file) for file in files]
-    width = max(s["token_ids"].shape[1] for s in shards)
-
-    def rows(name: str) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(s[name], (0, width - s[name].shape[1])) for s in shards])
-
-    def column(name: str) -> Tensor:
-        return torch.cat([s[name] for s in shards])
-
+    shards = [read_shard(file) for file in files]
+    width = max(int(shard.length_N.max()) for shard in shards)
     return AnswerSet(
         name=folder.name,
         sha256=digest.hexdigest(),
-        token_ids_NL=rows("token_ids"),
-        loss_mask_NL=rows("loss_mask"),
-        prompt_length_N=column("prompt_length"),
-        length_N=column("length"),
-        temperature_N=column("temperature"),
+        token_ids_NL=torch.cat([shard.padded(shard.ids_M, width) for shard in shards]),
+        loss_mask_NL=torch.cat([shard.padded(shard.mask_M, width) for shard in shards]),
+        prompt_length_N=torch.cat([shard.prompt_length_N for shard in shards]),
+        length_N=torch.cat([shard.length_N for shard in shards]),
+        temperature_N=torch.cat([shard.temperature_N for shard in shards]),
     )

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rayspec.training.data import corpus
-from rayspec.training.data.answers import Answerer, AnswersConfig, Prompt
+from rayspec.training.data.answers import AnswersConfig, Prompt
+from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.corpus import Encoder
 from rayspec.training.data.self_prompts import prompt_hash, write_prompts
@@ -55,7 +56,7 @@ def prompts_of(
     corpus_config: CorpusConfig,
     tokenizer: Encoder,
     chat: ChatTemplate | None,
-    answer: Answerer,
+    pool: Pool,
     avoid: Iterable[str] = (),
 ) -> list[Prompt]:
     """`config.count` prompts, none of whose hashes is in `avoid`. Raises ValueError where there are not as many."""
@@ -67,7 +68,7 @@ def prompts_of(
             "name a folder of text files, whose beginnings the target continues"
         )
     if config.prompts == SELF:
-        texts = write_prompts(work_folder / f"{name}_prompts", config, chat, answer, avoid)
+        texts = write_prompts(work_folder / f"{name}_prompts", config, chat, pool, avoid)
         return [Prompt(text, chat.first_turn(text)) for text in texts]
     return _of_workload(config, name, chat, set(avoid))
 

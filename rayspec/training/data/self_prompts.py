@@ -2,7 +2,8 @@
 
 A model tuned on conversations, given its template up to the first message of the user, writes such a message (Magpie,
 Xu et al. 2024, arXiv 2406.08464). What is unfinished, too short or long, degenerate or already there is left out.
-A folder of JSONL files of conversations, one for each batch; a killed run goes on behind the last whole one.
+A folder of JSONL files of conversations, one for each batch; a killed run goes on behind the last whole one. Engines
+write batches side by side: as many as it takes if every message is usable, then as many as are still missing.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-from rayspec.training.data.answers import WRITING_TEMPERATURE, Answerer, AnswersConfig, Request
+from rayspec.training.data.answers import WRITING_TEMPERATURE, AnswersConfig
+from rayspec.training.data.asking import Asking, Pool, Request, in_order, seed_of
 from rayspec.training.data.chat import ChatTemplate
 from sglang_ext.whole import write_whole
 
@@ -37,42 +40,61 @@ def is_sensible(text: str) -> bool:
 
 
 def write_prompts(
-    folder: Path, config: AnswersConfig, chat: ChatTemplate, answer: Answerer, avoid: Iterable[str] = ()
+    folder: Path, config: AnswersConfig, chat: ChatTemplate, pool: Pool, avoid: Iterable[str] = ()
 ) -> list[str]:
     """`config.count` different messages in `folder`; `avoid`: hashes of prompts that must not be among them. Raises
     ValueError where the target does not write as many."""
     folder.mkdir(parents=True, exist_ok=True)
     seen = set(avoid)
     found: list[str] = []
-    batch = 0
     most_batches = MAX_BATCHES_PER_WANTED * config.num_shards
+    batches = 0
     with tqdm(total=config.count, desc=f"{folder.name}: prompts written by the target", unit="prompt") as bar:
-        while len(found) < config.count:
-            file = folder / f"prompts-{batch:05d}.jsonl"
-            if not file.is_file():
-                if batch == most_batches:
-                    raise ValueError(
-                        f"the target wrote {len(found)} usable prompts in {batch * config.batch_size}, too few for "
-                        f"{config.count}; name a workload or a folder of texts with answers.prompts"
-                    )
-                texts = _new_prompts(config, chat, answer, seen)
-                write_whole(file, "".join(json.dumps({"turns": [text]}, ensure_ascii=False) + "\n" for text in texts))
-            texts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
-            seen |= {prompt_hash(text) for text in texts}
-            found += texts
+
+        def keep(texts: Sequence[str]) -> None:
+            nonlocal batches
+            seen.update(prompt_hash(text) for text in texts)
+            found.extend(texts)
+            batches += 1
             bar.update(min(len(texts), config.count - bar.n))
-            batch += 1
+
+        while len(found) < config.count and _file(folder, batches).is_file():
+            keep([json.loads(line)["turns"][0] for line in _file(folder, batches).read_text().splitlines()])
+        while len(found) < config.count:
+            if batches >= most_batches:
+                raise ValueError(
+                    f"the target wrote {len(found)} usable prompts in {batches * config.batch_size}, too few for "
+                    f"{config.count}; name a workload or a folder of texts with answers.prompts"
+                )
+            wanted = -(-(config.count - len(found)) // config.batch_size)
+            numbers = range(batches, min(batches + wanted, most_batches))
+            results = pool.run({n: partial(_new_messages, folder.name, n, config, chat) for n in numbers})
+            for number, messages in in_order(results, numbers):
+                texts = new_and_sensible(messages, seen)
+                lines = [json.dumps({"turns": [text]}, ensure_ascii=False) + "\n" for text in texts]
+                write_whole(_file(folder, number), "".join(lines))
+                keep(texts)
     return found[: config.count]
 
 
-def _new_prompts(config: AnswersConfig, chat: ChatTemplate, answer: Answerer, seen: Iterable[str]) -> list[str]:
+def _file(folder: Path, batch: int) -> Path:
+    return folder / f"prompts-{batch:05d}.jsonl"
+
+
+def _new_messages(purpose: str, batch: int, config: AnswersConfig, chat: ChatTemplate) -> Asking[list[str | None]]:
+    """One batch, None for each message that did not end."""
     openings = [config.openings[n % len(config.openings)] for n in range(config.batch_size)]
-    requests = [
-        Request(chat.encode(chat.opening + opening), WRITING_TEMPERATURE, config.max_prompt_tokens, (chat.user_stop,))
-        for opening in openings
+    found = yield [
+        Request(
+            chat.encode(chat.opening + opening),
+            WRITING_TEMPERATURE,
+            config.max_prompt_tokens,
+            (chat.user_stop,),
+            seed_of(purpose, config.seed, batch * config.batch_size + n),
+        )
+        for n, opening in enumerate(openings)
     ]
-    messages = [chat.message(ids, opening) for ids, opening in zip(answer(requests), openings, strict=True)]
-    return new_and_sensible(messages, seen)
+    return [chat.message(ids, opening) for ids, opening in zip(found, openings, strict=True)]
 
 
 def new_and_sensible(texts: Sequence[str | None], seen: Iterable[str]) -> list[str]:
