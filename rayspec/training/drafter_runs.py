@@ -49,7 +49,8 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         check_index(folder, sha256, settings)
         missing = len(missing_shards(folder, settings))
         state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
-        lines.append(f"{name}: {settings.count} sequences from {settings.prompts} in {folder}: {state}")
+        source = f"{settings.prompts} as given" if settings.as_given else settings.prompts
+        lines.append(f"{name}: {settings.count} sequences from {source} in {folder}: {state}")
     r = config.recipe
     lines.append(
         f"recipe: {r.num_steps} steps of {r.batch_size} sequences "

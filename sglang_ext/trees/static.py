@@ -167,9 +167,9 @@ class StaticProposer(Proposer):
                 own = [i for i, of in enumerate(places) if of == place]
                 if [ranks[i] for i in own] != list(range(len(own))):
                     raise ValueError(
-                        f"draft_tree has a node with children of the ranks {[ranks[i] for i in own]}; siblings that are "
-                        "drawn must have all ranks from 0 on: leave --speculative-use-rejection-sampling out, or use "
-                        "another tree"
+                        f"draft_tree has a node with children of the ranks {[ranks[i] for i in own]}; siblings can be "
+                        "drawn where they have all ranks from 0 on: leave --speculative-use-rejection-sampling out, or "
+                        "use another tree"
                     )
                 parents.append(path[-1])
                 children.append([level.nodes.start + i for i in own])

@@ -1,7 +1,7 @@
 """Verification of trees whose siblings were drawn without replacement, in plain torch for every device.
 
-B = requests, N = nodes of a tree, n = nodes with children, C = most children of a node, R = laws that siblings were drawn
-from, V = vocabulary.
+B = requests, N = nodes of a tree, n = nodes with children, C = most children of a node, R = laws that siblings were
+drawn from, V = vocabulary.
 """
 
 from typing import NamedTuple
@@ -23,11 +23,11 @@ class Siblings(NamedTuple):
 def sibling_law_reference(target_BNV: Tensor, draft_BRV: Tensor, tokens_BN: Tensor, siblings: Siblings) -> Tensor:
     """The law [B, N, V] to verify a tree by as if its nodes were fixed, so that this is exact and uses the drafts' law.
 
-    Recursive rejection sampling without replacement (Jeon et al. 2024, arXiv 2402.14160, algorithm 1; SpecInfer's
-    multi-step sampling where siblings are drawn anew each time): at a node with the target's law p and children drawn in
-    turn from q, child y is accepted with min(1, p(y) / q(y)); after a rejection p becomes max(p - q, 0) renormalised and
-    q loses y. A rejected y has p(y) < q(y), so that it has no mass left. The next token of all this, given the children,
-    is therefore drawn from one law: the chance to be accepted for each child, and what is left of p elsewhere. Whoever
+    Recursive rejection sampling without replacement (Jeon et al. 2024, arXiv 2402.14160; SpecInfer's multi-step
+    speculative sampling, where siblings may repeat): at a node with the target's law p and children drawn in turn from
+    q, child y is accepted with min(1, p(y) / q(y)); after a rejection p becomes max(p - q, 0) renormalised, and q loses
+    y. A rejected y has p(y) < q(y), so that none of its mass is left. Given the children, the next token of all this is
+    therefore drawn from one law: the chance to be accepted for each child, and what is left of p elsewhere. Whoever
     visits children in turn by that law, and draws the token from the rest of it where none is accepted, does the same.
 
     Children beyond the support of q (a filter may leave fewer tokens than a node has children) may be any tokens that

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ class AnswersConfig(Settings):
     `prompts`: `self`, which the target writes itself; a workload (`name`, `file.jsonl`, as in sweeps; not one that is
     for evaluation); a folder of text files, whose cut pieces the target continues; `training` or `held_out`, the same
     of the Python source on this machine.
+
+    `as_given`: conversations of `prompts` are taken with the answers that they hold, and the target answers nothing.
     """
 
     prompts: str = "self"
@@ -63,6 +66,7 @@ class AnswersConfig(Settings):
     temperature: float = 0.8
     batch_size: int = 128  # sequences generated together, one shard
     seed: int = 0
+    as_given: bool = False
 
     def __post_init__(self) -> None:
         for name in ("count", "min_prompt_tokens", "answer_tokens", "batch_size"):
@@ -76,10 +80,32 @@ class AnswersConfig(Settings):
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
+        if self.as_given:
+            self._check_given()
         if not self.openings:
             raise ValueError('openings must have at least one entry; [""] leaves the first word to the target')
         if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
             raise ValueError(f"temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
+
+    def _check_given(self) -> None:
+        if self.prompts == "self":
+            raise ValueError(
+                "as_given takes conversations with their answers, but prompts=self has the target write its prompts, "
+                "which have none; name a file of conversations with prompts=file.jsonl, or leave as_given out"
+            )
+        for f in fields(self):
+            if f.name in ("greedy_share", "temperature") and getattr(self, f.name) != f.default:
+                raise ValueError(
+                    f"{f.name} says how the target answers, but with as_given it does not (got "
+                    f"{getattr(self, f.name)}); leave one of the two out"
+                )
+
+    def provenance(self) -> dict[str, Any]:
+        """What answers.json says of the settings."""
+        made = asdict(self)
+        if not self.as_given:
+            del made["as_given"]
+        return made
 
     @property
     def num_shards(self) -> int:
@@ -96,6 +122,9 @@ class AnswersConfig(Settings):
         return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
 
     def temperature_of(self, index: int) -> float:
+        """NaN where it is not the target that answers."""
+        if self.as_given:
+            return math.nan
         return 0.0 if self.is_greedy(index) else self.temperature
 
     def has_follow_up(self, index: int) -> bool:
@@ -119,11 +148,12 @@ Answerer = Callable[[Sequence[Request]], list[list[int]]]
 @dataclass(frozen=True)
 class Prompt:
     """`ids`: up to where the first answer begins; `text`: what is asked. `later_turns`: what the user says after each
-    answer."""
+    answer. `answers`: those that are taken as they are."""
 
     text: str
     ids: Sequence[int]
     later_turns: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 @dataclass
@@ -149,7 +179,7 @@ class AnswerSet:
     loss_mask_NL: Tensor  # bool, true on answer tokens
     prompt_length_N: Tensor  # int32, up to the first answer
     length_N: Tensor  # int32, all of it
-    temperature_N: Tensor  # float32, 0 = greedy
+    temperature_N: Tensor  # float32, 0 = greedy, NaN = not the target's answers
 
     def __len__(self) -> int:
         return self.token_ids_NL.shape[0]
@@ -159,12 +189,14 @@ class AnswerSet:
         return int(self.loss_mask_NL.sum())
 
     def provenance(self) -> dict[str, Any]:
+        given = int(self.temperature_N.isnan().sum())
         return {
             "answers": self.name,
             "sha256": self.sha256,
             "sequences": len(self),
             "answer_tokens": self.num_answer_tokens,
             "greedy_sequences": int((self.temperature_N == 0).sum()),
+            **({"sequences_as_given": given} if given else {}),
         }
 
 
@@ -202,7 +234,7 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted, made = asdict(config), {"openings": [""], **index["config"]}  # which older folders do not name
+    wanted, made = config.provenance(), {"openings": [""], **index["config"]}  # which older folders do not name
     if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
         made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
     for key, was, now in differences(made, wanted):
@@ -221,15 +253,15 @@ def make_answers(
     answer: Answerer,
     chat: ChatTemplate | None = None,
 ) -> None:
-    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns and for
-    follow-ups. Raises ValueError as `check_index`."""
+    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns, follow-ups
+    and answers as given. Raises ValueError as `check_index`."""
     check_index(folder, target.sha256, config)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "target": target.name,
         "target_sha256": target.sha256,
-        "config": asdict(config),
+        "config": config.provenance(),
     }
     write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
     todo = missing_shards(folder, config)
@@ -238,7 +270,11 @@ def make_answers(
         for shard in todo:
             first = shard * config.batch_size
             numbers = range(first, min(first + config.batch_size, config.count))
-            rows = _converse(numbers, [prompts[n] for n in numbers], config, answer, chat)
+            own = [prompts[n] for n in numbers]
+            if config.as_given:
+                rows = _as_given(numbers, own, config, chat)
+            else:
+                rows = _converse(numbers, own, config, answer, chat)
             temperature_B = torch.tensor([config.temperature_of(n) for n in numbers])
             _write_shard(shard_path(folder, shard), [len(prompts[n].ids) for n in numbers], rows, temperature_B)
             bar.set_postfix_str(f"{sum(sum(row.mask) for row in rows)} answer tokens in the last", refresh=False)
@@ -274,6 +310,26 @@ def _converse(
             assert chat is not None, "only chats have later turns"
             rows[i].add(chat.next_turn(rows[i].later_turns.pop(0)), is_answer=False)
         turn += 1
+    return rows
+
+
+def _as_given(
+    numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None
+) -> list[_Row]:
+    """Conversations with their own answers. As where the target answers, an answer that is too long is cut, which ends
+    the conversation, and the share of follow-ups has a second turn: its own."""
+    assert chat is not None, "only chats have answers"
+    rows = []
+    for n, prompt in zip(numbers, prompts, strict=True):
+        row = _Row(list(prompt.ids), [False] * len(prompt.ids))
+        ids = chat.answer(prompt.answers[0])
+        row.add(ids[: config.answer_tokens], is_answer=True)
+        if config.has_follow_up(n) and len(ids) < config.answer_tokens and len(prompt.answers) > 1:
+            asked = chat.next_turn(prompt.later_turns[0])
+            if len(asked) <= config.max_prompt_tokens:
+                row.add(asked, is_answer=False)
+                row.add(chat.answer(prompt.answers[1])[: config.answer_tokens], is_answer=True)
+        rows.append(row)
     return rows
 
 

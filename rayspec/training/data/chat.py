@@ -58,6 +58,10 @@ class ChatTemplate:
         """From behind an answer's stop token to where the next answer begins."""
         return self.encode(self.reopen + message + self.ask)
 
+    def answer(self, text: str) -> list[int]:
+        """An answer that is taken as it is, with the stop token that would have ended it."""
+        return [*self.encode(text), self.tokenizer.eos_token_id]
+
     def message(self, ids: list[int], beginning: str = "") -> str | None:
         """The message of the user that the target wrote behind its `beginning`, None where it did not end."""
         if not ids or ids[-1] != self.user_stop:
