@@ -52,7 +52,7 @@ def test_recorded_answers_are_no_turns(tmp_path: Path, key: str) -> None:
     said = [message("system", "S"), message("user", "U"), message("assistant", "A"), message("user", "V")]
     (found,) = load_workload(str(write(tmp_path / "p.jsonl", {"id": "c", key: [*said, message("assistant", "B")]})))
     assert (found.id, found.system, found.turns, found.answers) == ("c", "S", ("U", "V"), ("A", "B"))
-    (other,) = load_workload(str(write(tmp_path / "q.jsonl", {"id": "c", key: said})))
+    (other,) = load_workload(str(write(tmp_path / "p.jsonl", {"id": "c", key: said})))
     assert other.answers == ("A",)
     assert other == found, "whoever asks a target takes no notice of them"
 
