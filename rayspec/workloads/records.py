@@ -107,7 +107,8 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
     form = next((key for key in FORMS if key in record), None)
     if form is None:
         raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {_short(list(record))}")
-    system, answers = None, ()
+    system: str | None = None
+    answers: tuple[str, ...] = ()
     if form in ("messages", "conversations"):
         system, turns = _from_messages(record[form], form)
         answers = _recorded_answers(record[form])

@@ -95,17 +95,12 @@ class AnswersConfig(Settings):
             )
         for f in fields(self):
             if f.name in ("greedy_share", "temperature") and getattr(self, f.name) != f.default:
-                raise ValueError(
-                    f"{f.name} says how the target answers, but with as_given it does not (got "
-                    f"{getattr(self, f.name)}); leave one of the two out"
-                )
+                given = f"{f.name} says how the target answers, but with as_given it does not"
+                raise ValueError(f"{given} (got {getattr(self, f.name)}); leave one of the two out")
 
     def provenance(self) -> dict[str, Any]:
         """What answers.json says of the settings."""
-        made = asdict(self)
-        if not self.as_given:
-            del made["as_given"]
-        return made
+        return {name: value for name, value in asdict(self).items() if name != "as_given" or value}
 
     @property
     def num_shards(self) -> int:
@@ -316,19 +311,13 @@ def _converse(
 def _as_given(
     numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None
 ) -> list[_Row]:
-    """Conversations with their own answers. As where the target answers, an answer that is too long is cut, which ends
-    the conversation, and the share of follow-ups has a second turn: its own."""
+    """Conversations with their own answers; the share of follow-ups has a second turn: its own."""
     assert chat is not None, "only chats have answers"
     rows = []
     for n, prompt in zip(numbers, prompts, strict=True):
-        row = _Row(list(prompt.ids), [False] * len(prompt.ids))
-        ids = chat.answer(prompt.answers[0])
-        row.add(ids[: config.answer_tokens], is_answer=True)
-        if config.has_follow_up(n) and len(ids) < config.answer_tokens and len(prompt.answers) > 1:
-            asked = chat.next_turn(prompt.later_turns[0])
-            if len(asked) <= config.max_prompt_tokens:
-                row.add(asked, is_answer=False)
-                row.add(chat.answer(prompt.answers[1])[: config.answer_tokens], is_answer=True)
+        row, given = _Row(list(prompt.ids), [False] * len(prompt.ids)), prompt.answers[: 1 + config.has_follow_up(n)]
+        for ids, is_answer in chat.as_given(given, prompt.later_turns, config.max_prompt_tokens, config.answer_tokens):
+            row.add(ids, is_answer)
         rows.append(row)
     return rows
 
