@@ -10,8 +10,8 @@ from toy import DRAFT_STEPS, Toy, V, make_toy
 
 from sglang_ext.adapter.engine import swap_drafter
 
-PROMPTS: list[Ids] = torch.randint(V, (6, 5), generator=torch.Generator().manual_seed(1)).tolist()
-NEW_TOKENS = 40
+PROMPTS: list[Ids] = torch.randint(V, (4, 5), generator=torch.Generator().manual_seed(1)).tolist()
+NEW_TOKENS = 30
 
 
 @pytest.fixture(scope="module")
