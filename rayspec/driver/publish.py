@@ -252,7 +252,8 @@ def trial_params(trial: Trial, config: SweepConfig) -> dict[str, object]:
 
 def workload_dataset(config: SweepConfig, prompts: Sequence[Conversation]) -> Dataset:
     """The prompts in their order, as MLflow describes a dataset: digest, columns and size, not the text itself."""
-    frame = pd.DataFrame([{"id": p.id, "category": p.category, "turns": json.dumps(asdict(p))} for p in prompts])
+    asked = [{name: value for name, value in asdict(p).items() if name != "answers"} for p in prompts]
+    frame = pd.DataFrame([{"id": p["id"], "category": p["category"], "turns": json.dumps(p)} for p in asked])
     trace = {} if config.trace is None else {"trace": config.trace.path}
     source = CodeDatasetSource({"workload": config.workload, "seed": str(config.seed), **trace})
     return mlflow.data.from_pandas(frame, source=source, name=config.workload[:DATASET_NAME_LIMIT])

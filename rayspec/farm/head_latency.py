@@ -76,6 +76,7 @@ def _timer(
     head: DraftHead | PositionHeads, asked: Asked, dtype: torch.dtype, device: torch.device, threads: int
 ) -> Timer:
     generator = torch.Generator().manual_seed(0)
+    head.expect_rows((1, asked.later_rows // asked.first_rows))
     rows_TH = torch.randn(asked.later_rows, head.at(0).config.hidden_size, generator=generator).to(device, dtype)
 
     def ask() -> None:

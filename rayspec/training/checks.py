@@ -34,6 +34,11 @@ def check_config(config: DrafterTrainConfig) -> None:
     _check_engines(config)
     if config.held_out.greedy_share == 0.0:
         raise ValueError("held_out.greedy_share is 0, but acceptance is measured along greedy answers; set it to 1")
+    if config.held_out.as_given:
+        raise ValueError(
+            "held_out.as_given is set, but acceptance is measured along the target's own answers; leave it out (of "
+            "answers it says what is trained on)"
+        )
     steps = config.evaluation.draft_steps
     if config.held_out.answer_tokens < steps + 2:
         raise ValueError(

@@ -44,7 +44,8 @@ def plan_sets(config: DrafterTrainConfig, sha256: str) -> list[str]:
         state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
         if 0 < missing < engines:
             state += f", for {engines} engines (lower {name}.batch_size to give each one)"
-        lines.append(f"{name}: {settings.count} sequences from {settings.prompts} in {folder}: {state}")
+        source = f"{settings.prompts} as given" if settings.as_given else settings.prompts
+        lines.append(f"{name}: {settings.count} sequences from {source} in {folder}: {state}")
     return lines + plan_states(config, sha256)
 
 

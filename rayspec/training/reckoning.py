@@ -149,6 +149,8 @@ def answer_cost(
     name: str, answers: AnswersConfig, target: TargetSize, requests: int, gpu: Gpu, share: float = 1.0
 ) -> tuple[str, float]:
     """(line, GPU hours) of the `share` of the answers that is missing; `requests` run at once."""
+    if answers.as_given:
+        return f"{name}: taken as given, the target writes nothing", 0.0
     turns = 2 if answers.follow_up_share else 1
     sequences = answers.count * share
     new, all_tokens = sequences * turns * answers.answer_tokens, sequences * answers.most_tokens

@@ -34,6 +34,7 @@ class Published:
     blank: str | None = None  # how a turn begins whose text its publisher leaves out, for others to fill in
     hub: HubDataset | None = None
     tasks: Mapping[str, str] = field(default_factory=dict)
+    is_for_training: bool = False
 
 
 _MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -60,6 +61,13 @@ PUBLISHED: dict[str, Published] = {
         # its authors report MT-Bench's eight categories as one of six tasks
         tasks=dict.fromkeys(_MT_BENCH_CATEGORIES, "mt_bench"),
     ),
+    # what SpecFormer and SpecVocab train on, with the answers that it holds or the target's own
+    "ultrachat": Published(
+        file="ultrachat/train_sft.jsonl",
+        source="https://huggingface.co/datasets/HuggingFaceH4/ultrachat_200k",
+        hub=HubDataset(path="HuggingFaceH4/ultrachat_200k", split="train_sft"),
+        is_for_training=True,
+    ),
     # SPEED-Bench (Abramovich et al. 2026, arXiv 2604.09557): a category is the entropy of the answer in the throughput
     # splits, one of eleven domains in the qualitative one. The hub holds it with blanks that NVIDIA's scripts fill in:
     # as JSONL of `messages` (NeMo-Skills), or as parquet of `turns` (Model-Optimizer, examples/specdec_bench).
@@ -76,13 +84,15 @@ PUBLISHED: dict[str, Published] = {
 }
 
 
-EVALUATION_ONLY = frozenset(PUBLISHED)  # what everybody reports; never trained on
+# what everybody reports; never trained on
+EVALUATION_ONLY = frozenset(name for name, published in PUBLISHED.items() if not published.is_for_training)
 
 
 def evaluation_sets() -> list[list[Conversation]]:
     """Those that ship, and those published ones that lie under $RAYSPEC_DATA."""
     root = os.environ.get(DATA_VARIABLE)
-    local = [] if root is None else [n for n, p in PUBLISHED.items() if _local(p) is not None]
+    names_of = PUBLISHED.items() if root is not None else ()
+    local = [n for n, p in names_of if not p.is_for_training and _local(p) is not None]
     return [read_file(SHIPPED[n], n) for n in SHIPPED] + [
         _read(n, None) for n in local
     ]  # a blank hides no other prompt

@@ -7,7 +7,8 @@
 | `{"messages": [{"role", "content"}]}` or `{"conversations": [...]}` | a turn for each message of `user` |
 | `{"text": "..."}` | one turn that is never put into a chat template |
 
-A message of `system` comes first; recorded answers of `assistant` are left out, since the target gives its own.
+A message of `system` comes first. Recorded answers of `assistant` are kept for training on them as they are
+(`answers.as_given`); wherever else a conversation is used, the target gives its own.
 `question_id`, `task_id` or `id` names the record (else its number in the file), `category` its category.
 """
 
@@ -15,7 +16,7 @@ import gzip
 import unicodedata
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Conversation:
     """What one user says in turn, each turn after the target's answer to the one before.
 
     `id` is unique in its workload; acceptance is also reported per `category`. `is_chat` False is raw text to continue.
+    `answers`: recorded ones of the first turns, up to a turn that has none or several; what asks a target has no use
+    for them, so that they are no part of what a conversation is compared by.
     """
 
     id: str
@@ -38,6 +41,7 @@ class Conversation:
     turns: tuple[str, ...]
     system: str | None = None
     is_chat: bool = True
+    answers: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 class _Malformed(Exception):
@@ -103,9 +107,11 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
     form = next((key for key in FORMS if key in record), None)
     if form is None:
         raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {_short(list(record))}")
-    system = None
+    system: str | None = None
+    answers: tuple[str, ...] = ()
     if form in ("messages", "conversations"):
         system, turns = _from_messages(record[form], form)
+        answers = _recorded_answers(record[form])
     elif form == "turns":
         if not isinstance(record[form], list) or not record[form]:
             raise _Malformed(f"turns must be a list of at least one text, got {_short(record[form])}")
@@ -127,7 +133,9 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
     if any(unicodedata.category(c) == "Cc" for c in own_category):
         raise _Malformed(f"category must be one line without control characters, got {_short(own_category)}")
     is_chat = form != "text"
-    return Conversation(id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat)
+    return Conversation(
+        id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat, answers=answers
+    )
 
 
 def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
@@ -150,6 +158,25 @@ def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
     if not turns:
         raise _Malformed("the conversation has no message of role 'user'")
     return system, turns
+
+
+def _recorded_answers(messages: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Those of messages that `_from_messages` has taken."""
+    by_turn: list[list[Any]] = []
+    for message in messages:
+        if message["role"] == "user":
+            by_turn.append([])
+        elif message["role"] == "assistant":
+            by_turn[-1].append(message["content"])
+    usable = [len(own) == 1 and _is_text(own[0]) for own in by_turn]
+    return tuple(own[0] for own in by_turn[: [*usable, False].index(False)])
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(value.strip()) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_text(text: Any, form: str) -> None:

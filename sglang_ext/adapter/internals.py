@@ -260,9 +260,14 @@ SCHEDULER_CALLS: tuple[Internal, ...] = (
     Internal(f"{_SCHEDULER}.rayspec_write_policy", (), "sglang_ext.adapter.workers.policy.write_policy"),
 )
 
-# Lent another function for the time of a call; None where there is no CUDA.
+# Lent another function for the time of a call; the first is None where there is no CUDA.
 TOP_K_FILTER = Internal(
     "sglang.srt.speculative.eagle_utils.top_k_renorm_prob", (), "sglang_ext.adapter.workers.sampling._one_filter"
+)
+CHAIN_VERIFICATION = Internal(
+    "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
+    (),
+    "sglang_ext.adapter.workers.sampling.verify_siblings",
 )
 
 # Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler, the last

@@ -14,7 +14,7 @@ from sglang_ext.adapter.algorithms import checked_info, own_algorithms, serving_
 from sglang_ext.adapter.internals import LAST_HIDDEN_WORKERS, SPECFORMER_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
-from sglang_ext.trees import build_tree
+from sglang_ext.trees import CandidateTree, build_tree
 
 DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
 
@@ -60,13 +60,16 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             "--pp-size above 1": server_args.pp_size > 1,
             "--enable-dp-attention": server_args.enable_dp_attention,
             "--page-size above 1": (server_args.page_size or 1) > 1,
-            "--speculative-use-rejection-sampling with a tree": (
-                server_args.speculative_use_rejection_sampling and server_args.speculative_eagle_topk != 1
+            "--speculative-use-block-verification with a tree": (
+                server_args.speculative_use_block_verification and server_args.speculative_eagle_topk != 1
             ),
         }
         for option, is_set in refused.items():
             if is_set:
                 raise ValueError(f"--speculative-algorithm {self.name} does not offer {option}; leave it out")
+        if server_args.speculative_use_rejection_sampling and server_args.speculative_eagle_topk != 1:
+            with naming(info):
+                served_tree(info).check_can_be_drawn()
         if server_args.max_running_requests is None:
             server_args.max_running_requests = 48  # SGLang's own default under speculation
         if server_args.speculative_num_steps is None:
@@ -81,7 +84,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             server_args.speculative_num_draft_tokens = steps + 1
         elif server_args.speculative_num_draft_tokens is None:
             server_args.speculative_num_draft_tokens = min(
-                DEFAULT_NODES, most_nodes(info, steps, server_args.speculative_eagle_topk)
+                DEFAULT_NODES, served_tree(info).most_nodes(steps, server_args.speculative_eagle_topk)
             )
 
     def create_worker(self, server_args: Any) -> Any:
@@ -107,15 +110,15 @@ class SpecFormerAlgorithm(LastHiddenAlgorithm):
         return TimedEagleWorker
 
 
-def most_nodes(info: CheckpointInfo, steps: int, topk: int) -> int:
-    """Nodes that the drafter's tree can have, with the root. Raises ValueError for a drafter without a tree."""
+def served_tree(info: CheckpointInfo) -> CandidateTree:
+    """The drafter's tree. Raises ValueError for a drafter without one."""
     if info.tree is None:
         raise ValueError(
             f"drafter {info.path} has no draft_tree; give it one with rayspec train, or serve it as a chain: "
             "--speculative-eagle-topk 1"
         )
     with naming(info):
-        return build_tree(info.tree, vocab_size=info.body.vocab_size).most_nodes(steps, topk)
+        return build_tree(info.tree, vocab_size=info.body.vocab_size)
 
 
 def register_algorithms() -> None:

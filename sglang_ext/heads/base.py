@@ -6,7 +6,7 @@ A head is a plain torch module without any SGLang import: the trainer and the SG
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -158,6 +158,7 @@ class DraftHead(nn.Module, ABC):
         self.config = config
         self._packed: dict[tuple[str, int | None], PackedLinear | QuantizedLinear] = {}
         self._cast: dict[tuple[str, int | None], tuple[tuple[Any, ...], Tensor]] = {}
+        self._rows_by_step: tuple[int, ...] = (1,)
 
     @classmethod
     @abstractmethod
@@ -173,6 +174,14 @@ class DraftHead(nn.Module, ABC):
     def at(self, step: int) -> Self:
         """The head of a draft position: this one, for all of them."""
         return self
+
+    def expect_rows(self, rows_by_step: Sequence[int]) -> None:
+        """Say how many rows a request has at each draft step; they lie side by side, and the last number holds for all
+        later steps. One each, where nobody says so. Numbers of a served tree, which a captured graph has baked in."""
+        self._rows_by_step = tuple(rows_by_step)
+
+    def rows_of_a_request(self, step: int) -> int:
+        return self._rows_by_step[min(step, len(self._rows_by_step) - 1)]
 
     def spec(self) -> dict[str, Any]:
         """The `draft_head` entry of this head: {kind, options}."""

@@ -63,8 +63,8 @@ def ways(head: ClusteredHead, rows: int, device: str) -> dict[str, Callable[[], 
     return {
         "dense": partial(head.project, hidden_TH, "weight"),
         "own": partial(head._score_rows, hidden_TH, chosen_Tm),
-        "union": partial(head._score_union, hidden_TH, chosen_Tm, min(M, rows * budget)),
-        "all": partial(head._score_all, hidden_TH, chosen_Tm),
+        "union": partial(head._score_union, hidden_TH, chosen_Tm, 1),
+        "all": partial(head._score_all, hidden_TH, chosen_Tm, rows),
         "head": partial(head.candidates, hidden_TH),
     }
 

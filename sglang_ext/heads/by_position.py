@@ -38,6 +38,11 @@ class PositionHeads(nn.Module):
         for head in self:
             head.quantize(is_loaded)
 
+    def expect_rows(self, rows_by_step: Sequence[int]) -> None:
+        """As `DraftHead.expect_rows`: `step` counts the draft's positions in each of them."""
+        for head in self:
+            head.expect_rows(rows_by_step)
+
     def pack(self) -> None:
         for head in self:
             head.pack()

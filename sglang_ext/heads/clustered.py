@@ -29,16 +29,19 @@ TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteredConfig(HeadConfig, ABC):
-    """`union`: a row may propose whatever any row of its call has chosen, instead of its own clusters alone. More
-    tokens are in reach, and a row's law depends on the rows beside it."""
+    """`union`: instead of its own clusters alone a row scores what the rows beside it have chosen, too: "request",
+    those of the same request (DynaSpec's law on trees; a chain has one row), or true, all rows of the call. More tokens
+    are in reach, and a row's law depends on these rows."""
 
     inference_options = HeadConfig.inference_options | {"union"}
 
     clusters: int
-    union: bool = False
+    union: bool | str = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.union not in (True, False, "request"):
+            raise ValueError(f"draft_head.union must be true, false or request, got {self.union!r}")
         if not 1 <= self.clusters <= self.vocab_size:
             raise ValueError(
                 f"draft_head.clusters must be in 1..{self.vocab_size} (the vocabulary), got {self.clusters}"
@@ -148,44 +151,55 @@ class ClusteredHead(DraftHead):
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
         """Router logits [T, M]."""
 
+    def _groups(self, rows: int, step: int) -> int:
+        """How many groups of equally many rows, side by side, each share what they have chosen."""
+        if self.config.union == "request":
+            of_a_request = self.rows_of_a_request(step)
+            assert rows % of_a_request == 0, "a draft step has as many rows of each request as `expect_rows` was told"
+            return rows // of_a_request
+        return 1 if self.config.union else rows
+
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        budget = self.config.budget(step)
-        if budget == self.config.clusters:
+        T, M, budget = len(hidden_TH), self.config.clusters, self.config.budget(step)
+        if budget == M:
             return super().scored(hidden_TH, step, routed)
+        groups = self._groups(T, step)
         sizes_M = self._starts[2:] - self._starts[1:-1]
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        if not self.config.union:
-            return len(self._pinned_P) + sizes_M[chosen_Tm].sum(dim=1)
-        is_chosen_M = torch.zeros_like(sizes_M).index_fill_(0, chosen_Tm.flatten(), 1)
-        return (len(self._pinned_P) + (is_chosen_M * sizes_M).sum()).expand(len(hidden_TH))
+        is_chosen_GM = _chosen(chosen_Tm, groups, M, sizes_M.dtype)
+        scored_G = len(self._pinned_P) + (is_chosen_GM * sizes_M).sum(dim=1)
+        return _each_row(scored_G, T)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        budget = self.config.budget(step)
+        T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
+        groups = self._groups(T, step)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
         # every shape depends on the number of rows alone
-        T, P, C = len(hidden_TH), len(self._pinned_P), self._members_MC.shape[1]
-        most = min(self.config.clusters, T * budget)  # clusters in a union
-        gathered = P + most * C if self.config.union else T * (P + budget * C)
-        if gathered > MAX_GATHERED * self.config.vocab_size:
-            return self._score_all(hidden_TH, chosen_Tm)
-        if self.config.union:
-            return self._score_union(hidden_TH, chosen_Tm, most)
-        return self._score_rows(hidden_TH, chosen_Tm)
+        P, C = len(self._pinned_P), self._members_MC.shape[1]
+        if groups * (P + self._most_clusters(T, groups, budget) * C) > MAX_GATHERED * self.config.vocab_size:
+            return self._score_all(hidden_TH, chosen_Tm, groups)
+        if groups == T:
+            return self._score_rows(hidden_TH, chosen_Tm)
+        return self._score_union(hidden_TH, chosen_Tm, groups)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
         """The union of the rows' clusters, whose tiles are read where they lie, which for one row is its own; several
-        rows with clusters of their own have no such kernel."""
-        budget = self.config.budget(step)
+        groups of rows with clusters of their own have no such kernel."""
+        T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
             return head_topk(hidden_TH, self.stored("weight"), k)
-        if not self.config.union and len(hidden_TH) > 1:
+        if self._groups(T, step) > 1:
             return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
-        num_tiles = self._tiles_of[min(self.config.clusters, len(hidden_TH) * budget)]
+        num_tiles = self._tiles_of[self._most_clusters(T, 1, budget)]
         tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles)
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
+
+    def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
+        """Of a group: none of its rows' choices may be the same."""
+        return min(self.config.clusters, rows // max(groups, 1) * budget)
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""
@@ -194,27 +208,30 @@ class ClusteredHead(DraftHead):
         logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
-    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, most: int) -> Candidates:
-        """The union of all rows' clusters, of which there are at most `most`."""
-        is_chosen_M = torch.zeros(self.config.clusters, dtype=hidden_TH.dtype, device=hidden_TH.device)
-        is_chosen_M.index_fill_(0, chosen_Tm.flatten(), 1.0)
-        kept, union_u = is_chosen_M.topk(most)
-        members_uC = torch.where(kept[:, None] > 0, self._members_MC[union_u], -1)
-        ids_n = torch.cat([self._pinned_P, members_uC.flatten()])
-        logits_Tn = hidden_TH @ self.rows_of("weight", ids_n.clamp(min=0)).to(hidden_TH.dtype).T
+    def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
+        """Each row the clusters of its group, whose rows of the matrix are gathered once."""
+        T, budget = chosen_Tm.shape
+        is_chosen_GM = _chosen(chosen_Tm, groups, self.config.clusters, hidden_TH.dtype)
+        kept_Gu, union_Gu = is_chosen_GM.topk(self._most_clusters(T, groups, budget), dim=-1)
+        members_GuC = torch.where(kept_Gu[:, :, None] > 0, self._members_MC[union_Gu], -1)
+        ids_Gn = torch.cat([self._pinned_P.expand(groups, -1), members_GuC.flatten(1)], dim=1)
+        rows_nH = self.rows_of("weight", ids_Gn.clamp(min=0).flatten()).to(hidden_TH.dtype)
+        rows_GnH = rows_nH.view(groups, -1, self.config.hidden_size)
+        logits_Tn = (hidden_TH.view(groups, T // groups, self.config.hidden_size) @ rows_GnH.mT).flatten(0, 1)
         # ids of padding repeat token 0, which one dimension of ids does not allow
-        ids_Tn = ids_n.clamp(min=0).expand(len(hidden_TH), -1)
-        return Candidates(logits_Tn.masked_fill(ids_n < 0, NO_TOKEN), ids_Tn)
+        ids_Tn = _each_row(ids_Gn, T)
+        return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
-    def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
+    def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
         """The whole vocabulary, of which what was not chosen is then struck out."""
         logits_TV = self.project(hidden_TH, "weight")
-        rows = 1 if self.config.union else len(hidden_TH)
-        limit_TM1 = logits_TV.new_full((rows, self.config.clusters + 1), NO_TOKEN)
-        limit_TM1[:, 0] = torch.inf
-        limit_TM1.scatter_(1, (chosen_Tm + 1).view(rows, -1), torch.inf)
+        limit_GM1 = logits_TV.new_full((groups, self.config.clusters + 1), NO_TOKEN)
+        limit_GM1[:, 0] = torch.inf
+        limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
         # several times faster than masked_fill
-        return Candidates(logits_TV.clamp_(max=limit_TM1.index_select(1, self.cluster_of)), None)
+        limit_GV = limit_GM1.index_select(1, self.cluster_of)
+        logits_GrV = logits_TV.view(groups, len(hidden_TH) // groups, self.config.vocab_size)
+        return Candidates(logits_GrV.clamp_(max=limit_GV[:, None]).flatten(0, 1), None)
 
     def pack(self) -> None:
         super().pack()
@@ -232,3 +249,15 @@ class ClusteredHead(DraftHead):
         parts = [gather_cost(rows, self.weight, round(scored))]
         parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))
+
+
+def _chosen(chosen_Tm: Tensor, groups: int, clusters: int, dtype: torch.dtype) -> Tensor:
+    """1 where some row of a group has chosen a cluster, else 0; [G, M]."""
+    is_chosen_GM = torch.zeros(groups, clusters, dtype=dtype, device=chosen_Tm.device)
+    width = chosen_Tm.shape[1] * len(chosen_Tm) // max(groups, 1)
+    return is_chosen_GM.scatter_(1, chosen_Tm.reshape(groups, width), 1)
+
+
+def _each_row(values_G: Tensor, rows: int) -> Tensor:
+    """What each of so many rows has of its group."""
+    return values_G.repeat_interleave(rows // max(len(values_G), 1), dim=0)

@@ -10,7 +10,7 @@ not published; ours is one of
 affinity.py makes either. T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -150,6 +150,9 @@ class RdkHead(DraftHead):
 
     def pack(self) -> None:
         self.base.pack()
+
+    def expect_rows(self, rows_by_step: Sequence[int]) -> None:
+        self.base.expect_rows(rows_by_step)
 
     def quantize(self, is_loaded: bool = True) -> None:
         self.base.quantize(is_loaded)

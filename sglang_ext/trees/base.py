@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rayspec_kernels.cpu.sibling_law import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import Expansion
 from sglang_ext.heads import DraftHead
@@ -68,6 +69,11 @@ class Proposer(ABC):
     def rows_by_level(self) -> list[int]:
         """How many nodes have children at each depth that is drafted: the rows of a path-reading drafter."""
 
+    def siblings(self, reads_path: bool) -> Siblings | None:
+        """Which nodes are drawn together: of each level one law, or of a drafter that reads the path one for each
+        parent, in the order in which `propose` asks for them. None for a tree that cannot be drawn."""
+        return None
+
     @abstractmethod
     def propose(
         self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
@@ -76,7 +82,7 @@ class Proposer(ABC):
 
         Args:
             hidden_BH: the target's hidden state of the token before the root.
-            pick: takes tokens from the head; in a chain it may draw them.
+            pick: takes tokens from the head; in a chain, and in a tree with `siblings`, it may draw them.
         """
 
 
@@ -110,6 +116,14 @@ class CandidateTree(nn.Module, ABC):
 
     def check(self) -> None:
         """Raise ValueError where the loaded tensors contradict each other."""
+
+    def check_can_be_drawn(self) -> None:
+        """Raise ValueError unless the nodes that it has never depend on the tokens that are drafted: whether a draw is
+        verified must not depend on what was drawn."""
+        raise ValueError(
+            f"which nodes a draft_tree of kind {self.kind} has depends on the drafted tokens, so that they cannot be "
+            "drawn; leave speculative_use_rejection_sampling out"
+        )
 
     @abstractmethod
     def most_nodes(self, draft_steps: int, topk: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rayspec_kernels.cpu.sibling_law import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
 from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, most_likely
 
@@ -39,6 +40,9 @@ class StaticTree(CandidateTree):
 
     def options(self) -> dict[str, Any]:
         return {"paths": [list(path) for path in self.paths]}
+
+    def check_can_be_drawn(self) -> None:
+        """Any can, whose siblings have all ranks; `StaticProposer.siblings` looks at those that are verified."""
 
     def _usable(self, draft_steps: int, topk: int) -> list[RankPath]:
         return [path for path in self.paths if len(path) <= draft_steps and max(path) < topk]
@@ -153,6 +157,29 @@ class StaticProposer(Proposer):
     def rows_by_level(self) -> list[int]:
         return [len(level.path_Pd) for level in self.levels]
 
+    def siblings(self, reads_path: bool) -> Siblings:
+        """Raises ValueError where a tree leaves out a rank: a draw that is not verified changes the law of the next."""
+        parents, children, laws = [], [], []
+        first_law = 0
+        for depth, level in enumerate(self.levels):
+            places, ranks = level.place_n.tolist(), level.rank_n.tolist()
+            for place, path in enumerate(level.path_Pd.tolist()):
+                own = [i for i, of in enumerate(places) if of == place]
+                if [ranks[i] for i in own] != list(range(len(own))):
+                    raise ValueError(
+                        f"draft_tree has a node with children of the ranks {[ranks[i] for i in own]}; siblings can be "
+                        "drawn where they have all ranks from 0 on: leave --speculative-use-rejection-sampling out, or "
+                        "use another tree"
+                    )
+                parents.append(path[-1])
+                children.append([level.nodes.start + i for i in own])
+                laws.append(first_law + place if reads_path else depth)
+            first_law += len(level.path_Pd)
+        most = max(map(len, children))
+        device = self.levels[0].place_n.device
+        padded = [[*own, *[-1] * (most - len(own))] for own in children]
+        return Siblings(*(torch.tensor(x, device=device) for x in (parents, padded, laws)))
+
     def propose(
         self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:
@@ -160,6 +187,8 @@ class StaticProposer(Proposer):
         tokens_BN = root_B.new_empty((B, self.num_nodes), dtype=torch.int64)
         tokens_BN[:, 0] = root_B
         own_BKH = drafter.begin(hidden_BH, len(self.levels))
+        if drafter.reads_path:
+            drafter.lm_head.expect_rows(self.rows_by_level())
         for step, level in enumerate(self.levels):
             head = drafter.lm_head.at(step)
             path_TdH, hidden_TH, own_TH = None, hidden_BH, own_BKH[:, step]

@@ -153,6 +153,8 @@ def make_workloads(data: Path) -> None:
     _write(data / "gsm8k" / "test.jsonl", [{"question": f"How many is {i}?", "answer": "4"} for i in range(200)])
     code = [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n"} for i in range(164)]
     _write(data / "humaneval" / "HumanEval.jsonl.gz", code)
+    said = [[{"role": "user", "content": f"Say {i}."}, {"role": "assistant", "content": f"{i}."}] for i in range(800)]
+    _write(data / "ultrachat" / "train_sft.jsonl", [{"messages": messages} for messages in said])
 
 
 def _write(file: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -62,6 +62,84 @@ def test_a_workload_of_one_s_own(chat: ChatTemplate, workload: Path, tmp_path: P
         found(config, tmp_path, chat.tokenizer, chat, avoid=seen | {prompt_hash("another one")})
 
 
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    """Four that can be taken as they are, and what cannot."""
+    said = [
+        ["Name a fruit.", "Fig."],
+        ["Name a nut.", "Pecan.", "Another one?", "Walnut."],
+        ["Name a rose.", "Gallica, and many a word more.", "Another?", "No."],
+        ["Name a stone.", "Flint.", "And " + "x" * 90, "Slate."],
+        ["Name a tree."],
+    ]
+    records = [[{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(c)] for c in said]
+    records.append([{"role": "system", "content": "Lie."}, *records[0]])
+    file = tmp_path / "conversations.jsonl"
+    file.write_text("".join(json.dumps({"messages": r}) + "\n" for r in records))
+    return file
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_conversations_as_given(chat: ChatTemplate, conversations: Path, tmp_path: Path, share: float) -> None:
+    """What is learnt are the given answers and their stop tokens; nobody is asked."""
+    config = AnswersConfig(
+        prompts=str(conversations), as_given=True, count=4, max_prompt_tokens=80, answer_tokens=12, batch_size=3,
+        follow_up_share=share,
+    )  # fmt: skip
+    prompts = found(config, tmp_path, chat.tokenizer, chat)
+    nobody = Scripted(chat.tokenizer)
+    make_answers(tmp_path / "answers", TargetName("t", "0" * 64), config, prompts, nobody, chat)
+    assert nobody.asked == []
+    made = read_answers(tmp_path / "answers")
+    whole, learnt = {}, {}
+    for prompt, ids, mask, length in zip(
+        prompts, made.token_ids_NL, made.loss_mask_NL, made.length_N.tolist(), strict=True
+    ):
+        whole[prompt.text] = chat.tokenizer.decode(ids[:length])
+        learnt[prompt.text] = chat.tokenizer.decode(ids[:length][mask[:length]])
+        assert not bool(mask[length:].any())
+    assert learnt == {
+        "Name a fruit.": "Fig.<|im_end|>",
+        "Name a nut.": "Pecan.<|im_end|>" + ("Walnut.<|im_end|>" if share else ""),
+        "Name a rose.": "Gallica, and",  # cut at 12 tokens, so that it does not go on
+        "Name a stone.": "Flint.<|im_end|>",  # what is asked next is too long
+    }
+    if share:
+        rendered = chat.tokenizer.apply_chat_template(
+            [
+                {"role": ("user", "assistant")[i % 2], "content": text}
+                for i, text in enumerate(["Name a nut.", "Pecan.", "Another one?", "Walnut."])
+            ],
+            tokenize=False,
+        )
+        assert rendered.startswith(whole["Name a nut."])
+    assert made.provenance()["sequences_as_given"] == 4
+    assert made.provenance()["greedy_sequences"] == 0
+    index = json.loads((tmp_path / "answers" / "answers.json").read_text())
+    assert index["config"]["as_given"] is True
+    with pytest.raises(ValueError, match=r"were made with answers.as_given=True, not"):
+        make_answers(tmp_path / "answers", TargetName("t", "0" * 64), replace(config, as_given=False), prompts, nobody)
+    with pytest.raises(ValueError, match="holds 4 prompts of 8 to 80 tokens with an answer and without a message of"):
+        found(replace(config, count=5), tmp_path, chat.tokenizer, chat)
+
+
+def test_options_that_are_off_are_in_no_answers_json() -> None:
+    assert "as_given" not in CONFIG.provenance()
+
+
+def test_what_has_no_answers_cannot_be_taken_as_given(workload: Path, text_folder: Path) -> None:
+    with pytest.raises(ValueError, match="as_given takes conversations with their answers, but prompts=self has the"):
+        AnswersConfig(as_given=True)
+    for name, value in (("temperature", 0.5), ("greedy_share", 1.0)):
+        with pytest.raises(ValueError, match=f"{name} says how the target answers, but with as_given it does not"):
+            AnswersConfig(as_given=True, prompts=str(workload), **{name: value})
+    with pytest.raises(ValueError, match=r"no record of answers.prompts=.*own.jsonl has an answer"):
+        check_source(AnswersConfig(as_given=True, prompts=str(workload)), "answers")
+    for text in ("training", str(text_folder)):
+        with pytest.raises(ValueError, match=rf"answers.as_given takes .*, but answers.prompts={text} is text"):
+            check_source(AnswersConfig(as_given=True, prompts=text), "answers")
+
+
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ValueError, match=r"answers.prompts must be self, a workload, a folder of text files, training"):
         check_source(replace(CONFIG, prompts="nowhere"), "answers")

@@ -200,7 +200,7 @@ def test_drafts_of_trees_are_not_drawn() -> None:
     )
     problems = {c.label: c.problem for c in prepare(own).plan.candidates}
     assert problems["full"] is None
-    assert "draws drafts, which is for chains alone" in str(problems["full@4x8"])
+    assert "whether a draw is verified must not depend on what was drawn" in str(problems["full@4x8"])
 
 
 def test_plain_decoding_of_another_temperature_is_another_trial() -> None:

@@ -48,10 +48,21 @@ def test_published_forms(tmp_path: Path, record: dict[str, Any], id_: str, categ
 
 
 @pytest.mark.parametrize("key", ["messages", "conversations"])
-def test_recorded_answers_are_left_out(tmp_path: Path, key: str) -> None:
+def test_recorded_answers_are_no_turns(tmp_path: Path, key: str) -> None:
     said = [message("system", "S"), message("user", "U"), message("assistant", "A"), message("user", "V")]
     (found,) = load_workload(str(write(tmp_path / "p.jsonl", {"id": "c", key: [*said, message("assistant", "B")]})))
-    assert (found.id, found.system, found.turns) == ("c", "S", ("U", "V"))
+    assert (found.id, found.system, found.turns, found.answers) == ("c", "S", ("U", "V"), ("A", "B"))
+    (other,) = load_workload(str(write(tmp_path / "p.jsonl", {"id": "c", key: said})))
+    assert other.answers == ("A",)
+    assert other == found, "whoever asks a target takes no notice of them"
+
+
+@pytest.mark.parametrize("second", [["B", "C"], [], [" "], [None], ["\ud800"]], ids=str)
+def test_answers_end_at_a_turn_without_one_text(tmp_path: Path, second: list[Any]) -> None:
+    said = [message("user", "U"), message("assistant", "A"), message("user", "V")]
+    said += [message("assistant", text) for text in second] + [message("user", "W"), message("assistant", "D")]
+    (found,) = load_workload(str(write(tmp_path / "p.jsonl", {"messages": said})))
+    assert (found.turns, found.answers) == (("U", "V", "W"), ("A",))
 
 
 def test_gzip_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ class DrawFromShortlist(CustomLogitProcessor):
     (which is not exact). An empty list takes the fault out again."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
-        from sglang_ext.adapter.workers import eagle as draft_worker
+        from sglang_ext.adapter.workers import eagle, last_hidden
         from sglang_ext.adapter.workers.sampling import draw_drafts
 
         assert custom_param_list is not None
@@ -21,10 +21,11 @@ class DrawFromShortlist(CustomLogitProcessor):
 
         def draw(q_TV: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
             kept_TV = torch.zeros_like(q_TV).index_copy_(1, shortlist, q_TV[:, shortlist])
-            _, token_ids_T1, _ = draw_drafts(kept_TV / kept_TV.sum(dim=-1, keepdim=True), *args)
-            return q_TV, token_ids_T1, q_TV.gather(1, token_ids_T1)
+            _, token_ids_Tk, _ = draw_drafts(kept_TV / kept_TV.sum(dim=-1, keepdim=True), *args)
+            return q_TV, token_ids_Tk, q_TV.gather(1, token_ids_Tk)
 
-        draft_worker.draw_drafts = draw if len(shortlist) else draw_drafts
+        for worker in (eagle, last_hidden):
+            worker.draw_drafts = draw if len(shortlist) else draw_drafts
         return logits
 
 

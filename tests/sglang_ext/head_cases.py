@@ -38,11 +38,14 @@ SPECS: dict[str, dict[str, Any]] = {
     "specvocab_all": {**SPECVOCAB, "size": V},
     "dynaspec": DYNASPEC,
     "dynaspec_union": {**DYNASPEC, "union": True},
+    "dynaspec_request": {**DYNASPEC, "union": "request"},
     "dynaspec_all": {**DYNASPEC, "first": 11, "later": 11, "rule": "fixed"},
     "coral": CORAL,
     "coral_union": {**CORAL, "union": True},
+    "coral_request": {**CORAL, "union": "request"},
     "rdk_truncated": RDK,
     "rdk_dynaspec": {**RDK, "base": DYNASPEC},
+    "rdk_dynaspec_request": {**RDK, "base": {**DYNASPEC, "union": "request"}},
     "rdk_full": {**RDK, "base": {"kind": "full"}},
 }
 

@@ -75,6 +75,7 @@ def resolved(algorithm: str, drafter: Path | None, **given: Any) -> Any:
         speculative_num_draft_tokens=None,
         speculative_adaptive=False,
         speculative_use_rejection_sampling=False,
+        speculative_use_block_verification=False,
         pp_size=1,
         enable_dp_attention=False,
         page_size=None,
@@ -101,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pages": ({"page_size": 16}, "does not offer --page-size above 1"),
     "pipeline": ({"pp_size": 2}, "does not offer --pp-size above 1"),
     "attention": ({"enable_dp_attention": True}, "does not offer --enable-dp-attention"),
-    "drawn_tree": ({"speculative_use_rejection_sampling": True}, "rejection-sampling with a tree"),
+    "blocks": ({"speculative_use_block_verification": True}, "use-block-verification with a tree"),
 }
 
 
@@ -117,6 +118,13 @@ def test_a_drafter_must_be_named_and_bpd_is_a_chain(folders: dict[str, Path]) ->
         resolved("MEDUSA", None)
     with pytest.raises(ValueError, match="drafts a chain; leave --speculative-eagle-topk out"):
         resolved("BPD", folders["medusa"], speculative_eagle_topk=4)
+
+
+def test_a_tree_may_be_drawn_unless_it_depends_on_the_drafts(folders: dict[str, Path]) -> None:
+    drawn = {"speculative_use_rejection_sampling": True}
+    assert resolved("MEDUSA", folders["medusa"], **drawn) == resolved("MEDUSA", folders["medusa"])
+    with pytest.raises(ValueError, match="a draft_tree of kind slim has depends on the drafted tokens"):
+        resolved("SLIM", folders["slim"], **drawn)
 
 
 def test_a_chain_may_be_drawn(folders: dict[str, Path]) -> None:

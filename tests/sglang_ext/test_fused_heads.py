@@ -21,7 +21,7 @@ FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  #
 FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
               "coral_union": "fp8"}  # fmt: skip
 FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
-ONE_ROW = {"dynaspec", "dynaspec_fp8", "coral"}  # each row its own clusters: a union of one
+ONE_ROW = {"dynaspec", "dynaspec_fp8", "dynaspec_request", "coral", "coral_request"}  # a union of one row
 NOT_FUSED = {"specvocab", "specvocab_int8"} | ONE_ROW  # rows with candidates of their own
 ROWS = (1, 5)
 

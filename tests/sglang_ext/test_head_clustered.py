@@ -24,6 +24,7 @@ from head_cases import (
 from torch import Tensor
 
 from sglang_ext.heads import DraftHead, build_head, head_from_target
+from sglang_ext.heads.base import NO_TOKEN
 from sglang_ext.heads.dynaspec import DynaSpecConfig
 
 T = 7
@@ -146,11 +147,11 @@ def test_every_way_to_score_gives_the_same_law(kind: str, rows: int, step: int) 
         head = untie(make_head(spec[kind]))
         budget = head.config.budget(step)
         chosen_Tm = router_scores(head, drawn).topk(budget, dim=-1).indices
-        most = (min(head.config.clusters, rows * budget),) if spec is UNION else ()
+        groups = 1 if spec is UNION else rows
         laws = []
         for candidates in (
-            getattr(head, gather)(drawn.hidden_TH, chosen_Tm, *most),
-            head._score_all(drawn.hidden_TH, chosen_Tm),
+            getattr(head, gather)(drawn.hidden_TH, chosen_Tm, *([groups] if spec is UNION else [])),
+            head._score_all(drawn.hidden_TH, chosen_Tm, groups),
         ):
             q_TS, ids = candidates.logits_TS.softmax(dim=-1), candidates.ids
             ids_TS = (torch.arange(V) if ids is None else ids).expand_as(q_TS)
@@ -175,6 +176,43 @@ def test_one_large_cluster_does_not_widen_the_others(kind: str, spec: dict[str, 
     candidates = drawn.candidates(head)
     assert candidates.logits_TS.shape[1] == V
     assert [set(ids) for ids in ids_of(candidates)] == expected
+
+
+@pytest.mark.parametrize(("name", "requests", "rows"), [("union", 2, 3), ("one_request", 1, 3), ("chain", 3, 1)])
+@pytest.mark.parametrize("step", [1, 2, 6])
+def test_a_request_shares_what_its_own_rows_have_chosen(
+    kind: str, name: str, requests: int, rows: int, step: int
+) -> None:
+    """And nothing of the requests beside it, whatever way it is scored."""
+    del name
+    head, drawn = untie(make_head({**OWN[kind], "union": "request"})), Rows.draw(requests * rows)
+    head.expect_rows((1, rows))
+    chosen = chosen_ids(head, drawn, step)
+    unions = [set().union(*chosen[b * rows : (b + 1) * rows]) for b in range(requests)]
+    if requests * rows > 3:
+        assert unions[0] != unions[1], "the requests must differ for this to show anything"
+    assert [set(ids) for ids in ids_of(drawn.candidates(head, step))] == [u for u in unions for _ in range(rows)]
+    assert head.scored(drawn.hidden_TH, step, drawn.routed(head, step)).tolist() == [
+        len(u) for u in unions for _ in range(rows)
+    ]
+    chosen_Tm = router_scores(head, drawn).topk(head.config.budget(step), dim=-1).indices
+    full_TV = full_logits(drawn)
+    for candidates in (
+        head._score_all(drawn.hidden_TH, chosen_Tm, requests),
+        head._score_union(drawn.hidden_TH, chosen_Tm, requests),
+    ):
+        for t, ids in enumerate(ids_of(candidates)):
+            assert sorted(ids) == sorted(unions[t // rows])
+            scored = candidates.logits_TS[t] > NO_TOKEN / 2
+            torch.testing.assert_close(candidates.logits_TS[t, scored], full_TV[t, ids], check_dtype=False)
+
+
+def test_position_0_has_one_row_a_request(kind: str) -> None:
+    """The extends of the draft loop, whose later passes have a beam."""
+    head, drawn = untie(make_head({**OWN[kind], "union": "request"})), Rows.draw(T)
+    head.expect_rows((1, T))
+    assert [set(ids) for ids in ids_of(drawn.candidates(head, 0))] == chosen_ids(head, drawn, 0)
+    assert len({tuple(ids) for ids in map(sorted, ids_of(drawn.candidates(head, 1)))}) == 1
 
 
 def test_budgets_by_hand() -> None:
@@ -399,7 +437,7 @@ BAD_OPTIONS = {
     ),
     "top_zero": ({**CORAL, "top": 0}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 0"),
     "top_above": ({**CORAL, "top": 6}, r"draft_head\.top must be in 1\.\.5 \(clusters\), got 6"),
-    "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be true or false, got 'yes'"),
+    "union": ({**CORAL, "union": "yes"}, r"draft_head\.union must be true, false or request, got 'yes'"),
     "union_number": ({**CORAL, "union": 1}, r"draft_head\.union must be true or false, got 1"),
     "first_zero": ({**DYNASPEC, "first": 0}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 0"),
     "first_above": ({**DYNASPEC, "first": 12}, r"draft_head\.first must be in 1\.\.11 \(clusters\), got 12"),

@@ -158,7 +158,7 @@ def test_a_row_does_not_depend_on_the_others(spec: dict[str, Any], head: DraftHe
     law_TV = drawn.law(head, step)
     for t in range(T):
         alone_V = drawn.pick(slice(t, t + 1)).law(head, step)[0]
-        if spec.get("union"):  # it shares what the others chose, and scores that as it scores its own
+        if spec.get("union") is True:  # it shares what the others chose, and scores that as it scores its own
             law_V = torch.where(alone_V > 0, law_TV[t], 0)
             torch.testing.assert_close(law_V / law_V.sum(), alone_V)
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import (
+    CHAIN_VERIFICATION,
     CPU_FORWARDS,
     CPU_MISSING,
     CPU_REPLACEMENTS,
@@ -100,7 +101,8 @@ def test_the_filter_that_verification_calls_is_still_there() -> None:
 
     source = inspect.getsource(eagle_utils.eagle_sample)
     assert source.count("top_k_renorm_prob(") == source.count("if sampling_info.need_top_k_sampling:") == 1
-    assert hasattr(eagle_utils, TOP_K_FILTER.target.rsplit(".", 1)[1])
+    for internal in (TOP_K_FILTER, CHAIN_VERIFICATION):
+        assert hasattr(eagle_utils, internal.target.rsplit(".", 1)[1])
 
 
 def test_entry_points_are_installed() -> None:

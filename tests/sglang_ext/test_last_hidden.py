@@ -169,6 +169,26 @@ def test_any_head_may_project(name: str, shared_head: bool) -> None:
         assert tokens_BN[b, 3:].tolist() == best.token_ids_Tk[0].tolist()
 
 
+@pytest.mark.parametrize("reads_path", [False, True])
+def test_siblings_are_drawn_from_the_law_of_their_level_or_parent(reads_path: bool) -> None:
+    """By hand: nodes are 0; (0) (1) (2) = 1 2 3; (0 0) (0 1) (2 0) = 4 5 6; (2 0 0) = 7."""
+    paths = ((0,), (1,), (2,), (0, 0), (2, 0), (0, 1), (2, 0, 0))
+    parent_n, children_nC, law_n = StaticProposer(paths, torch.device("cpu")).siblings(reads_path)
+    assert parent_n.tolist() == [0, 1, 3, 6]
+    assert children_nC.tolist() == [[1, 2, 3], [4, 5, -1], [6, -1, -1], [7, -1, -1]]
+    assert law_n.tolist() == ([0, 1, 2, 3] if reads_path else [0, 1, 1, 2])
+
+
+def test_trees_that_cannot_be_drawn_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"children of the ranks \[0, 1, 3\]; siblings can be drawn where they have all"
+    ):
+        StaticProposer(PATHS, torch.device("cpu")).siblings(False)
+    StaticTree(PATHS).check_can_be_drawn()
+    with pytest.raises(ValueError, match="a draft_tree of kind slim has depends on the drafted tokens"):
+        build_tree({"kind": "slim", "hypotheses": 3, "correlation": False}, vocab_size=V).check_can_be_drawn()
+
+
 def test_the_greedy_tree_is_the_best_of_all() -> None:
     accuracy = [[0.5, 0.25, 0.06], [0.4, 0.3, 0.05], [0.45, 0.1, 0.01]]
     everything = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from draft_laws import check_drafts
 from engines import running_engine
+from faults import plant
 from last_hidden_cases import as_answers, save, slim_on, train
-from laws import check_greedy_in_a_mixed_batch, check_laws, check_seeds
+from laws import check_greedy_in_a_mixed_batch, check_laws, check_seeds, sample_laws
 from small_world import untrained
 from test_laws import FEWER, FILTERS, REQUESTS, ROUNDS, check_pairs
 from toy import CLUSTERS, DRAFT_STEPS, DYNASPEC, IDS, TRUNCATED, Toy, V, make_toy
@@ -26,6 +27,12 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "sampled_chain": {"speculative_use_rejection_sampling": True},
+    "sampled_tree": {
+        "topk": 3,
+        "num_draft_tokens": 8,
+        "speculative_use_rejection_sampling": True,
+        "enable_custom_logit_processor": True,
+    },
     "tree": {"topk": 3, "num_draft_tokens": 8},
     "slim": {"topk": 3, "num_draft_tokens": 8},
     "one_hot_chain": {},
@@ -75,11 +82,25 @@ def test_greedy_requests_stay_greedy(engine: Any, toy: Toy) -> None:
     check_greedy_in_a_mixed_batch(engine, toy)
 
 
-@pytest.mark.parametrize("engine", ["sampled_chain", "tree"], indirect=True)
+@pytest.mark.parametrize("engine", ["sampled_chain", "sampled_tree", "tree"], indirect=True)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_law_with_every_drafter(engine: Any, toy: Toy, drafters: dict[str, Path], name: str) -> None:
     swap_drafter(engine, str(drafters[name]))
     check_pairs(engine, toy, FEWER)
+
+
+@pytest.mark.parametrize("engine", ["sampled_tree"], indirect=True)
+def test_a_tree_that_is_verified_with_another_law_than_its_draws_is_caught(
+    engine: Any, toy: Toy, drafters: dict[str, Path]
+) -> None:
+    """The negative control of drawn trees."""
+    swap_drafter(engine, str(drafters["medusa"]))
+    plant(engine, shortlist=IDS.tolist())
+    try:
+        report = sample_laws(engine, toy, {"alone": {}}, requests=REQUESTS)["alone"]
+    finally:
+        plant(engine, shortlist=[])
+    assert report.fit.p_value < 1e-6
 
 
 @pytest.mark.parametrize("engine", ["slim"], indirect=True)

@@ -33,6 +33,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "specvocab": {"kind": "specvocab", "rank": 4, "size": 6},
     "dynaspec": DYNASPEC,
     "dynaspec_union": {**DYNASPEC, "union": True},
+    "dynaspec_request": {**DYNASPEC, "union": "request"},
     "coral": {"kind": "coral", "clusters": 5, "top": 2},
     "rdk": {"kind": "rdk", "base": TRUNCATED, "neighbours": 3, "self_weight": 0.6},
 }

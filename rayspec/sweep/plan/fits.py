@@ -30,12 +30,12 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         )
     if shape.topk == 1:
         return
-    check_can_be_drawn(config, shape.topk)
     with naming(info), torch.device("meta"):
         head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
         # how many tokens a cluster has say its tensors alone
         fewest = shape.topk if isinstance(head, ClusteredHead) else head.fewest_candidates(steps)
         tree = empty_drafter(info).draft_tree
+    check_can_be_drawn(config, shape.topk, tree)
     if fewest < shape.topk:
         raise ValueError(
             f"drafter {info.path} has a head that may score as few as {fewest} tokens, but topk is {shape.topk}; "

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
+from sglang_ext.trees import CandidateTree
 
 DRAWS = "speculative_use_rejection_sampling"
 
@@ -20,10 +21,16 @@ def check_drafts_are_said(config: SweepConfig, candidates: Iterable[Candidate]) 
         )
 
 
-def check_can_be_drawn(config: SweepConfig, topk: int) -> None:
-    """Raise ValueError for a tree whose drafts would be drawn."""
-    if topk > 1 and config.engine.extra.get(DRAWS):
+def check_can_be_drawn(config: SweepConfig, topk: int, tree: CandidateTree | None) -> None:
+    """Raise ValueError where drafts of a tree would be drawn whose nodes depend on them; `tree` is None where the
+    drafter expands EAGLE-2's."""
+    if not config.engine.extra.get(DRAWS):
+        return
+    if tree is not None:
+        tree.check_can_be_drawn()
+    else:
         raise ValueError(
-            f"a tree (topk {topk}) verifies its likeliest tokens, but engine.extra.{DRAWS}=true draws drafts, which is "
-            "for chains alone; give trees a sweep of their own without it"
+            f"EAGLE-2's tree (topk {topk}) verifies the likeliest of the drafted tokens, but engine.extra.{DRAWS}=true "
+            "draws drafts, and whether a draw is verified must not depend on what was drawn (docs/sampling.md); give "
+            "such trees a sweep of their own without it"
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ class AnswersConfig(Settings):
     `prompts`: `self`, which the target writes itself; a workload (`name`, `file.jsonl`, as in sweeps; not one that is
     for evaluation); a folder of text files, whose cut pieces the target continues; `training` or `held_out`, the same
     of the Python source on this machine.
+
+    `as_given`: conversations of `prompts` are taken with the answers that they hold, and the target answers nothing.
     """
 
     prompts: str = "self"
@@ -64,6 +67,7 @@ class AnswersConfig(Settings):
     temperature: float = 0.8
     batch_size: int = 128  # sequences generated together, one shard
     seed: int = 0
+    as_given: bool = False
 
     def __post_init__(self) -> None:
         for name in ("count", "min_prompt_tokens", "answer_tokens", "batch_size"):
@@ -77,10 +81,27 @@ class AnswersConfig(Settings):
         for name in ("greedy_share", "follow_up_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
+        if self.as_given:
+            self._check_given()
         if not self.openings:
             raise ValueError('openings must have at least one entry; [""] leaves the first word to the target')
         if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
             raise ValueError(f"temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
+
+    def _check_given(self) -> None:
+        if self.prompts == "self":
+            raise ValueError(
+                "as_given takes conversations with their answers, but prompts=self has the target write its prompts, "
+                "which have none; name a file of conversations with prompts=file.jsonl, or leave as_given out"
+            )
+        for f in fields(self):
+            if f.name in ("greedy_share", "temperature") and getattr(self, f.name) != f.default:
+                given = f"{f.name} says how the target answers, but with as_given it does not"
+                raise ValueError(f"{given} (got {getattr(self, f.name)}); leave one of the two out")
+
+    def provenance(self) -> dict[str, Any]:
+        """What answers.json says of the settings."""
+        return {name: value for name, value in asdict(self).items() if name != "as_given" or value}
 
     @property
     def num_shards(self) -> int:
@@ -97,6 +118,9 @@ class AnswersConfig(Settings):
         return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
 
     def temperature_of(self, index: int) -> float:
+        """NaN where it is not the target that answers."""
+        if self.as_given:
+            return math.nan
         return 0.0 if self.is_greedy(index) else self.temperature
 
     def has_follow_up(self, index: int) -> bool:
@@ -106,11 +130,12 @@ class AnswersConfig(Settings):
 @dataclass(frozen=True)
 class Prompt:
     """`ids`: up to where the first answer begins; `text`: what is asked. `later_turns`: what the user says after each
-    answer."""
+    answer. `answers`: those that are taken as they are."""
 
     text: str
     ids: Sequence[int]
     later_turns: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +148,7 @@ class AnswerSet:
     loss_mask_NL: Tensor  # bool, true on answer tokens
     prompt_length_N: Tensor  # int32, up to the first answer
     length_N: Tensor  # int32, all of it
-    temperature_N: Tensor  # float32, 0 = greedy
+    temperature_N: Tensor  # float32, 0 = greedy, NaN = not the target's answers
 
     def __len__(self) -> int:
         return self.token_ids_NL.shape[0]
@@ -133,12 +158,14 @@ class AnswerSet:
         return int(self.loss_mask_NL.sum())
 
     def provenance(self) -> dict[str, Any]:
+        given = int(self.temperature_N.isnan().sum())
         return {
             "answers": self.name,
             "sha256": self.sha256,
             "sequences": len(self),
             "answer_tokens": self.num_answer_tokens,
             "greedy_sequences": int((self.temperature_N == 0).sum()),
+            **({"sequences_as_given": given} if given else {}),
         }
 
 
@@ -172,7 +199,7 @@ def check_index(folder: Path, target_sha256: str, config: AnswersConfig) -> None
             f"the answers in {folder} come from another target (sha256 {index['target_sha256'][:12]}..., this target "
             f"{target_sha256[:12]}...); a drafter learns its own target's answers: {way_out}"
         )
-    wanted, made = asdict(config), {"openings": [""], **index["config"]}  # which older folders do not name
+    wanted, made = config.provenance(), {"openings": [""], **index["config"]}  # which older folders do not name
     if wanted["count"] > made.get("count", 0) and made.get("count", 0) % config.batch_size == 0:
         made["count"] = wanted["count"]  # more of the same: whole shards stay as they are
     for key, was, now in differences(made, wanted):
@@ -192,26 +219,28 @@ def make_answers(
     pool: Pool,
     chat: ChatTemplate | None = None,
 ) -> None:
-    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns and for
-    follow-ups. Raises ValueError as `check_index`."""
+    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns, follow-ups
+    and answers as given. Raises ValueError as `check_index`."""
     check_index(folder, target.sha256, config)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "target": target.name,
         "target_sha256": target.sha256,
-        "config": asdict(config),
+        "config": config.provenance(),
     }
     write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
     batches = {shard: batch_of(config, shard) for shard in missing_shards(folder, config)}
-    pieces = {
-        shard: partial(_converse, folder.name, numbers, [prompts[n] for n in numbers], config, chat)
-        for shard, numbers in batches.items()
-    }
-    with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not pieces) as bar:
+    own = {shard: (numbers, [prompts[n] for n in numbers]) for shard, numbers in batches.items()}
+    done: Iterable[tuple[int, list[Row]]]
+    if config.as_given:
+        done = ((shard, _as_given(*piece, config, chat)) for shard, piece in own.items())
+    else:
+        done = pool.run({shard: partial(_converse, folder.name, *piece, config, chat) for shard, piece in own.items()})
+    with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not own) as bar:
         bar.update(config.count - sum(map(len, batches.values())))
         tokens, since = 0, time.monotonic()
-        for left, (shard, rows) in zip(reversed(range(len(pieces))), pool.run(pieces), strict=True):
+        for left, (shard, rows) in zip(reversed(range(len(own))), done, strict=True):
             write_shard(folder, shard, rows)
             tokens += sum(sum(row.mask) for row in rows)
             rate = tokens / (time.monotonic() - since)
@@ -231,10 +260,8 @@ def _converse(
     purpose: str, numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None
 ) -> Asking[list[Row]]:
     """A batch of conversations, turn by turn. One goes on where its last answer was ended by the target itself."""
-    rows, later_turns = [], [list(prompt.later_turns) for prompt in prompts]
-    for n, prompt in zip(numbers, prompts, strict=True):
-        rows.append(Row(n, prompt.text, len(prompt.ids), config.temperature_of(n)))
-        rows[-1].add(prompt.ids, is_answer=False)
+    rows = [_new_row(n, prompt, config) for n, prompt in zip(numbers, prompts, strict=True)]
+    later_turns = [list(prompt.later_turns) for prompt in prompts]
     active = list(range(len(rows)))
     turn = 0
     while active:
@@ -257,6 +284,24 @@ def _converse(
             rows[i].add(chat.next_turn(later_turns[i].pop(0)), is_answer=False)
         turn += 1
     return rows
+
+
+def _as_given(numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None) -> list[Row]:
+    """Conversations with their own answers; the share of follow-ups has a second turn: its own."""
+    assert chat is not None, "only chats have answers"
+    rows = []
+    for n, prompt in zip(numbers, prompts, strict=True):
+        row, given = _new_row(n, prompt, config), prompt.answers[: 1 + config.has_follow_up(n)]
+        for ids, is_answer in chat.as_given(given, prompt.later_turns, config.max_prompt_tokens, config.answer_tokens):
+            row.add(ids, is_answer)
+        rows.append(row)
+    return rows
+
+
+def _new_row(number: int, prompt: Prompt, config: AnswersConfig) -> Row:
+    row = Row(number, prompt.text, len(prompt.ids), config.temperature_of(number))
+    row.add(prompt.ids, is_answer=False)
+    return row
 
 
 def _seed(purpose: str, row: Row, config: AnswersConfig) -> int | None:

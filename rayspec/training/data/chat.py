@@ -6,6 +6,7 @@ appending ids, and the target's own answers keep the very ids that it gave.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,6 +58,23 @@ class ChatTemplate:
     def next_turn(self, message: str) -> list[int]:
         """From behind an answer's stop token to where the next answer begins."""
         return self.encode(self.reopen + message + self.ask)
+
+    def as_given(
+        self, answers: Sequence[str], later_turns: Sequence[str], prompt_tokens: int, answer_tokens: int
+    ) -> Iterator[tuple[list[int], bool]]:
+        """(ids, whether they are an answer) of what stands behind a first turn: answers that are taken as they are,
+        each with the stop token that would have ended it, and what the user says between them. An answer that is too
+        long is cut; with it, or before a turn that is too long, the conversation ends."""
+        for turn, answer in enumerate(answers):
+            if turn > 0:
+                asked = self.next_turn(later_turns[turn - 1])
+                if len(asked) > prompt_tokens:
+                    return
+                yield asked, False
+            ids = [*self.encode(answer), self.tokenizer.eos_token_id]
+            yield ids[:answer_tokens], True
+            if len(ids) >= answer_tokens:
+                return
 
     def message(self, ids: list[int], beginning: str = "") -> str | None:
         """The message of the user that the target wrote behind its `beginning`, None where it did not end."""

@@ -33,6 +33,11 @@ def is_text(source: str) -> bool:
 
 def check_source(config: AnswersConfig, name: str) -> None:
     """Raise ValueError for a source that does not exist or is for evaluation alone."""
+    if config.as_given and is_text(config.prompts):
+        raise ValueError(
+            f"{name}.as_given takes conversations with their answers, but {name}.prompts={config.prompts} is text; "
+            "name a file of conversations, or leave as_given out, so that the target continues the text"
+        )
     if config.prompts == SELF or is_text(config.prompts):
         return
     try:
@@ -46,6 +51,12 @@ def check_source(config: AnswersConfig, name: str) -> None:
         raise ValueError(
             f"{name}.prompts={config.prompts}: {forbidden[0]} is for evaluation, and a drafter trained on it would be "
             f"measured on what it has seen; use {SELF}, or conversations of your own"
+        )
+    if config.as_given and not any(c.answers for c in load_workload(config.prompts, config.seed)):
+        raise ValueError(
+            f"{name}.as_given takes conversations with their answers, but no record of {name}.prompts={config.prompts} "
+            "has an answer: in `messages` or `conversations`, the one message of `assistant` after a message of "
+            "`user`; leave as_given out, so that the target answers"
         )
 
 
@@ -88,13 +99,16 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
     for conversation in load_workload(config.prompts, config.seed):
         ids = chat.first_turn(conversation.turns[0])
         fits = config.min_prompt_tokens <= len(ids) <= config.max_prompt_tokens
+        if config.as_given:  # an answer that was given under a message of `system` is none without it
+            fits = fits and bool(conversation.answers) and conversation.system is None
         if fits and not hashes([conversation]) & avoid:
-            prompts.append(Prompt(conversation.turns[0], ids, conversation.turns[1:]))
+            prompts.append(Prompt(conversation.turns[0], ids, conversation.turns[1:], conversation.answers))
     if len(prompts) < config.count:
+        given = " with an answer and without a message of `system`" if config.as_given else ""
         raise ValueError(
             f"{name}.prompts={config.prompts} holds {len(prompts)} prompts of {config.min_prompt_tokens} to "
-            f"{config.max_prompt_tokens} tokens that are in no other set, not {name}.count={config.count}; lower the "
-            "count, or raise max_prompt_tokens"
+            f"{config.max_prompt_tokens} tokens{given} that are in no other set, not {name}.count={config.count}; "
+            "lower the count, or raise max_prompt_tokens"
         )
     return prompts[: config.count]
 

@@ -309,6 +309,7 @@ def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointI
         head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
         head.check(served_stop_ids())
         spec = get_spec()
+        head.expect_rows((1, spec.speculative_eagle_topk))  # the draft loop's beam
         fewest = head.fewest_candidates(max(1, spec.speculative_num_steps))  # none while a policy decodes plainly
         if fewest < spec.speculative_eagle_topk:
             raise ValueError(

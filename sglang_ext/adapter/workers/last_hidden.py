@@ -17,6 +17,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
 from torch import Tensor
 
+from rayspec_kernels.cpu.sibling_law import Siblings
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
@@ -39,6 +40,7 @@ class CarriedDrafting:
 
     drafter: LastHiddenDrafter
     proposers: dict[int, Proposer]  # by the number of draft steps
+    siblings: Siblings | None = None  # of the tree, where its nodes are drawn
     most_steps: int
     most_nodes: int
     target_worker: Any
@@ -72,6 +74,14 @@ class CarriedDrafting:
             raise ValueError("it has no draft_tree; give it one, or serve it as a chain: --speculative-eagle-topk 1")
         return drafter.draft_tree.fit(steps, topk, nodes, self.device)
 
+    def _siblings(self, drafter: LastHiddenDrafter, proposers: dict[int, Proposer]) -> Siblings | None:
+        """Raises ValueError for a tree that cannot be drawn."""
+        if self.topk == 1 or not get_spec().speculative_use_rejection_sampling:
+            return None
+        assert drafter.draft_tree is not None, "a proposer of several branches is made of it"
+        drafter.draft_tree.check_can_be_drawn()
+        return proposers[self.most_steps].siblings(drafter.reads_path)
+
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target_worker.model_runner.model.get_input_embeddings()(ids)
 
@@ -87,15 +97,16 @@ class CarriedDrafting:
         def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
             with CLOCK.head():
                 if draws:
-                    law_BV = head.target_law(state_TH, step, routed, info.temperatures)
+                    temperature_T1 = info.temperatures.repeat_interleave(len(state_TH) // len(info), dim=0)
+                    law_TV = head.target_law(state_TH, step, routed, temperature_T1)
                 else:
                     picked = most_likely(head, state_TH, step, k, routed)
             CLOCK.count_shortlist(head, state_TH, step, routed)
             if not draws:
                 return picked
-            law_BV, ids_B1, _ = draw_drafts(law_BV, info, batch.seq_lens + step, step)
-            laws.append(law_BV)
-            return Picked(ids_B1, None)
+            law_TV, ids_Tk, _ = draw_drafts(law_TV, info, batch.seq_lens + step, step, k)
+            laws.append(law_TV.unflatten(0, (len(info), -1)))
+            return Picked(ids_Tk, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
         draft = self.proposers[self.speculative_num_steps].propose(
@@ -107,7 +118,8 @@ class CarriedDrafting:
             self.target_worker.model_runner,
             draft_steps=self.speculative_num_steps,
             topk=self.topk,
-            law_BKV=torch.stack(laws, dim=1) if laws else None,
+            law_BRV=torch.cat(laws, dim=1) if laws else None,
+            siblings=self.siblings if laws else None,
         )
 
     def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
@@ -153,10 +165,11 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())
             proposers = self._proposers(drafter)
+            siblings = self._siblings(drafter, proposers)
         drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
         if not has_accelerator():
             drafter.lm_head.pack()
-        self.info, self.drafter, self.proposers = info, drafter, proposers
+        self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
 
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""

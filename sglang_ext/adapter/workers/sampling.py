@@ -9,13 +9,15 @@ decoding inside of `sample_min_p`; our draft worker calls `draw_drafts`.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.cpu.sampling_law import sampling_law_reference
-from sglang_ext.adapter.internals import TOP_K_FILTER
+from rayspec_kernels.cpu.sibling_law import Siblings, sibling_law_reference
+from sglang_ext.adapter.internals import CHAIN_VERIFICATION, TOP_K_FILTER
 from sglang_ext.adapter.patches import lent
 
 
@@ -29,14 +31,38 @@ def verify_plain_law(
 ) -> Any:
     """AROUND eagle_utils.eagle_sample: verify against the law that plain decoding samples from.
 
+    A tree of drawn siblings is verified as such (`verify_siblings`).
+
     SGLang's verification takes top_p of the law that top_k has left, and no min_p; its plain sampler lets all filters
     look at the same law. Greedy batches, and those without a filter that this concerns, pass through untouched, as
     does UNO, which samples in a way of its own.
     """
     info = batch.sampling_info
     is_ours = not batch.forward_mode.is_idle() and not info.is_all_greedy and uno_target_max_top_k is None
-    with _one_filter(batch) if is_ours and _laws_differ(info) else nullcontext():
+    siblings = getattr(verify_input, "siblings", None) if is_ours else None
+    with (
+        _one_filter(batch) if is_ours and _laws_differ(info) else nullcontext(),
+        nullcontext() if siblings is None else lent(CHAIN_VERIFICATION.target, partial(verify_siblings, siblings)),
+    ):
         return original(verify_input, batch, *args, uno_target_max_top_k=uno_target_max_top_k, **kwargs)
+
+
+def verify_siblings(
+    siblings: Siblings, *, candidates: Tensor, target_probs: Tensor, draft_probs: Tensor, **arguments: Any
+) -> None:
+    """In the place of SGLang's verification of a drawn chain: its verification of a tree of any tokens, whose law we
+    change so that it does what drawn siblings need.
+
+    Args:
+        draft_probs: float32 [B, R, V], as `siblings` name them.
+        arguments: of both operations.
+    """
+    from sglang.srt.speculative import eagle_utils
+
+    law_BNV = sibling_law_reference(target_probs, draft_probs, candidates, siblings)
+    eagle_utils.tree_speculative_sampling_target_only(
+        candidates=candidates, target_probs=law_BNV, draft_probs=torch.zeros_like(law_BNV), **arguments
+    )
 
 
 def _laws_differ(info: Any) -> bool:
@@ -92,32 +118,40 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
     )
 
 
-def draw_drafts(q_TV: Tensor, sampling_info: Any, positions_T: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one draft a request from the drafter's law, filtered as the target's will be.
+def draw_drafts(
+    q_TV: Tensor, sampling_info: Any, positions_B: Tensor, step: int, k: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw drafts from the drafter's law, filtered as the target's will be: k of each row, without replacement.
 
     Any law is exact as long as drafts are drawn from the one that is verified; the filtered one is accepted more often.
     Waits for no device.
 
     Args:
-        q_TV: float32 probabilities in target ids at the requests' temperatures, 0 off the head's support; T requests in
-            the batch's order.
+        q_TV: float32 probabilities in target ids at the requests' temperatures, 0 off the head's support; the rows of B
+            requests in the batch's order, each with equally many.
         sampling_info: SGLang's SamplingBatchInfo of these requests.
-        positions_T: int64, of the drafted token: the length with all tokens before it. With the request's seed and
-            `step` it is the key of a seeded draw, as in SGLang's `sample_draft_proposal`.
+        positions_B: int64, of the drafted token: the length with all tokens before it. With the request's seed and
+            `step` it is the key of a seeded draw, as in SGLang's `sample_draft_proposal`. Rows of a request share it:
+            verification goes through one of them at most.
         step: draft position, 0 for the token after the verified one.
 
     Returns:
-        The filtered law [T, V], the drawn ids int64 [T, 1] and their probabilities [T, 1].
+        The filtered law [T, V], the drawn ids int64 [T, k] in the order of the draws and their probabilities [T, k].
+        Where the law has fewer than k tokens, the last ids are any others.
     """
     from sglang.srt.speculative.spec_utils import fast_sample
 
     law_TV = requested_law(q_TV, sampling_info)
-    _, drawn_T1 = fast_sample(law_TV, sampling_seed=sampling_info.sampling_seed, positions=positions_T, draft_step=step)
+    rows, seed_B = len(q_TV) // len(sampling_info), sampling_info.sampling_seed
+    seed_T = None if seed_B is None else seed_B.repeat_interleave(rows)
+    positions_T = positions_B.repeat_interleave(rows)
+    _, drawn_Tk = fast_sample(law_TV, k, sampling_seed=seed_T, positions=positions_T, draft_step=step)
     # the batch that a CUDA graph is captured with has no filters, so that its greedy rows are not one-hot; the target's
     # law of a greedy request is, and then any proposal is verified exactly
-    best_T1 = q_TV.argmax(dim=-1, keepdim=True)
-    token_ids_T1 = torch.where(sampling_info.top_ks[:, None] <= 1, best_T1, drawn_T1)
-    return law_TV, token_ids_T1, law_TV.gather(1, token_ids_T1)
+    best_Tk = q_TV.argmax(dim=-1, keepdim=True) if k == 1 else q_TV.topk(k, dim=-1).indices
+    is_greedy_T1 = (sampling_info.top_ks <= 1).repeat_interleave(rows)[:, None]
+    token_ids_Tk = torch.where(is_greedy_T1, best_Tk, drawn_Tk)
+    return law_TV, token_ids_Tk, law_TV.gather(1, token_ids_Tk)
 
 
 def sample_min_p(

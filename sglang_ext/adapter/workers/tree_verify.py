@@ -1,19 +1,25 @@
 """What SGLang verifies, from a draft of ours. B = requests, N = verified nodes of a request, V = vocabulary."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
+from rayspec_kernels.cpu.sibling_law import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.trees import Draft
 
 
 class TreeVerifyInput(EagleVerifyInput):
-    """A tree without a fixed number of children a node."""
+    """A tree without a fixed number of children a node.
+
+    `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the laws.
+    """
+
+    siblings: ClassVar[Siblings | None] = None  # of the class, so that SGLang's dataclass stays as it is
 
     @property
     def tree_topk(self) -> int:
@@ -26,9 +32,17 @@ class TreeVerifyInput(EagleVerifyInput):
 
 
 def tree_verify_input(
-    batch: Any, draft: Draft, target_runner: Any, *, draft_steps: int, topk: int, law_BKV: Tensor | None = None
+    batch: Any,
+    draft: Draft,
+    target_runner: Any,
+    *,
+    draft_steps: int,
+    topk: int,
+    law_BRV: Tensor | None = None,
+    siblings: Siblings | None = None,
 ) -> TreeVerifyInput:
-    """SGLang's form of a draft, for the target's model runner; `law_BKV` is what the drafts of a chain were drawn from.
+    """SGLang's form of a draft, for the target's model runner; `law_BRV` is what drafts were drawn from: one law a
+    position of a chain, of a tree as its `siblings` say.
 
     Its width is the step's: less than was asked for where no request needs all of its nodes and no graph one width.
     """
@@ -36,7 +50,7 @@ def tree_verify_input(
         draft = _without_padding(draft)
     B, N = draft.tokens_BN.shape
     tree = draft.links
-    return TreeVerifyInput(
+    verify_input = TreeVerifyInput(
         draft_token=draft.tokens_BN.flatten(),
         custom_mask=_mask(batch, tree, target_runner.attn_backend),
         positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
@@ -51,8 +65,11 @@ def tree_verify_input(
         capture_hidden_mode=None,
         seq_lens_sum=None,
         seq_lens_cpu=None,
-        draft_probs=law_BKV,
+        draft_probs=law_BRV,
     )
+    if siblings is not None:
+        verify_input.siblings = siblings  # type: ignore[misc]
+    return verify_input
 
 
 def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
