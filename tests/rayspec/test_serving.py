@@ -226,17 +226,33 @@ def test_the_plan_of_the_command(
 
 
 BAD_OPTIONS = {
-    "--replicas 0": "--replicas must be at least 1, got 0",
+    "--replicas 0": "--replicas must be in 1..1000, got 0",
+    "--replicas 1001": "--replicas must be in 1..1000, got 1001",
     "--replicas 2 --min-replicas 1 --max-replicas 2": "--replicas is a fixed number",
     "--min-replicas 2": "--min-replicas and --max-replicas go together",
-    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max, got 0 and 2",
-    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max, got 3 and 2",
+    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max <= 1000, got 0 and 2",
+    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max <= 1000, got 3 and 2",
+    f"--min-replicas 1 --max-replicas {10**25}": "must be 1 <= min <= max <= 1000, got 1 and 1",
     "--router prefix": "--router is of Ray Serve, which --replicas or --follow begins",
     "--replicas 2 --router fastest": "--router must be one of balanced, prefix, got 'fastest'",
-    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0, got 0",
-    "--replicas 2 --requests-each 0": "--requests-each must be at least 1, got 0",
+    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0 and at most 86400 (a day), got 0",
+    "--replicas 2 --drain-seconds nan": "--drain-seconds must be above 0 and at most 86400 (a day), got nan",
+    "--replicas 2 --drain-seconds inf": "--drain-seconds must be above 0 and at most 86400 (a day), got inf",
+    "--replicas 2 --requests-each 4": "--requests-each goes with --min-replicas and --max-replicas",
+    "--scale-down-seconds 9": "--scale-down-seconds is of Ray Serve",
+    "--min-replicas 1 --max-replicas 2 --scale-down-seconds inf": "--scale-down-seconds must be above 0 and at most",
+    "--min-replicas 1 --max-replicas 2 --requests-each 0": "--requests-each must be in 1..2048, which a replica takes at once, got 0",
+    f"--min-replicas 1 --max-replicas 2 --requests-each {10**25}": "--requests-each must be in 1..2048",
     "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
-    "--follow --poll-seconds 0": "--poll-seconds must be above 0, got 0",
+    "--follow --poll-seconds 0": "--poll-seconds must be above 0 and at most 86400 (a day), got 0",
+    "--follow --poll-seconds nan": "--poll-seconds must be above 0 and at most 86400 (a day), got nan",
+    "--follow --watch-seconds inf": "--watch-seconds must be in 0..86400 (a day), got inf",
+    f"--port {10**25}": "--port must be in 1..65535",
+    "--webhook-port 31001": "--webhook-port is of --follow, which a notice wakes",
+    "--follow --webhook-host ::": "--webhook-host goes with --webhook-port",
+    "--follow --webhook-port 30000": "--webhook-port must be another than --port, got 30000 for both",
+    "--follow --webhook-port 0": "--webhook-port must be in 1..65535, got 0",
+    "--follow --webhook-port 31001": "needs the secret of MLflow's webhook in RAYSPEC_WEBHOOK_SECRET",
 }
 
 
@@ -248,7 +264,27 @@ def test_options_of_ray_serve_that_make_no_sense(
     assert BAD_OPTIONS[options] in capsys.readouterr().err
 
 
-def test_the_plan_of_replicas(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_served_without_mlflow(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_champion(MODEL, client).folder
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
+    for options in ([], ["--replicas", "1"]):
+        assert command.main([str(folder), "--plan", *options]) == 0
+    assert command.main([MODEL, "--plan"]) == 2
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+    assert command.main([str(folder), "--plan", "--follow"]) == 2
+    assert "--follow needs models:/NAME@ALIAS" in capsys.readouterr().err
+
+
+def test_the_plan_of_replicas(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSPEC_WEBHOOK_SECRET", "correct-horse-battery")
+    assert command.main([MODEL, "--plan", "--follow", "--webhook-port", "31001", "--webhook-host", "::1"]) == 0
+    said = capsys.readouterr().out
+    assert "MLflow's webhook tells of a new version at http://[::1]:31001/webhook" in said
+    assert "correct-horse" not in said
     assert command.main([MODEL, "--plan", "--follow", "--min-replicas", "1", "--max-replicas", "3"]) == 0
     said = capsys.readouterr().out
     assert "through Ray Serve: 1 to 3 replica(s), router balanced" in said
