@@ -1,4 +1,4 @@
-"""As many replicas as the load needs: a second one under load, one again when that is over, and no request that fails."""
+"""As many replicas as the load needs: a second under load, one again when that is over, and no request that fails."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_replicas_come_and_go_with_the_load_and_no_request_fails(tmp_path: Path)
     prompts = prompt_texts(6)
     expected = plain_answers(prompts, tmp_path)
     port, log = free_port(), tmp_path / "serve.log"
-    with served(tmp_path, port, *OPTIONS, "--", "--log-level", "warning") as process:
+    with served(tmp_path, port, *OPTIONS) as process:
         wait_for(lambda: is_healthy(port), START_TIMEOUT_S, process, log)
         assert len(servers(process)) == 1
         address, seen = f"http://{LOOPBACK}:{port}", [("1 client", time.monotonic())]

@@ -241,7 +241,7 @@ BAD_OPTIONS = {
     "--replicas 2 --requests-each 4": "--requests-each goes with --min-replicas and --max-replicas",
     "--scale-down-seconds 9": "--scale-down-seconds is of Ray Serve",
     "--min-replicas 1 --max-replicas 2 --scale-down-seconds inf": "--scale-down-seconds must be above 0 and at most",
-    "--min-replicas 1 --max-replicas 2 --requests-each 0": "--requests-each must be in 1..2048, which a replica takes at once, got 0",
+    "--min-replicas 1 --max-replicas 2 --requests-each 0": "--requests-each must be in 1..2048",
     f"--min-replicas 1 --max-replicas 2 --requests-each {10**25}": "--requests-each must be in 1..2048",
     "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
     "--follow --poll-seconds 0": "--poll-seconds must be above 0 and at most 86400 (a day), got 0",
