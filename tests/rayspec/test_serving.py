@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from synthetic import make_synthetic_sweep
 
 from rayspec.commands import serve as command
+from rayspec.report.adaptive import adaptive_config
 from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
@@ -197,6 +198,45 @@ def test_ready_files_of_the_winners(client: MlflowClient, tmp_path: Path) -> Non
     slow = dataclasses.replace(sweep, results=tuple(r for r in sweep.results if r.trial.label == "plain"))
     with pytest.raises(ValueError, match="is clearly faster than plain decoding: nothing to emit"):
         emit(slow, tmp_path / "none")
+
+
+def test_the_adaptive_file_is_sglangs(client: MlflowClient, tmp_path: Path) -> None:
+    """SGLang's own loader reads it, and what it routes to is what the policy would take."""
+    from sglang.srt.speculative.adaptive_spec_params import (
+        AdaptiveSpeculativeParams,
+        resolve_candidate_steps_from_config,
+    )
+
+    from sglang_ext.policy.choice import MeasuredPolicy
+
+    sweep = find_sweep(client)
+    files = [file for file in emit(sweep, tmp_path) if file.name == "adaptive.json"]
+    assert files
+    for file in files:
+        table = read_table(file.parent / POLICY)
+        steps = resolve_candidate_steps_from_config(str(file))
+        assert steps
+        assert set(steps) <= set(table.lengths)
+        read = AdaptiveSpeculativeParams(initial_steps=table.lengths[-1], cfg_path=str(file))
+        policy = MeasuredPolicy(table, start=table.lengths[-1])
+        for requests in {n for curve in table.curves for n in curve.requests}:
+            best = max(table.lengths, key=lambda k: policy.tokens_per_ms(k, requests))
+            assert best in read._route(requests).candidate_steps
+    best = winner(sweep.results)
+    policy = measured_policy(sweep, best)
+    assert policy is not None
+    dear = dataclasses.replace(
+        policy,
+        curves=[
+            dataclasses.replace(c, step_ms=[ms * (1 + 9 * c.draft_steps) for ms in c.step_ms]) for c in policy.curves
+        ],
+    )
+    plain = adaptive_config(dear, best.trial, draws=False)
+    assert plain is not None
+    assert {tuple(entry["candidate_steps"]) for entry in plain.values()} == {(0,)}
+    drawn = adaptive_config(dear, best.trial, draws=True)
+    assert drawn is not None
+    assert all(min(entry["candidate_steps"]) > 0 for entry in drawn.values())
 
 
 def test_what_is_not_there_is_named(client: MlflowClient, tmp_path: Path) -> None:
