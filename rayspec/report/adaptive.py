@@ -1,7 +1,7 @@
 """A measured policy in the form of SGLang's own `--speculative-adaptive`, for servers without rayspec.
 
 SGLang's rule has a list of draft lengths for each number of requests, and moves within it by a running mean of what is
-accepted; it knows no costs. So the lists hold what is worth its cost: the lengths that promise nearly as many tokens per
+accepted; it knows no costs. So the lists hold what is worth its cost: the lengths that promise nearly as many tokens a
 second as the best does.
 """
 

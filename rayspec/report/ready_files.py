@@ -21,7 +21,8 @@ EXPORTED_TO = "stock_drafters"
 def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
     """Write, for every traffic under which speculation pays, `NAME/serve.sh` (SGLang's server), `NAME/acceptance.json`
     (what a simulator needs), `NAME/policy.json` (draft length by load, where at least two loads in streams were
-    measured) with `NAME/adaptive.json` (the same for SGLang without rayspec, for chains) and, where vLLM can hold the drafter, `NAME/vllm.sh`. Files of these names are replaced.
+    measured) with `NAME/adaptive.json` (the same for SGLang without rayspec, for chains) and, where vLLM can hold the
+    drafter, `NAME/vllm.sh`. Files of these names are replaced.
 
     Raises ValueError where nothing pays, and OSError where the folder cannot be written.
     """

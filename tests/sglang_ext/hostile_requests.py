@@ -205,14 +205,15 @@ def _openai() -> Iterator[Hostile]:
     yield Hostile("rerank", "/v1/rerank", {"query": "a", "documents": ["b"]}, "")
     score = {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [V]}
     yield Hostile("score_outside", "/v1/score", score, "")
-    for odd in ([-1], [V], [[1], [-1]], [HUGE]):
+    for odd in ([-1], [V], [[1], [-1]]):
         yield Hostile(f"detokenize_{odd}", "/detokenize", {"model": "demo", "tokens": odd}, "tokens has the token id")
+    yield Hostile("detokenize_huge", "/detokenize", {"model": "demo", "tokens": [HUGE]}, "")
     yield Hostile("encode_no_ids", "/encode", {"input_ids": []}, "no embedding model")
     yield Hostile("classify_mixed_ids", "/classify", {"input_ids": [[1], []]}, "no embedding model")
     yield Hostile("v1_classify", "/v1/classify", {"model": "demo", "input": [5]}, "no embedding model")
     yield Hostile("v1_classify_nothing", "/v1/classify", {"model": "demo", "input": []}, "empty")
     for stream in (True, False):
-        odd = {"model": "demo", "stream": stream, "options": {"temperature": -1}}
+        odd = {"model": "demo", "stream": stream, "options": {"temperature": -1, "num_predict": 4}}
         messages = {"messages": [{"role": "user", "content": "a"}]}
         says = "temperature" if HAS_TEMPLATE else "chat_template"
         yield Hostile(f"ollama_generate_{stream}", "/api/generate", odd | {"prompt": "a"}, "temperature")
