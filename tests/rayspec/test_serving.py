@@ -317,6 +317,21 @@ def test_a_folder_is_served_without_mlflow(
     assert "--follow needs models:/NAME@ALIAS" in capsys.readouterr().err
 
 
+def test_the_servers_of_a_ray_service(client: MlflowClient) -> None:
+    """Built as Ray Serve does from its configuration: checked, and pinned to a version."""
+    from rayspec.serving.service import servers
+
+    built = servers({"source": MODEL, "min_replicas": 1, "max_replicas": 3, "gpus": 1})._bound_deployment
+    (version, board), options = built.init_args, built._deployment_config.autoscaling_config
+    assert (version.source, version.name, board) == ("models:/drafter-target/1", "drafter-target version 1", None)
+    assert (options.min_replicas, options.max_replicas) == (1, 3)
+    assert built.ray_actor_options["num_gpus"] == 1
+    with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
+        servers({"source": "models:/nobody@champion"})
+    with pytest.raises(ValueError, match="must be 1 <= min <= max <= 1000, got 2 and 1"):
+        servers({"source": MODEL, "min_replicas": 2})
+
+
 def test_the_plan_of_replicas(
     client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
