@@ -90,7 +90,7 @@ def _are_endpoints(sources: Sequence[str]) -> bool:
 
 def _checked_endpoints(
     config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]
-) -> tuple[list[Conversation], list[tuple[str, str, str | None, str | None]]]:
+) -> tuple[Sequence[Conversation], list[tuple[str, str, str | None, str | None]]]:
     """Prompts, and (role, address, model, key) of each side."""
     unused = config.engine_settings()
     unused.pop("chat_template", None)
