@@ -101,10 +101,10 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def mlflow_server(store: str, folder: Path) -> Iterator[str]:
+def mlflow_server(store: str, folder: Path, **variables: str) -> Iterator[str]:
     """MLflow's own server in front of a database, with artifacts in `folder`; yields its address."""
     port = free_port()
-    process = start_mlflow(store, folder, port)
+    process = start_mlflow(store, folder, port, **variables)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -113,7 +113,7 @@ def mlflow_server(store: str, folder: Path) -> Iterator[str]:
         process.wait(timeout=60)
 
 
-def start_mlflow(store: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
+def start_mlflow(store: str, folder: Path, port: int, **variables: str) -> subprocess.Popen[bytes]:
     """The same as a process that leads its group, once it answers."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
     command += ["--artifacts-destination", str(folder / "artifacts"), "--port", str(port), "--workers", "1"]
@@ -122,7 +122,7 @@ def start_mlflow(store: str, folder: Path, port: int) -> subprocess.Popen[bytes]
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"} | variables,
             stdout=log,
             stderr=log,
             start_new_session=True,

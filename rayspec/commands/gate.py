@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-minutes", metavar="MINUTES", help="of the whole gate, starts included (10)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was found")
     parser.add_argument("--mlflow", action="store_true", help="record it as an MLflow run as well")
+    parser.add_argument("--plan", action="store_true", help="check it, say what would be compared, and stop")
     for side in ("baseline", "candidate"):
         parser.add_argument(f"--{side}-model", metavar="NAME", help="which of the server's models, if it has several")
         parser.add_argument(f"--{side}-key-file", metavar="FILE", help="holds the key of the server")
@@ -44,19 +45,22 @@ def main(arguments: list[str]) -> int:
         if options.json is not None and not options.json.absolute().parent.is_dir():
             raise ValueError(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
         from rayspec.gate.report import as_json, text, track
-        from rayspec.gate.run import EndpointOptions, run_gate, status
+        from rayspec.gate.run import EndpointOptions, planned, run_gate, status
         from rayspec.home import prepared_home, tracking_uri
         from rayspec.provenance import provenance
         from rayspec.tracking import connect
         from sglang_ext.whole import write_whole
 
-        prepared_home()
-        if options.mlflow:
-            connect(tracking_uri())  # a store that does not answer should not cost ten minutes
         sides = [
             EndpointOptions(model=getattr(options, f"{side}_model"), key_file=getattr(options, f"{side}_key_file"))
             for side in ("baseline", "candidate")
         ]
+        if options.plan:
+            print(planned(config, (options.baseline, options.candidate), sides))
+            return 0
+        prepared_home()
+        if options.mlflow:
+            connect(tracking_uri())  # a store that does not answer should not cost ten minutes
         deadline = begin + 60 * config.max_minutes
         finding, gate = run_gate(config, (options.baseline, options.candidate), sides, deadline)
         report, command, tags = text(finding), shlex.join(["rayspec", "gate", *arguments]), provenance()

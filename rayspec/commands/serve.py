@@ -4,27 +4,33 @@ SOURCE is models:/NAME@champion, models:/NAME/VERSION, the id of the run that wa
 downloaded from one of them. Its files, its target and the evidence that it is faster are checked first. The server is
 SGLang's own, with the settings that were measured; flags behind -- come last and win, but for those that would undo the
 checks. --replicas N (or --min-replicas and --max-replicas) serves through Ray Serve, on the cluster of RAY_ADDRESS or
-on this machine, and --follow puts in what the alias of SOURCE points at from then on.
+on this machine, and --follow puts in what the alias of SOURCE points at from then on: it looks every --poll-seconds,
+and at once when MLflow's webhook says so (--webhook-port, with the webhook's secret in $RAYSPEC_WEBHOOK_SECRET).
 
 Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the server
 that of $RAYSPEC_ADMIN_KEY, and without it there are none. Exits as the server does, 2 for what may not be served.
 """
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.job import problem, set_up
 from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from rayspec.serving.access import Access
-    from rayspec.serving.champion import Champion
+    from rayspec.serving.cluster import Following
     from rayspec.serving.rollover import RolloverSettings
     from rayspec.serving.scale import Scale
+    from rayspec.serving.webhook import WebhookSettings
 
 
 def main(arguments: list[str]) -> int:
@@ -52,11 +58,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--min-replicas", type=int, metavar="N", help="with --max-replicas: as many as the load needs")
     parser.add_argument("--max-replicas", type=int, metavar="N")
     parser.add_argument("--requests-each", type=int, metavar="N", help="of a replica, that autoscaling aims at (16)")
+    parser.add_argument(
+        "--scale-down-seconds", type=float, metavar="S", help="of less load before a replica is ended (600)"
+    )
     parser.add_argument("--router", help="balanced (the less busy of two), or prefix: Ray Serve's prefix-aware router")
     parser.add_argument("--drain-seconds", type=float, metavar="S", help="a replica may take to answer what runs (600)")
     parser.add_argument("--follow", action="store_true", help="put in, through Ray Serve, what the alias comes to mean")
     parser.add_argument("--poll-seconds", type=float, metavar="S", help="between two looks at the alias (30)")
     parser.add_argument("--watch-seconds", type=float, metavar="S", help="a new version is watched under traffic (300)")
+    parser.add_argument("--webhook-port", type=int, metavar="N", help="take MLflow's notices that the alias has moved")
+    parser.add_argument("--webhook-host", metavar="HOST", help="address to take them at (127.0.0.1)")
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
     options = parser.parse_args(own)
     if not 0 <= options.max_body_mib <= LARGEST:
@@ -65,45 +76,33 @@ def main(arguments: list[str]) -> int:
 
     from rayspec.serving.access import Access
     from rayspec.serving.alias import pinned_source  # imports torch and MLflow
-    from rayspec.serving.champion import find_champion
+    from rayspec.serving.champion import find_champion, is_folder
     from rayspec.serving.launch import described, serve, server_command
     from rayspec.tracking import connect
 
     try:
-        scale, settings = _scale(options), _rollover(options)
+        scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
         access = Access.given(options.api_key_file, options.max_body_mib)
         prepared_home()
-        client = connect(tracking_uri())
-        source = options.source if scale is None else pinned_source(options.source, client)
+        client = None if is_folder(options.source) else connect(tracking_uri())
+        source = options.source if scale is None or client is None else pinned_source(options.source, client)
         champion = find_champion(source, client, target=options.target, force=options.force)
         command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     print(described(champion, command), flush=True)
-    if access.key is None and options.host not in ("127.0.0.1", "localhost", "::1"):
+    if access.key is None and options.host not in LOOPBACK:
         print("WARNING: anybody who reaches this address can send requests; set RAYSPEC_API_KEY", file=sys.stderr)
     if scale is not None:
         print(f"through Ray Serve: {scale.described}", flush=True)
+    if webhook is not None:
+        print(f"MLflow's webhook tells of a new version at {webhook.address}", flush=True)
     if options.plan:
         return 0
-    if scale is not None:
-        return _on_ray(options, champion, source, client, access=access, more=more, scale=scale, settings=settings)
-    return serve(command, access, num_threads=champion.record.num_threads)
+    if scale is None:
+        return serve(command, access, num_threads=champion.record.num_threads)
 
-
-def _on_ray(
-    options: argparse.Namespace,
-    champion: "Champion",
-    source: str,
-    client: "MlflowClient",
-    *,
-    access: "Access",
-    more: list[str],
-    scale: "Scale",
-    settings: "RolloverSettings | None",
-) -> int:
-    from rayspec.serving.alias import followed
     from rayspec.serving.cluster import Serving, serve_on_ray  # imports Ray Serve
 
     serving = Serving(
@@ -115,23 +114,50 @@ def _on_ray(
         follows_policy=not options.no_policy,
         more=tuple(more),
         scale=scale,
+        tracking_uri=None if client is None else client.tracking_uri,
     )
-    alias = followed(options.source) if settings is not None else None
     try:
-        serve_on_ray(champion, source, client, serving, settings, alias=alias)
+        with _following(options.source, client, settings, webhook) as following:
+            serve_on_ray(champion, source, serving, following)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     return 0
 
 
+@contextmanager
+def _following(
+    source: str,
+    client: "MlflowClient | None",
+    settings: "RolloverSettings | None",
+    webhook: "WebhookSettings | None",
+) -> Iterator["Following | None"]:
+    """None without --follow. Raises ValueError where notices cannot be taken."""
+    if settings is None:
+        yield None
+        return
+    from rayspec.serving.alias import followed
+    from rayspec.serving.cluster import Following
+    from rayspec.serving.webhook import receiving
+
+    assert client is not None, "a folder has no alias"
+    alias = followed(source)
+    if webhook is None:
+        yield Following(client=client, alias=alias, settings=settings)
+        return
+    with receiving(webhook, alias) as wait:
+        yield Following(client=client, alias=alias, settings=settings, wait=wait)
+
+
 def _scale(options: argparse.Namespace) -> "Scale | None":
     """How many replicas; None for the server's own process. Raises ValueError."""
-    from rayspec.serving.scale import Scale
+    from rayspec.serving.scale import MAX_REPLICAS, Scale
 
     low, high = options.min_replicas, options.max_replicas
     on_ray = options.follow or any(n is not None for n in (options.replicas, low, high))
-    named = [n for n in ("requests_each", "router", "drain_seconds") if getattr(options, n) is not None]
+    named = [
+        n for n in ("requests_each", "scale_down_seconds", "router", "drain_seconds") if getattr(options, n) is not None
+    ]
     if not on_ray:
         if named:
             raise ValueError(f"--{named[0].replace('_', '-')} is of Ray Serve, which --replicas or --follow begins")
@@ -140,13 +166,17 @@ def _scale(options: argparse.Namespace) -> "Scale | None":
         raise ValueError("--replicas is a fixed number; leave it out for --min-replicas and --max-replicas")
     if (low is None) != (high is None):
         raise ValueError("--min-replicas and --max-replicas go together")
+    of_load = [n for n in ("requests_each", "scale_down_seconds") if getattr(options, n) is not None]
+    if of_load and low is None:
+        raise ValueError(f"--{of_load[0].replace('_', '-')} goes with --min-replicas and --max-replicas")
     count = 1 if options.replicas is None else options.replicas
-    if count < 1:
-        raise ValueError(f"--replicas must be at least 1, got {count}")
+    if not 1 <= count <= MAX_REPLICAS:
+        raise ValueError(f"--replicas must be in 1..{MAX_REPLICAS}, got {count}")
     given: dict[str, Any] = {
         "requests_each": options.requests_each,
         "router": options.router,
         "drain_s": options.drain_seconds,
+        "scale_down_s": options.scale_down_seconds,
     }
     given |= {"minimum": count if low is None else low, "maximum": count if high is None else high}
     return Scale(**{name: value for name, value in given.items() if value is not None})
@@ -165,6 +195,26 @@ def _rollover(options: argparse.Namespace) -> "RolloverSettings | None":
     if given:
         raise ValueError("--poll-seconds and --watch-seconds are of --follow")
     return None
+
+
+def _webhook(options: argparse.Namespace) -> "WebhookSettings | None":
+    """None without --webhook-port. Raises ValueError."""
+    if options.webhook_port is None:
+        if options.webhook_host is not None:
+            raise ValueError("--webhook-host goes with --webhook-port")
+        return None
+    if not options.follow:
+        raise ValueError("--webhook-port is of --follow, which a notice wakes")
+    if options.webhook_port == options.port:
+        raise ValueError(f"--webhook-port must be another than --port, got {options.port} for both")
+    from rayspec.serving.access import WEBHOOK_VARIABLE
+    from rayspec.serving.webhook import WebhookSettings
+
+    return WebhookSettings(
+        host=options.webhook_host or "127.0.0.1",
+        port=options.webhook_port,
+        secret=os.environ.get(WEBHOOK_VARIABLE, "").strip(),
+    )
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:

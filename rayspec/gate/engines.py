@@ -15,7 +15,7 @@ from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
 from rayspec.home import tracking_uri
 from rayspec.records import Measured
-from rayspec.serving.champion import MODEL, RUN, find_champion
+from rayspec.serving.champion import MODEL, RUN, find_champion, is_folder
 from rayspec.serving.flags import ENGINE_FLAGS
 from rayspec.serving.record import RECORD, ServingRecord
 from rayspec.shipped import drafter_label
@@ -81,7 +81,8 @@ def _champion(source: str, config: GateConfig) -> tuple[str, ServingRecord, str]
     if not is_registered and not (Path(source) / RECORD).is_file():
         return None
     # force: a gate is what finds out how fast it is
-    champion = find_champion(source, connect(tracking_uri()), target=config.target, force=True)
+    client = None if is_folder(source) else connect(tracking_uri())
+    champion = find_champion(source, client, target=config.target, force=True)
     return str(champion.folder), champion.record, champion.target
 
 

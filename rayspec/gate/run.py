@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -17,6 +18,9 @@ from rayspec.gate.report import Finding, find
 from rayspec.gate.rounds import SIDES, Gate, check_workload
 from rayspec.gate.sides import MeasureFailed, Side
 from rayspec.workloads import Conversation, load_workload
+
+if TYPE_CHECKING:
+    from rayspec.gate.engines import PreparedDrafter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +47,9 @@ def run_gate(
 ) -> tuple[Finding, Gate]:
     """Compare (baseline, candidate) until `deadline` of time.monotonic(). Raises ValueError for what cannot be
     compared, MeasureFailed for a side that does not answer."""
-    addresses = [is_address(source) for source in sources]
-    if any(addresses) and not all(addresses):
-        raise ValueError(
-            "a drafter in an engine of ours and an endpoint are not measured alike; serve the drafter (rayspec serve, "
-            "or SGLang's own server) and give both addresses"
-        )
+    are_endpoints = _are_endpoints(sources)
     begin = deadline - 60 * config.max_minutes
-    with _endpoints(config, sources, options) if all(addresses) else _drafters(config, sources, options) as ready:
+    with _endpoints(config, sources, options) if are_endpoints else _drafters(config, sources, options) as ready:
         gate = Gate(config, ready.sides, ready.prompts, has_tau=ready.has_tau)
         if time.monotonic() > deadline:
             raise MeasureFailed(
@@ -69,8 +68,30 @@ def run_gate(
         return find(gate, compares=compares, seconds=time.monotonic() - begin, notes=ready.notes), gate
 
 
-@contextmanager
-def _endpoints(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> Iterator[Ready]:
+def planned(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> str:
+    """What `run_gate` would compare, checked as far as that needs neither engine nor answer. Raises ValueError."""
+    if _are_endpoints(sources):
+        prompts, _ = _checked_endpoints(config, sources, options)
+    else:
+        prompts, _ = _checked_drafters(config, sources, options)
+    load = f"{len(prompts)} prompts of {config.workload}, {config.concurrency} at once"
+    return f"{sources[1]} against {sources[0]}: {load}, up to {config.max_minutes:g} minutes"
+
+
+def _are_endpoints(sources: Sequence[str]) -> bool:
+    addresses = [is_address(source) for source in sources]
+    if any(addresses) and not all(addresses):
+        raise ValueError(
+            "a drafter in an engine of ours and an endpoint are not measured alike; serve the drafter (rayspec serve, "
+            "or SGLang's own server) and give both addresses"
+        )
+    return all(addresses)
+
+
+def _checked_endpoints(
+    config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]
+) -> tuple[Sequence[Conversation], list[tuple[str, str, str | None, str | None]]]:
+    """Prompts, and (role, address, model, key) of each side."""
     unused = config.engine_settings()
     unused.pop("chat_template", None)
     if unused:
@@ -81,6 +102,12 @@ def _endpoints(config: GateConfig, sources: Sequence[str], options: Sequence[End
         (role, checked_address(source), o.model, endpoint_key(role, o.key_file))
         for role, source, o in zip(SIDES, sources, options, strict=True)
     ]
+    return prompts, checked
+
+
+@contextmanager
+def _endpoints(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> Iterator[Ready]:
+    prompts, checked = _checked_endpoints(config, sources, options)
     with ExitStack() as stack:
         sides = []
         for role, address, model, key in checked:
@@ -100,15 +127,24 @@ def _endpoints(config: GateConfig, sources: Sequence[str], options: Sequence[End
         yield Ready(sides=sides, prompts=prompts, has_tau=has_tau, compares=compares, notes=tuple(notes))
 
 
-@contextmanager
-def _drafters(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> Iterator[Ready]:
+def _checked_drafters(
+    config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]
+) -> "tuple[Sequence[Conversation], tuple[PreparedDrafter, PreparedDrafter]]":
     if any(o != EndpointOptions() for o in options):
         raise ValueError("--baseline-model, --candidate-model and the key files belong to endpoints (http://...)")
-    from rayspec.gate.engines import prepare_drafters, running_drafters  # imports Ray and MLflow
+    from rayspec.gate.engines import prepare_drafters  # imports Ray and MLflow
 
     baseline, candidate = prepare_drafters(config, sources)
     prompts = min(baseline.prepared.prompts, candidate.prepared.prompts, key=len)
     check_workload(config, len(prompts))
+    return prompts, (baseline, candidate)
+
+
+@contextmanager
+def _drafters(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> Iterator[Ready]:
+    prompts, (baseline, candidate) = _checked_drafters(config, sources, options)
+    from rayspec.gate.engines import running_drafters
+
     with (
         TemporaryDirectory(prefix="rayspec-gate-") as logs,
         running_drafters(baseline, candidate, Path(logs)) as sides,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rayspec.export import ExportConfig, prepare
+from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
-from rayspec.serving.flags import serve_command
+from rayspec.serving.flags import engine_config, serve_command
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
@@ -20,7 +21,8 @@ EXPORTED_TO = "stock_drafters"
 def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
     """Write, for every traffic under which speculation pays, `NAME/serve.sh` (SGLang's server), `NAME/acceptance.json`
     (what a simulator needs), `NAME/policy.json` (draft length by load, where at least two loads in streams were
-    measured) and, where vLLM can hold the drafter, `NAME/vllm.sh`. Files of these names are replaced.
+    measured) with `NAME/adaptive.json` (the same for SGLang without rayspec, for chains) and, where vLLM can hold the
+    drafter, `NAME/vllm.sh`. Files of these names are replaced.
 
     Raises ValueError where nothing pays, and OSError where the folder cannot be written.
     """
@@ -38,6 +40,9 @@ def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
         policy = measured_policy(sweep, best)
         if policy is not None:
             files[POLICY] = policy_text(policy)
+            adaptive = adaptive_config(policy, best.trial, draws=_draws(sweep))
+            if adaptive is not None:
+                files[FILE] = json.dumps(adaptive, indent=1) + "\n"
         vllm = vllm_command(sweep, best)
         if vllm is not None:
             files["vllm.sh"] = vllm
@@ -46,6 +51,10 @@ def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
             (place / name).chmod(0o755 if name.endswith(".sh") else 0o644)
             written.append(place / name)
     return written
+
+
+def _draws(sweep: StoredSweep) -> bool:
+    return bool((engine_config(sweep).get("extra") or {}).get("speculative_use_rejection_sampling"))
 
 
 def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from sglang_ext.adapter.http_app import DEFAULT_MIB, VARIABLE
 
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 ADMIN_VARIABLE = "RAYSPEC_ADMIN_KEY"
+WEBHOOK_VARIABLE = "RAYSPEC_WEBHOOK_SECRET"  # what MLflow signs its notices to --follow with
+SECRETS = (KEY_VARIABLE, ADMIN_VARIABLE, WEBHOOK_VARIABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Access:
 
     def environment(self, num_threads: int | None, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables of the server's process: no key is among them."""
-        own = {name: value for name, value in variables.items() if name not in (KEY_VARIABLE, ADMIN_VARIABLE)}
+        own = {name: value for name, value in variables.items() if name not in SECRETS}
         own[VARIABLE] = str(self.max_body_mib)
         return own if num_threads is None else own | {"OMP_NUM_THREADS": str(num_threads)}
 

@@ -7,9 +7,8 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from rayspec.serving.ingress import DEPLOYMENT, Ingress
 from rayspec.serving.replica import Replica, ServedVersion
-from rayspec.serving.scale import ROUTERS, Scale
+from rayspec.serving.scale import MAX_ONGOING, ROUTERS, Scale
 
-MAX_ONGOING = 2048  # of a replica; SGLang queues by itself
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 40.0
 PREFIX_OPTIONS = {"imbalanced_threshold": 16, "do_eviction": True}
 
@@ -44,6 +43,7 @@ def server_application(version: ServedVersion, scale: Scale, board: Any) -> serv
                 max_replicas=scale.maximum,
                 initial_replicas=scale.minimum,
                 target_ongoing_requests=scale.requests_each,
+                downscale_delay_s=scale.scale_down_s,
             )
         }
     router = ROUTERS[scale.router]

@@ -38,21 +38,30 @@ class Champion:
     policy: PolicyTable | None = None  # draft length by load, where it was measured
 
 
-def find_champion(source: str, client: MlflowClient, *, target: str | None = None, force: bool = False) -> Champion:
+def is_folder(source: str) -> bool:
+    """Whether it lies here, so that MLflow is not asked for it."""
+    return bool(source) and Path(source).is_dir()
+
+
+def find_champion(
+    source: str, client: MlflowClient | None, *, target: str | None = None, force: bool = False
+) -> Champion:
     """The champion that `source` names: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, the id of the run that was
     promoted, or a folder that was downloaded from one of them. Files come into the home folder, once, and are checked
     before anything is loaded.
 
     Args:
+        client: not needed for a folder.
         target: where the target lies here; None for where the sweep found it.
         force: take one that was not clearly faster than plain decoding.
 
     Raises ValueError where it may not take traffic, each cause with words of its own; TrackingError where MLflow does
     not have it.
     """
-    if source and Path(source).is_dir():
+    if is_folder(source):
         name, folder = source, Path(source)
     else:
+        assert client is not None, "only a folder is found without MLflow"
         name, folder = _downloaded(source, client)
     record = read_record(folder)
     found = files_sha256(folder)

@@ -54,8 +54,9 @@ class Serving:
     follows_policy: bool
     more: tuple[str, ...]
     scale: Scale
+    tracking_uri: str | None  # None for a folder
 
-    def version(self, champion: Champion, source: str, client: MlflowClient) -> ServedVersion:
+    def version(self, champion: Champion, source: str) -> ServedVersion:
         return served_version(
             champion,
             source,
@@ -63,51 +64,47 @@ class Serving:
             force=self.force,
             follows_policy=self.follows_policy,
             more=self.more,
-            tracking_uri=client.tracking_uri,
+            tracking_uri=self.tracking_uri,
             access=self.access,
         )
 
 
-def serve_on_ray(
-    champion: Champion,
-    source: str,
-    client: MlflowClient,
-    serving: Serving,
-    settings: RolloverSettings | None,
-    *,
-    alias: tuple[str, str] | None = None,
-) -> None:
-    """Serve until an exception (SystemExit, KeyboardInterrupt) ends it; with `settings`, follow the alias meanwhile.
+@dataclass(frozen=True, kw_only=True)
+class Following:
+    """What puts in the versions that `alias` (model, alias) comes to mean. `wait`: see `Rollover.run`."""
+
+    client: MlflowClient
+    alias: tuple[str, str]
+    settings: RolloverSettings
+    wait: Callable[[float], object] = time.sleep
+
+
+def serve_on_ray(champion: Champion, source: str, serving: Serving, following: Following | None) -> None:
+    """Serve until an exception (SystemExit, KeyboardInterrupt) ends it, and follow an alias meanwhile.
 
     `source` names a version, not an alias. Raises ValueError where the servers do not start.
     """
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
     with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
         serving = replace(serving, scale=_with_resources(serving.scale, champion))
-        with _applications(champion, source, client, serving) as board:
+        with _applications(champion, source, serving) as board:
             print(f"serving {champion.name} on http://{serving.host}:{serving.port}", flush=True)
-            if settings is None or alias is None:
+            if following is None:
                 _wait()
             else:
-                follow(champion, client, serving, settings, alias, source, board)
+                follow(champion, source, serving, following, board)
 
 
-def follow(
-    champion: Champion,
-    client: MlflowClient,
-    serving: Serving,
-    settings: RolloverSettings,
-    alias: tuple[str, str],
-    source: str,
-    board: Any,
-) -> None:
+def follow(champion: Champion, source: str, serving: Serving, following: Following, board: Any) -> None:
     """Never returns."""
-    model, version = alias[0], source.rpartition("/")[2]
+    client, settings, (model, alias) = following.client, following.settings, following.alias
+    version = source.rpartition("/")[2]
     events = Events(client, model, _experiment(client, model, version))
-    stage = RayStage(model, client, serving, board, serving.version(champion, source, client))
+    stage = RayStage(model, client, serving, board, serving.version(champion, source))
     try:
-        events.record(kinds.STARTED, version, f"alias {alias[1]} is looked at every {settings.poll_s:g} s")
-        Rollover(champion, version, MlflowRegistry(client, *alias), stage, events, settings).run()
+        events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")
+        registry = MlflowRegistry(client, model, alias)
+        Rollover(champion, version, registry, stage, events, settings).run(following.wait)
     finally:
         events.end()
 
@@ -132,7 +129,7 @@ class RayStage:
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
         """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load."""
-        told = replace(self._serving.version(champion, self._source(version), self._client), follows_policy=False)
+        told = replace(self._serving.version(champion, self._source(version)), follows_policy=False)
         actor: Any = ray.remote(**self._serving.scale.actor_options, max_restarts=0)(Canary).remote(told)
         try:
             with _readable(f"version {version}"):
@@ -154,7 +151,7 @@ class RayStage:
             ) from error
 
     def put_in(self, champion: Champion, version: str) -> None:
-        told = self._serving.version(champion, self._source(version), self._client)
+        told = self._serving.version(champion, self._source(version))
         try:
             put_in(told, self._serving.scale, self._board)
         except ValueError:
@@ -224,7 +221,7 @@ def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
 
 
 @contextmanager
-def _applications(champion: Champion, source: str, client: MlflowClient, serving: Serving) -> Iterator[Any]:
+def _applications(champion: Champion, source: str, serving: Serving) -> Iterator[Any]:
     """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
     others = sorted(serve.status().applications)
     if others:
@@ -237,7 +234,7 @@ def _applications(champion: Champion, source: str, client: MlflowClient, serving
     with ExitStack() as stack:
         stack.callback(_shut_down)
         stack.callback(_delete, SERVERS)
-        put_in(serving.version(champion, source, client), serving.scale, board)
+        put_in(serving.version(champion, source), serving.scale, board)
         stack.callback(_delete, INGRESS)
         serve.run(ingress_application(), name=INGRESS, route_prefix="/")
         yield board

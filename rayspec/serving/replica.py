@@ -47,7 +47,7 @@ class ServedVersion:
     follows_policy: bool
     more: tuple[str, ...]  # words for SGLang's server
     num_threads: int | None
-    tracking_uri: str = field(repr=False)
+    tracking_uri: str | None = field(repr=False)  # None for a folder, which MLflow is not asked for
     access: Access
     start_timeout_s: float = 1800.0
 
@@ -60,7 +60,7 @@ def served_version(
     force: bool,
     follows_policy: bool,
     more: Sequence[str],
-    tracking_uri: str,
+    tracking_uri: str | None,
     access: Access,
 ) -> ServedVersion:
     return ServedVersion(
@@ -146,9 +146,8 @@ class Replica:
 
     def _checked(self) -> Champion:
         version = self._version
-        champion = find_champion(
-            version.source, connect(version.tracking_uri), target=version.target, force=version.force
-        )
+        client = None if version.tracking_uri is None else connect(version.tracking_uri)
+        champion = find_champion(version.source, client, target=version.target, force=version.force)
         if file_sha256(champion.folder / RECORD) != version.record_sha256:
             raise ValueError(
                 f"{version.source} on this node is not what was checked when it was put in ({champion.folder / RECORD} "

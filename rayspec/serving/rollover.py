@@ -17,6 +17,7 @@ from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals, WatchBounds, worse
 
 WATCH_STEP_S = 5.0
+LONGEST_S = 86400.0
 
 
 class Postponed(Exception):
@@ -31,10 +32,10 @@ class RolloverSettings:
     watch: WatchBounds = field(default_factory=WatchBounds)
 
     def __post_init__(self) -> None:
-        if self.poll_s <= 0:
-            raise ValueError(f"--poll-seconds must be above 0, got {self.poll_s:g}")
-        if self.watch_s < 0:
-            raise ValueError(f"--watch-seconds must not be negative, got {self.watch_s:g}")
+        if not 0 < self.poll_s <= LONGEST_S:
+            raise ValueError(f"--poll-seconds must be above 0 and at most {LONGEST_S:g} (a day), got {self.poll_s:g}")
+        if not 0 <= self.watch_s <= LONGEST_S:
+            raise ValueError(f"--watch-seconds must be in 0..{LONGEST_S:g} (a day), got {self.watch_s:g}")
 
 
 class Registry(Protocol):
@@ -83,11 +84,11 @@ class Rollover:
         self._seen: deque[tuple[float, Totals]] = deque()
         self._said = ""  # why the last one was postponed, which is said once
 
-    def run(self) -> None:
-        """Until an exception ends it."""
+    def run(self, wait: Callable[[float], object] = time.sleep) -> None:
+        """Until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
         while True:
             self.poll()
-            self._sleep(self._settings.poll_s)
+            wait(self._settings.poll_s)
 
     def poll(self) -> None:
         """Look at the alias once, and do all that follows."""

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+MAX_REPLICAS = 1000
+MAX_ONGOING = 2048  # requests of a replica; SGLang queues by itself
+MAX_DRAIN_S = MAX_SCALE_DOWN_S = 86400.0
 ROUTERS = {
     "balanced": None,  # Ray Serve's own: the less busy of two
     "prefix": "ray.serve.llm.request_router:PrefixCacheAffinityRouter",
@@ -16,20 +19,31 @@ class Scale:
     minimum: int = 1
     maximum: int = 1
     requests_each: int = 16  # that autoscaling aims at
+    scale_down_s: float = 600.0  # of less load before a replica is ended, since a new one takes minutes to start
     router: str = "balanced"
     drain_s: float = 600.0  # that a replica may take to answer what runs
     cpus: float = 1.0  # of each replica, as Ray counts them
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.minimum < 1 or self.maximum < self.minimum:
+        if not 1 <= self.minimum <= self.maximum <= MAX_REPLICAS:
             raise ValueError(
-                f"--min-replicas and --max-replicas must be 1 <= min <= max, got {self.minimum} and {self.maximum}"
+                f"--min-replicas and --max-replicas must be 1 <= min <= max <= {MAX_REPLICAS}, got {self.minimum} and "
+                f"{self.maximum}"
             )
-        if self.requests_each < 1:
-            raise ValueError(f"--requests-each must be at least 1, got {self.requests_each}")
-        if self.drain_s <= 0:
-            raise ValueError(f"--drain-seconds must be above 0, got {self.drain_s:g}")
+        if not 1 <= self.requests_each <= MAX_ONGOING:
+            raise ValueError(
+                f"--requests-each must be in 1..{MAX_ONGOING}, which a replica takes at once, got {self.requests_each}"
+            )
+        if not 0 < self.scale_down_s <= MAX_SCALE_DOWN_S:
+            raise ValueError(
+                f"--scale-down-seconds must be above 0 and at most {MAX_SCALE_DOWN_S:g} (a day), got "
+                f"{self.scale_down_s:g}"
+            )
+        if not 0 < self.drain_s <= MAX_DRAIN_S:
+            raise ValueError(
+                f"--drain-seconds must be above 0 and at most {MAX_DRAIN_S:g} (a day), got {self.drain_s:g}"
+            )
         if self.router not in ROUTERS:
             raise ValueError(f"--router must be one of {', '.join(ROUTERS)}, got {self.router!r}")
 

@@ -10,10 +10,14 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from jinja2 import TemplateError
+
 logger = logging.getLogger(__name__)
 VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
 DEFAULT_MIB = 32  # of `rayspec serve`: far more than the longest prompts, or some pictures
 LARGEST = 2**20  # a TiB
+VERTEX_ROUTE = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate")  # as SGLang reads it
+UNREADABLE = (TypeError, AttributeError, LookupError, OverflowError)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -87,9 +91,19 @@ def prepare_app(original: Callable[[Any], None], app: Any) -> None:
     original(app)
     # the name of a parser that there is not, among others; in most of its routes SGLang itself says 400 then
     app.add_exception_handler(ValueError, refuse)
+    app.add_exception_handler(TemplateError, refuse)  # messages that the target's chat template refuses
+    for kind in UNREADABLE:
+        app.add_exception_handler(kind, refuse_unread)
     max_bytes = max_body_bytes()
     if max_bytes is not None:
         app.add_middleware(BodyLimit, max_bytes=max_bytes)
+
+
+async def refuse_unread(request: Any, error: Exception) -> Any:
+    """Of a route that makes a request of whatever JSON it is given; elsewhere these are faults of the server."""
+    if request.url.path != VERTEX_ROUTE:
+        raise error
+    return await refuse(request, error)
 
 
 async def refuse(request: Any, error: Exception) -> Any:

@@ -20,6 +20,7 @@ _OPS = "sglang_ext.adapter.cpu.spec_ops"
 _SPEC = "sglang.kernels.ops.speculative"
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+_OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
 _REFUSED = "sglang_ext.adapter.requests.refuse_on_cpu"
 
 # Replaced on the CPU platform: each is CUDA, Triton or a compiled kernel in SGLang.
@@ -270,8 +271,8 @@ CHAIN_VERIFICATION = Internal(
     "sglang_ext.adapter.workers.sampling.verify_siblings",
 )
 
-# Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler, the last
-# two so that sampling follows one law.
+# Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler or is
+# answered with 500, the last two so that sampling follows one law.
 WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.observability.http_request_metrics.add_http_request_metrics_middleware",
@@ -292,6 +293,26 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
         ("self", "obj", "input_text", "input_ids", "input_embeds", "mm_inputs", "token_type_ids"),
         "sglang_ext.adapter.requests.check_tokenized",
+    ),
+    Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        ("self", "obj", "request"),
+        "sglang_ext.adapter.routes.refuse_embeddings",
+    ),
+    Internal(
+        "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._handle_non_streaming_request",
+        ("self", "adapted_request", "request", "raw_request"),
+        "sglang_ext.adapter.routes.check_detokenized",
+    ),
+    Internal(
+        f"{_OLLAMA}._stream_chat_response",
+        ("self", "gen_request", "raw_request", "model_name"),
+        "sglang_ext.adapter.routes.begin_answer",
+    ),
+    Internal(
+        f"{_OLLAMA}._stream_generate_response",
+        ("self", "gen_request", "raw_request", "model_name"),
+        "sglang_ext.adapter.routes.begin_answer",
     ),
     Internal(
         "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.load_weights",

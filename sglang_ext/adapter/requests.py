@@ -51,6 +51,7 @@ def check_request(original: Callable[..., None], request: Any) -> None:
         _check_types({} if one is None else one)
     if params == []:
         raise ValueError("sampling_params is an empty list; give an object, or a list with one for each prompt")
+    check_prompts(request)
     original(request)
     if request.is_single:
         if isinstance(request.sampling_params, list):
@@ -65,6 +66,21 @@ def check_request(original: Callable[..., None], request: Any) -> None:
             raise ValueError(
                 f"{name} is a list of {entries}, but there are {request.batch_size} prompts; give one entry for each"
             )
+
+
+def check_prompts(request: Any) -> None:
+    """What /generate's schema says of prompts, which /vertex_generate puts together of anything. Raises ValueError."""
+    text = request.text
+    if text is not None and not isinstance(text, str):
+        texts = text if isinstance(text, list) else [text]
+        wrong = [i for i, one in enumerate(texts) if not isinstance(one, str)]
+        if wrong or not isinstance(text, list):
+            raise ValueError(f"text must be text, or a list of texts; of prompt {wrong[0] if wrong else 0} it is not")
+    ids = request.input_ids
+    if isinstance(ids, list) and any(isinstance(one, list) for one in ids):
+        wrong = [i for i, one in enumerate(ids) if not isinstance(one, list)]
+        if wrong:
+            raise ValueError(f"input_ids must be a list of ids for each prompt; of prompt {wrong[0]} it is not")
 
 
 @cache
@@ -153,7 +169,7 @@ def _check_prompt(manager: Any, request: Any, tokenized: Any) -> None:
             raise ValueError("the prompt has no tokens; give at least one")
         return
     values = np.frombuffer(ids, dtype=np.int64)
-    _check_ids("the prompt", (int(values.min()), int(values.max())), manager)
+    check_ids("the prompt", (int(values.min()), int(values.max())), manager)
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         places = getattr(tokenized, name)
         if places is not None and (tokenized.logprob_start_len != 0 or not all(0 <= i < len(ids) for i in places)):
@@ -163,7 +179,7 @@ def _check_prompt(manager: Any, request: Any, tokenized: Any) -> None:
             )
 
 
-def _check_ids(what: str, ids: Iterable[int], manager: Any) -> None:
+def check_ids(what: str, ids: Iterable[int], manager: Any) -> None:
     vocab_size = manager.model_config.vocab_size
     outside = [i for i in ids if not 0 <= i < vocab_size]
     if outside:
@@ -198,7 +214,7 @@ def _check_sampling(manager: Any, params: Any) -> None:
         )
     if params.stream_interval is not None and params.stream_interval < 1:
         raise ValueError(f"stream_interval must be at least 1, got {params.stream_interval}")
-    _check_ids("stop_token_ids", params.stop_token_ids or (), manager)
+    check_ids("stop_token_ids", params.stop_token_ids or (), manager)
     for token, bias in (params.logit_bias or {}).items():
         if not math.isfinite(bias) or abs(bias) > LARGEST_BIAS:
             raise ValueError(f"logit_bias must be finite and in size at most {LARGEST_BIAS:g}, got {token}: {bias}")

@@ -209,7 +209,28 @@ def export_cases(world: World, out: Path) -> list[Case]:
     ]
 
 
+def gate_cases(world: World, out: Path) -> list[Case]:
+    d = world.drafters
+    return [
+        *(([f"--{flag}", x], (flag.replace("-", "_"),)) for flag in ("tau-loss", "speed-loss") for x in ("0", "1", "-1", "nan", "x")),
+        *((["--max-minutes", x], ("max_minutes",)) for x in ("0", "-1", "inf", "nan", "x", "9" * 30)),
+        *(one(f"{name}=0", name) for name in ("concurrency", "max_new_tokens", "draft_steps", "topk", "request_timeout_s")),
+        *(one(f"{name}={'9' * 12}", name) for name in ("concurrency", "max_new_tokens", "draft_steps", "topk", "seed")),
+        *(one(f"temperature={x}", "temperature") for x in ("-0.1", "101", "x")),
+        *(one(f"identity={x}", "identity") for x in ("maybe", "''")),
+        (["identity=require", "temperature=1"], ("identity",)),
+        *(one(f"workload={x}", "workload") for x in ("nowhere", "''", f"{world.prompts}", "x" * 300)),
+        *(one(f"target={x}", "target") for x in ("nowhere", "''", "~nobody-of-this-name/x", "/", "x" * 300, world.prompts)),
+        one("engine.extra.nonsense=1", "nonsense"),
+        (["--json", str(out / "none" / "x.json")], ("--json",)),
+        (["--baseline-model", "x"], ("--baseline-model",)),
+        (["--candidate-key-file", str(d)], ("key files",)),
+    ]  # fmt: skip
+
+
 def cases_of(job: str, world: World, out: Path) -> list[Case]:
     if job == "sweep":
         return sweep_cases(world)
-    return {"train": train_cases, "calibrate": calibrate_cases, "export": export_cases}[job](world, out)
+    return {"train": train_cases, "calibrate": calibrate_cases, "export": export_cases, "gate": gate_cases}[job](
+        world, out
+    )

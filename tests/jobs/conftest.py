@@ -1,5 +1,6 @@
 """The small things that tests of bad inputs break, and the arguments with which a job's plan is in order."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,4 +32,6 @@ def place(tmp_path: Path, world: World) -> Path:
         f"sources: {{raw: {{kind: raw, documents: {world.texts}}}}}\n"
         "calibrations: [{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]\n"
     )
+    lines = [{"id": i, "prompt": f"def f{i}(a, b):"} for i in range(24)]
+    (tmp_path / "gate.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path

@@ -137,7 +137,7 @@ def wrong_settings(schema: type, may_be_negative: Iterable[str] = ()) -> Iterato
 # --- arguments
 
 Case = tuple[list[str], tuple[str, ...]]  # arguments of a job, words that its refusal must hold
-JOBS = ("sweep", "train", "calibrate", "export")
+JOBS = ("sweep", "train", "calibrate", "export", "gate")
 
 
 def base(job: str, world: World, out: Path) -> list[str]:
@@ -162,6 +162,12 @@ def base(job: str, world: World, out: Path) -> list[str]:
             str(out / "calibrate.yaml"),
             f"target={world.target}",
             f"output_dir={out / 'out'}",
+        ]
+    if job == "gate":
+        drafter = str(world.drafters / "full")
+        return [
+            *("--plan", drafter, drafter, f"target={world.target}", f"workload={out / 'gate.jsonl'}"),
+            *("max_new_tokens=16", "draft_steps=2"),
         ]
     assert job == "export", "every job is here"
     return ["--plan", f"drafters=[{world.drafters}/full]", f"output_dir={out / 'out'}"]

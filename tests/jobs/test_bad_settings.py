@@ -16,6 +16,7 @@ from small_world import World
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.export import ExportConfig
+from rayspec.gate.config import GateConfig
 from rayspec.sweep.config import SweepConfig
 from rayspec.training.drafter_config import DrafterTrainConfig
 
@@ -33,6 +34,7 @@ SCHEMAS: dict[str, tuple[type, tuple[str, ...]]] = {
     "train": (DrafterTrainConfig, ()),
     "calibrate": (CalibrationConfig, ()),
     "export": (ExportConfig, ()),
+    "gate": (GateConfig, ()),
 }
 
 
@@ -40,7 +42,7 @@ SCHEMAS: dict[str, tuple[type, tuple[str, ...]]] = {
 def test_every_setting_with_every_wrong_value(job: str, world: World, place: Path) -> None:
     schema, may_be_negative = SCHEMAS[job]
     cases = list(wrong_settings(schema, may_be_negative))
-    assert len(cases) >= {"export": 7, "calibrate": 80}.get(job, 150)
+    assert len(cases) >= {"export": 7, "calibrate": 80, "gate": 100}.get(job, 150)
     found = complaints(job, base(job, world, place), cases)
     assert not found, f"{len(found)} of {len(cases)}\n" + "\n".join(found)
 

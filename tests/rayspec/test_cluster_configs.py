@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import yaml
 from ray.runtime_env import RuntimeEnv
+from ray.serve.schema import ServeDeploySchema
 
 from rayspec.config import load_config
+from rayspec.serving import service as service_module
+from rayspec.serving.cluster import INGRESS
+from rayspec.serving.ingress import SERVERS
+from rayspec.serving.service import ServiceArgs
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.placement import place
+from sglang_ext.settings import build
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "cluster"
@@ -65,3 +71,56 @@ def test_nobody_else_uses_the_cluster_and_no_login_is_shown(job: dict[str, Any])
 def test_the_image_holds_what_is_installed() -> None:
     copied = re.findall(r"^COPY (.+) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
     assert all((ROOT / name).exists() for names in copied for name in names.split())
+
+
+# of ray.io/v1's RayServiceSpec and RayClusterSpec (KubeRay 1.6)
+OF_A_SERVICE = {
+    "serveConfigV2",
+    "rayClusterConfig",
+    "upgradeStrategy",
+    "serveService",
+    "rayClusterDeletionDelaySeconds",
+}
+OF_A_CLUSTER = {"authOptions", "rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
+
+
+@pytest.fixture(scope="module")
+def service() -> dict[str, Any]:
+    manifest = yaml.safe_load((CLUSTER / "rayservice.yaml").read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayService")
+    assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
+    return manifest["spec"]
+
+
+def test_the_service_is_one_of_ray_serve(service: dict[str, Any]) -> None:
+    """By Ray's own schema, with our functions, their arguments and the names that the ingress knows."""
+    found = ServeDeploySchema.model_validate(yaml.safe_load(service["serveConfigV2"]))
+    servers, ingress = found.applications
+    assert (servers.name, servers.route_prefix) == (SERVERS, None)
+    assert (ingress.name, ingress.route_prefix, ingress.args) == (INGRESS, "/", {})
+    assert [a.import_path for a in found.applications] == [
+        f"{service_module.__name__}:{f}" for f in ("servers", "ingress")
+    ]
+    given = build(ServiceArgs, servers.args)
+    assert given.scale.maximum == 4
+    (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == f"{given.gpus:g}"
+    assert pod["terminationGracePeriodSeconds"] > given.drain_s
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    assert group["maxReplicas"] >= 2 * given.max_replicas
+    assert service_module.ingress({}).__class__.__name__ == "Application"
+    with pytest.raises(ValueError, match="the ingress takes no args, got x"):
+        service_module.ingress({"x": 1})
+    with pytest.raises(ValueError, match="unknown key 'nobody'"):
+        service_module.servers({"source": "x", "nobody": 1})
+
+
+def test_the_services_cluster(service: dict[str, Any]) -> None:
+    assert set(service) <= OF_A_SERVICE
+    cluster = service["rayClusterConfig"]
+    assert set(cluster) <= OF_A_CLUSTER
+    assert cluster["authOptions"] == {"mode": "token"}
+    test_pods_and_pins_agree({"rayClusterSpec": cluster})
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {p["name"]: p["containerPort"] for p in head["ports"]}["serve"] == 8000

@@ -388,7 +388,9 @@ def test_only_an_alias_is_followed(world: World) -> None:
 
 
 def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match="--poll-seconds must be above 0, got 0"):
-        RolloverSettings(poll_s=0)
-    with pytest.raises(ValueError, match="--watch-seconds must not be negative"):
-        RolloverSettings(watch_s=-1)
+    for seconds in (0, -1, float("nan"), float("inf"), 1e9):
+        with pytest.raises(ValueError, match="--poll-seconds must be above 0 and at most 86400"):
+            RolloverSettings(poll_s=seconds)
+    for seconds in (-1, float("nan"), float("inf"), 1e9):
+        with pytest.raises(ValueError, match=r"--watch-seconds must be in 0\.\.86400"):
+            RolloverSettings(watch_s=seconds)

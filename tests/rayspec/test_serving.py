@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from synthetic import make_synthetic_sweep
 
 from rayspec.commands import serve as command
+from rayspec.report.adaptive import adaptive_config
 from rayspec.report.page import write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import emit
@@ -199,6 +200,45 @@ def test_ready_files_of_the_winners(client: MlflowClient, tmp_path: Path) -> Non
         emit(slow, tmp_path / "none")
 
 
+def test_the_adaptive_file_is_sglangs(client: MlflowClient, tmp_path: Path) -> None:
+    """SGLang's own loader reads it, and what it routes to is what the policy would take."""
+    from sglang.srt.speculative.adaptive_spec_params import (
+        AdaptiveSpeculativeParams,
+        resolve_candidate_steps_from_config,
+    )
+
+    from sglang_ext.policy.choice import MeasuredPolicy
+
+    sweep = find_sweep(client)
+    files = [file for file in emit(sweep, tmp_path) if file.name == "adaptive.json"]
+    assert files
+    for file in files:
+        table = read_table(file.parent / POLICY)
+        steps = resolve_candidate_steps_from_config(str(file))
+        assert steps
+        assert set(steps) <= set(table.lengths)
+        read = AdaptiveSpeculativeParams(initial_steps=table.lengths[-1], cfg_path=str(file))
+        policy = MeasuredPolicy(table, start=table.lengths[-1])
+        for requests in {n for curve in table.curves for n in curve.requests}:
+            best = max(table.lengths, key=lambda k: policy.tokens_per_ms(k, requests))
+            assert best in read._route(requests).candidate_steps
+    best = winner(sweep.results)
+    policy = measured_policy(sweep, best)
+    assert policy is not None
+    dear = dataclasses.replace(
+        policy,
+        curves=[
+            dataclasses.replace(c, step_ms=[ms * (1 + 9 * c.draft_steps) for ms in c.step_ms]) for c in policy.curves
+        ],
+    )
+    plain = adaptive_config(dear, best.trial, draws=False)
+    assert plain is not None
+    assert {tuple(entry["candidate_steps"]) for entry in plain.values()} == {(0,)}
+    drawn = adaptive_config(dear, best.trial, draws=True)
+    assert drawn is not None
+    assert all(min(entry["candidate_steps"]) > 0 for entry in drawn.values())
+
+
 def test_what_is_not_there_is_named(client: MlflowClient, tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
         find_champion("models:/nobody@champion", client)
@@ -226,17 +266,33 @@ def test_the_plan_of_the_command(
 
 
 BAD_OPTIONS = {
-    "--replicas 0": "--replicas must be at least 1, got 0",
+    "--replicas 0": "--replicas must be in 1..1000, got 0",
+    "--replicas 1001": "--replicas must be in 1..1000, got 1001",
     "--replicas 2 --min-replicas 1 --max-replicas 2": "--replicas is a fixed number",
     "--min-replicas 2": "--min-replicas and --max-replicas go together",
-    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max, got 0 and 2",
-    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max, got 3 and 2",
+    "--min-replicas 0 --max-replicas 2": "must be 1 <= min <= max <= 1000, got 0 and 2",
+    "--min-replicas 3 --max-replicas 2": "must be 1 <= min <= max <= 1000, got 3 and 2",
+    f"--min-replicas 1 --max-replicas {10**25}": "must be 1 <= min <= max <= 1000, got 1 and 1",
     "--router prefix": "--router is of Ray Serve, which --replicas or --follow begins",
     "--replicas 2 --router fastest": "--router must be one of balanced, prefix, got 'fastest'",
-    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0, got 0",
-    "--replicas 2 --requests-each 0": "--requests-each must be at least 1, got 0",
+    "--replicas 2 --drain-seconds 0": "--drain-seconds must be above 0 and at most 86400 (a day), got 0",
+    "--replicas 2 --drain-seconds nan": "--drain-seconds must be above 0 and at most 86400 (a day), got nan",
+    "--replicas 2 --drain-seconds inf": "--drain-seconds must be above 0 and at most 86400 (a day), got inf",
+    "--replicas 2 --requests-each 4": "--requests-each goes with --min-replicas and --max-replicas",
+    "--scale-down-seconds 9": "--scale-down-seconds is of Ray Serve",
+    "--min-replicas 1 --max-replicas 2 --scale-down-seconds inf": "--scale-down-seconds must be above 0 and at most",
+    "--min-replicas 1 --max-replicas 2 --requests-each 0": "--requests-each must be in 1..2048",
+    f"--min-replicas 1 --max-replicas 2 --requests-each {10**25}": "--requests-each must be in 1..2048",
     "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
-    "--follow --poll-seconds 0": "--poll-seconds must be above 0, got 0",
+    "--follow --poll-seconds 0": "--poll-seconds must be above 0 and at most 86400 (a day), got 0",
+    "--follow --poll-seconds nan": "--poll-seconds must be above 0 and at most 86400 (a day), got nan",
+    "--follow --watch-seconds inf": "--watch-seconds must be in 0..86400 (a day), got inf",
+    f"--port {10**25}": "--port must be in 1..65535",
+    "--webhook-port 31001": "--webhook-port is of --follow, which a notice wakes",
+    "--follow --webhook-host ::": "--webhook-host goes with --webhook-port",
+    "--follow --webhook-port 30000": "--webhook-port must be another than --port, got 30000 for both",
+    "--follow --webhook-port 0": "--webhook-port must be in 1..65535, got 0",
+    "--follow --webhook-port 31001": "needs the secret of MLflow's webhook in RAYSPEC_WEBHOOK_SECRET",
 }
 
 
@@ -248,7 +304,42 @@ def test_options_of_ray_serve_that_make_no_sense(
     assert BAD_OPTIONS[options] in capsys.readouterr().err
 
 
-def test_the_plan_of_replicas(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_served_without_mlflow(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_champion(MODEL, client).folder
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
+    for options in ([], ["--replicas", "1"]):
+        assert command.main([str(folder), "--plan", *options]) == 0
+    assert command.main([MODEL, "--plan"]) == 2
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+    assert command.main([str(folder), "--plan", "--follow"]) == 2
+    assert "--follow needs models:/NAME@ALIAS" in capsys.readouterr().err
+
+
+def test_the_servers_of_a_ray_service(client: MlflowClient) -> None:
+    """Built as Ray Serve does from its configuration: checked, and pinned to a version."""
+    from rayspec.serving.service import servers
+
+    built = servers({"source": MODEL, "min_replicas": 1, "max_replicas": 3, "gpus": 1})._bound_deployment
+    (version, board), options = built.init_args, built._deployment_config.autoscaling_config
+    assert (version.source, version.name, board) == ("models:/drafter-target/1", "drafter-target version 1", None)
+    assert (options.min_replicas, options.max_replicas) == (1, 3)
+    assert built.ray_actor_options["num_gpus"] == 1
+    with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
+        servers({"source": "models:/nobody@champion"})
+    with pytest.raises(ValueError, match="must be 1 <= min <= max <= 1000, got 2 and 1"):
+        servers({"source": MODEL, "min_replicas": 2})
+
+
+def test_the_plan_of_replicas(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSPEC_WEBHOOK_SECRET", "correct-horse-battery")
+    assert command.main([MODEL, "--plan", "--follow", "--webhook-port", "31001", "--webhook-host", "::1"]) == 0
+    said = capsys.readouterr().out
+    assert "MLflow's webhook tells of a new version at http://[::1]:31001/webhook" in said
+    assert "correct-horse" not in said
     assert command.main([MODEL, "--plan", "--follow", "--min-replicas", "1", "--max-replicas", "3"]) == 0
     said = capsys.readouterr().out
     assert "through Ray Serve: 1 to 3 replica(s), router balanced" in said

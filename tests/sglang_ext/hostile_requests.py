@@ -200,20 +200,39 @@ def _openai() -> Iterator[Hostile]:
     yield chat("own_template", "chat_template", chat_template_kwargs={"chat_template": "{{ messages }}"})
     yield Hostile("messages", "/v1/messages", {"model": "demo", "messages": [], "max_tokens": 1}, "")
     yield Hostile("embeddings", "/v1/embeddings", {"model": "demo", "input": "a"}, "")
-    yield Hostile("encode", "/encode", {"text": "a"}, "embedding model")
-    yield Hostile("classify", "/classify", {"text": "a"}, "embedding model")
+    yield Hostile("encode", "/encode", {"text": "a"}, "no embedding model")
+    yield Hostile("classify", "/classify", {"text": "a"}, "no embedding model")
     yield Hostile("rerank", "/v1/rerank", {"query": "a", "documents": ["b"]}, "")
     score = {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [V]}
     yield Hostile("score_outside", "/v1/score", score, "")
-    # SGLang's own answer, which ends nothing
-    yield Hostile("detokenize_outside", "/detokenize", {"model": "demo", "tokens": [-1]}, "out of range", 500)
-    yield Hostile("detokenize_huge", "/detokenize", {"model": "demo", "tokens": [HUGE]}, "", None)
+    for odd in ([-1], [V], [[1], [-1]]):
+        yield Hostile(f"detokenize_{odd}", "/detokenize", {"model": "demo", "tokens": odd}, "tokens has the token id")
+    yield Hostile("detokenize_huge", "/detokenize", {"model": "demo", "tokens": [HUGE]}, "")
+    yield Hostile("encode_no_ids", "/encode", {"input_ids": []}, "no embedding model")
+    yield Hostile("classify_mixed_ids", "/classify", {"input_ids": [[1], []]}, "no embedding model")
+    yield Hostile("v1_classify", "/v1/classify", {"model": "demo", "input": [5]}, "no embedding model")
+    yield Hostile("v1_classify_nothing", "/v1/classify", {"model": "demo", "input": []}, "empty")
+    for stream in (True, False):
+        odd = {"model": "demo", "stream": stream, "options": {"temperature": -1, "num_predict": 4}}
+        messages = {"messages": [{"role": "user", "content": "a"}]}
+        says = "temperature" if HAS_TEMPLATE else "chat_template"
+        yield Hostile(f"ollama_generate_{stream}", "/api/generate", odd | {"prompt": "a"}, "temperature")
+        yield Hostile(f"ollama_chat_{stream}", "/api/chat", odd | messages, says)
     yield Hostile("tokenize_nothing", "/tokenize", {"model": "demo", "prompt": None}, "")
     yield Hostile("unknown_model", "/v1/models/nobody", None, "", 404, "GET")
     instances = {"instances": [{"text": "a"}]}
     wrong = instances | {"parameters": {"sampling_params": {"top_p": "x"}}}
     yield Hostile("vertex_setting", "/vertex_generate", wrong, "sampling_params.top_p")
     inner = instances | {"parameters": {"sampling_params": {"is_normalized": True, "temperature": 0}}}
+    for name, odd in {
+        "no_prompt": {"instances": [{}]},
+        "half_a_prompt": {"instances": [{"text": "a"}, {}]},
+        "a_number": {"instances": [{"text": 5}]},
+        "half_of_ids": {"instances": [{"input_ids": [1]}, {"text": "a"}]},
+        "unknown": instances | {"parameters": {"nobody": 1}},
+        "twice": instances | {"parameters": {"text": "b"}},
+    }.items():
+        yield Hostile(f"vertex_{name}", "/vertex_generate", odd, "")
     yield Hostile("vertex_internal", "/vertex_generate", inner, "is_normalized")
 
 

@@ -1,5 +1,5 @@
 """Requests that a generator makes of the server's own OpenAPI schema, some that fit it and some that do not, and bodies
-that are too large: none ends the server, and none gets an answer of 500 but on the routes that `ANSWERED_500` names."""
+that are too large: none ends the server, none is answered with 500, and no answer is broken off."""
 
 import json
 import os
@@ -20,11 +20,6 @@ from test_server import SHAPES, SPECULATIVE, free_port, server_process, wait_unt
 from sglang_ext.adapter.http_app import VARIABLE
 
 EXAMPLES = 8  # of each operation and kind
-# SGLang's routes of Ollama begin their answer before they look at what was asked, and break it off where that is wrong.
-BROKEN_OFF = ("/api/chat", "/api/generate")
-# SGLang's own answers of 500, which end nothing: of embedding models' routes, which a generating one does not serve,
-# for ids that no tokenizer has, and for Vertex' instances without a prompt.
-ANSWERED_500 = ("/encode", "/classify", "/v1/classify", "/v1/detokenize", "/vertex_generate")
 MAX_BODY_MIB = 1
 TIMEOUT_S = 120
 # Schemas so deep that schemathesis takes minutes to find out how they can be broken; hostile_requests.py breaks them.
@@ -101,12 +96,10 @@ def test_what_a_schema_allows_and_what_not_ends_nothing(server: Server) -> None:
         except schemathesis.errors.SerializationNotPossible:
             return
         except requests.exceptions.ChunkedEncodingError:
-            assert case.operation.path in BROKEN_OFF, case.operation.label
-            answers[0] += 1
+            wrong.append(f"{case.method} {case.formatted_path} {str(case.body)[:300]!r}: broken off")
             return
         answers[answer.status_code] += 1
-        is_known = answer.status_code == 503 or (answer.status_code == 500 and case.operation.path in ANSWERED_500)
-        if answer.status_code >= 500 and not is_known:
+        if answer.status_code >= 500 and answer.status_code != 503:
             wrong.append(f"{case.method} {case.formatted_path} {str(case.body)[:300]!r}: {answer.text[:300]}")
 
     for found in schema.get_all_operations():

@@ -1,0 +1,79 @@
+"""The applications of `rayspec serve` for Ray Serve's own configuration: `serve deploy`, and KubeRay's RayService
+(configs/cluster/rayservice.yaml). Ray calls these functions on the cluster, with `args` of the file.
+
+It deploys and scales; it follows no alias, which is `rayspec serve --follow`'s.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+
+from rayspec.home import prepared_home, tracking_uri
+from rayspec.serving.access import Access
+from rayspec.serving.alias import pinned_source
+from rayspec.serving.application import ingress_application, server_application
+from rayspec.serving.champion import find_champion, is_folder
+from rayspec.serving.replica import served_version
+from rayspec.serving.scale import Scale
+from rayspec.tracking import connect
+from sglang_ext.adapter.http_app import DEFAULT_MIB
+from sglang_ext.settings import Settings, build
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceArgs(Settings):
+    """`args` of the servers' application; what they mean, `rayspec serve --help` says. `gpus`: of each replica."""
+
+    source: str
+    target: str | None = None
+    force: bool = False
+    follows_policy: bool = True
+    min_replicas: int = 1
+    max_replicas: int = 1
+    requests_each: int = 16
+    scale_down_s: float = 600.0
+    drain_s: float = 600.0
+    router: str = "balanced"
+    gpus: float = 0.0
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(
+            minimum=self.min_replicas,
+            maximum=self.max_replicas,
+            requests_each=self.requests_each,
+            scale_down_s=self.scale_down_s,
+            drain_s=self.drain_s,
+            router=self.router,
+            gpus=self.gpus,
+        )
+
+
+def servers(args: dict[str, Any]) -> serve.Application:
+    """The replicas of a champion that was checked. Keys are those of the environment, as with `rayspec serve`. Raises
+    ValueError, which Ray Serve shows as the application's status."""
+    given = build(ServiceArgs, args)
+    scale = given.scale
+    prepared_home()
+    client = None if is_folder(given.source) else connect(tracking_uri())
+    source = given.source if client is None else pinned_source(given.source, client)
+    champion = find_champion(source, client, target=given.target, force=given.force)
+    version = served_version(
+        champion,
+        source,
+        target=given.target,
+        force=given.force,
+        follows_policy=given.follows_policy,
+        more=(),
+        tracking_uri=None if client is None else client.tracking_uri,
+        access=Access.given(None, DEFAULT_MIB),
+    )
+    return server_application(version, scale, board=None)
+
+
+def ingress(args: dict[str, Any]) -> serve.Application:
+    """What listens, and hands every request on to the servers. Takes no arguments; raises ValueError for any."""
+    if args:
+        raise ValueError(f"the ingress takes no args, got {', '.join(sorted(args))}; they belong to the servers")
+    return ingress_application()
