@@ -65,6 +65,8 @@ def on_device(target: FrozenTarget, entry: DrafterEntry, device: str) -> tuple[D
     answers = random_rows()
     drafter = new_drafter(target, entry, RECIPE, answers, Origin(ARTIFACTS))
     model, batch = copy.deepcopy(target.model), Batch.of(answers, torch.tensor([0, 4]))
+    with torch.no_grad():  # what is computed once and kept, such as the angles of positions, must have its values
+        roll_out(drafter, target, batch, training_steps(drafter, RECIPE))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         moved = FrozenTarget("", "", without_values(model, device), target.tokenizer)
         rows = [torch.empty_like(t, device=device) for t in (batch.ids_BT, batch.sequence_N, batch.position_N)]

@@ -217,17 +217,16 @@ def test_a_training_ends_as_if_no_worker_had_died(
         assert steps == set(range(1, 151))
 
 
-def start_apart(asked: dict[str, str]) -> None:
-    group = Group.joined()
-    _check_same_start(100 * group.rank, Path(asked["folder"]), group, torch.device("cpu"))
-
-
 @pytest.mark.slow
 def test_workers_that_do_not_see_one_checkpoint_are_refused(tmp_path: Path) -> None:
     """As where each machine has a work folder of its own."""
+
+    def start_apart() -> None:
+        group = Group.joined()
+        _check_same_start(100 * group.rank, Path("unfinished"), group, torch.device("cpu"))
+
     trainer = TorchTrainer(
         start_apart,
-        train_loop_config={"folder": "unfinished"},
         scaling_config=train.ScalingConfig(num_workers=2),
         run_config=train.RunConfig(storage_path=str(tmp_path)),
     )
