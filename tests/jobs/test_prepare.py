@@ -72,7 +72,7 @@ def test_two_engines_one_of_which_dies_make_what_any_engine_makes(
 
 class Job:
     def __init__(self, folder: Path, target: Path, texts: Path) -> None:
-        sizes = ("count=24", "batch_size=3", "answer_tokens=24", "max_prompt_tokens=40", "follow_up_share=0")
+        sizes = ("count=24", "batch_size=3", "answer_tokens=24", "max_prompt_tokens=32", "follow_up_share=0")
         self.folder = folder
         self.command = [
             *(sys.executable, "jobs/prepare.py", "--config", "configs/train/drafters.yaml"),
