@@ -24,6 +24,7 @@ from tqdm import tqdm
 from rayspec.farm.processes import peak_memory_bytes
 from rayspec.provenance import git_state
 from rayspec.training.acceptance import Acceptance, measure
+from rayspec.training.averaging import averaged
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_log import DrafterLog
@@ -212,7 +213,8 @@ def train_drafter(
             progress.seconds += time.monotonic() - started
             bar.update()
             if progress.step % config.evaluation.every == 0 and progress.step < num_steps:
-                acceptance = evaluate(config.evaluation.sequences)
+                with averaged(optimizers):
+                    acceptance = evaluate(config.evaluation.sequences)
                 log.evaluated(acceptance)
                 bar.write(f"{head.name} step {progress.step}: {summary(acceptance)}")
                 since = time.monotonic()
@@ -221,19 +223,20 @@ def train_drafter(
                 save_state(folder, progress, drafter, optimizers)
             on_step(progress.step)
         bar.close()
-        drafter.lm_head.quantize()
-        if head.tree is not None:
-            drafter.draft_tree = tree
-            if tree is None:
-                with autocast(recipe, device):
-                    at_once = replace(recipe, batch_size=config.sequences_at_once, accumulate=1)
-                    drafter.draft_tree = find_tree(head.tree, drafter, target, answers, at_once)
-        acceptance = evaluate(None)
-        log.evaluated(acceptance)
-        found = _tree_figures(drafter, target, held_out, draft_steps)
-        log.tree_measured(found)
-        if group.is_writer:
-            export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
+        with averaged(optimizers):
+            drafter.lm_head.quantize()
+            if head.tree is not None:
+                drafter.draft_tree = tree
+                if tree is None:
+                    with autocast(recipe, device):
+                        at_once = replace(recipe, batch_size=config.sequences_at_once, accumulate=1)
+                        drafter.draft_tree = find_tree(head.tree, drafter, target, answers, at_once)
+            acceptance = evaluate(None)
+            log.evaluated(acceptance)
+            found = _tree_figures(drafter, target, held_out, draft_steps)
+            log.tree_measured(found)
+            if group.is_writer:
+                export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
     return acceptance
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rayspec.training.averaging import WeightAverage
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.layers import is_matrix
 from sglang_ext.heads.losses import DIVERGENCES, Objective
@@ -52,6 +53,7 @@ class Recipe(Settings):
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 0.5
+    ema: float = 0.0  # decay of an average of the weights, which is then evaluated and exported; 0: the last weights
     intermediate_size: int | None = None  # of the drafter's MLP; None = the target's
     bfloat16: bool = True  # autocast; float32 is for tests
     chunk_rows: int = 256  # answer positions whose logits exist at once
@@ -69,7 +71,7 @@ class Recipe(Settings):
         for name in ("lr", "muon_lr", "clip_norm"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"recipe.{name} must be above 0 and finite, got {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "ema"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"recipe.{name} must be in [0, 1), got {getattr(self, name)}")
         if not 0.0 <= self.weight_decay < math.inf:
@@ -111,6 +113,7 @@ class Recipe(Settings):
         """What a drafter and a training state name as their recipe; an option that is off is left out, so that those
         from before it existed are still recognised."""
         left_out = {"accumulate"} if self.csra_weight else {"accumulate", "csra_weight", "csra_temperature"}
+        left_out |= set() if self.ema else {"ema"}
         left_out |= {name for name in CHOICES if getattr(self, name) == CHOICES[name][0]}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
@@ -141,9 +144,9 @@ class Recipe(Settings):
         adamw = torch.optim.AdamW(
             rest, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay, fused=True
         )
-        if not use_muon:
-            return [adamw]
-        return [adamw, torch.optim.Muon(body, lr=self.muon_lr, weight_decay=self.weight_decay)]
+        muon = [torch.optim.Muon(body, lr=self.muon_lr, weight_decay=self.weight_decay)] if use_muon else []
+        average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of what the others have made
+        return [adamw, *muon, *average]
 
     def set_lr(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:
         """Set every group's rate for `step`; returns AdamW's."""

@@ -202,13 +202,14 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
         formula = f"{each} (P outside of layers + P in layers / W)"
     states = (model.num_hidden_layers + 1) * b * L * model.hidden_size * each
     logits = 3 * r.chunk_rows * model.vocab_size * 4
-    drafter = max(16 * d.trained + each * d.frozen_head for d in drafters)
+    kept = 20 if r.ema else 16
+    drafter = max(kept * d.trained + each * d.frozen_head for d in drafters)
     scores = max(8 * (d.positions - 1) * b * d.attention_heads * L * L * d.is_trained for d in drafters)
     answers = 5 * config.answers.count * L
     whole = weights + drafter + states + scores + logits
     terms = [
         f"target {_gib(weights)} ({formula})",
-        f"drafter {_gib(drafter)} (16 a trained parameter, {each} a frozen one of a head)",
+        f"drafter {_gib(drafter)} ({kept} a trained parameter, {each} a frozen one of a head)",
         f"states of all layers {_gib(states)} ((layers + 1) b L G x {each})",
         f"attention of later draft steps {_gib(scores)} (8 (K - 1) b heads L^2)",
         f"logits {_gib(logits)} (12 V chunk_rows)",
