@@ -6,7 +6,6 @@ MLflow opens again.
 
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy
@@ -20,8 +19,13 @@ def make_sqlite_store(path: Path) -> None:
     try:
         _initialize_tables(engine)
         engine.dispose()
-        with suppress(FileExistsError):
+        try:
             os.link(draft, path)  # unlike a renaming it replaces nothing
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.rename(draft, path)
     finally:
         engine.dispose()
         draft.unlink(missing_ok=True)

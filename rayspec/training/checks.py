@@ -9,6 +9,7 @@ import torch
 
 from rayspec.target import check_weights
 from rayspec.training.data.answers import AnswersConfig, missing_shards
+from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
@@ -32,6 +33,17 @@ def check_config(config: DrafterTrainConfig) -> None:
     target = FrozenTarget.without_weights(config.target_folder)
     check_parents(config.output_folder / "any", f"output_dir is {config.output_folder}")
     _check_engines(config)
+    _check_held_out(config)
+    for i, head in enumerate(config.drafters):
+        try:
+            _check_head(config, head, target, made_before={earlier.name for earlier in config.drafters[:i]})
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
+    _check_sets(config, target)
+
+
+def _check_held_out(config: DrafterTrainConfig) -> None:
     if config.held_out.greedy_share == 0.0:
         raise ValueError("held_out.greedy_share is 0, but acceptance is measured along greedy answers; set it to 1")
     if config.held_out.as_given:
@@ -45,19 +57,14 @@ def check_config(config: DrafterTrainConfig) -> None:
             f"held_out.answer_tokens must be at least {steps + 2} for evaluation.draft_steps={steps}, got "
             f"{config.held_out.answer_tokens}"
         )
-    for i, head in enumerate(config.drafters):
-        try:
-            _check_head(config, head, target, made_before={earlier.name for earlier in config.drafters[:i]})
-        except ValueError as error:
-            text = str(error)
-            raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
-    _check_sets(config, target)
 
 
 def check_answers(config: DrafterTrainConfig) -> None:
     """`check_config` of what is made before the training alone."""
+    _check_device(config)
     check_weights(config.target_folder)
     _check_engines(config)
+    _check_held_out(config)
     _check_sets(config, FrozenTarget.without_weights(config.target_folder))
 
 
@@ -108,6 +115,8 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
             f"{name}.prompts={config.prompts} are messages of a chat, but the target's tokenizer has no chat template; "
             "name a folder of text files, whose beginnings the target continues"
         )
+    if config.as_given:
+        ChatTemplate.of(target.tokenizer).check_takes_answers()
     if os.path.isdir(config.prompts) and not any(p.is_file() for p in Path(config.prompts).rglob("*")):
         raise ValueError(f"{name}.prompts={config.prompts} is a folder without files; put text files there")
 

@@ -209,7 +209,15 @@ def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
     return [
         f"hidden states of {', '.join(layers)} in {_folder(config)}: {state}; {_gib(free)} of the disk are free"
         + (", which may be too little" if needed > free else "")
+        + _where_computed(config, needed)
     ]
+
+
+def _where_computed(config: DrafterTrainConfig, needed: int) -> str:
+    """Workers read what the process that starts them has stored, and it leaves their GPUs alone."""
+    if not needed or config.workers is None or not config.workers.num_gpus:
+        return ""
+    return "; computed on the CPU of this process: on a GPU, run rayspec prepare without workers first"
 
 
 def _folder(config: DrafterTrainConfig) -> Path:

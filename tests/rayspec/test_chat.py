@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from chats import TEMPLATES, TURNS, chat_tokenizer
+from chats import HARMONY, TEMPLATES, TURNS, chat_tokenizer
 
 from rayspec.training.data.chat import ChatTemplate
 
@@ -25,6 +25,30 @@ def test_a_grown_conversation_is_the_template_s(template: str, tiny_target_folde
 def test_another_stop_token_than_the_template_s_stays_in_the_conversation(tiny_target_folder: Path) -> None:
     chat = ChatTemplate.of(chat_tokenizer(tiny_target_folder, eos="<|endoftext|>"))
     assert chat.reopen == "<|im_end|>\n<|im_start|>user\n"
+
+
+def test_a_stop_token_of_the_template_is_not_said_twice(tiny_target_folder: Path) -> None:
+    """As Gemma's end of a turn, which is not its end of text: the target ends its answers by it."""
+    tokenizer = chat_tokenizer(tiny_target_folder, eos="<|endoftext|>")
+    chat = ChatTemplate.of(tokenizer)
+    assert chat.answer_stop == chat.user_stop
+    answer = [*chat.encode("fig"), chat.user_stop]
+    ids = [*chat.first_turn("Name a fruit."), *answer, *chat.next_turn("And a nut?", answer[-1])]
+    given = [ids for ids, _ in chat.as_given(["fig", "elm"], ["And a nut?"], 64, 64)]
+    messages = [
+        {"role": "user", "content": "Name a fruit."},
+        {"role": "assistant", "content": "fig"},
+        {"role": "user", "content": "And a nut?"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert ids == [*chat.first_turn("Name a fruit."), *given[0], *given[1]]
+
+
+def test_answers_that_the_template_writes_otherwise_are_not_taken_as_given(tiny_target_folder: Path) -> None:
+    chat = ChatTemplate.of(chat_tokenizer(tiny_target_folder, HARMONY))
+    with pytest.raises(ValueError, match=r"writes answers of the past otherwise.*leave as_given out"):
+        list(chat.as_given(["fig"], [], 64, 64))
 
 
 def test_a_message_of_the_user_ends_with_its_stop_token(tiny_target_folder: Path) -> None:

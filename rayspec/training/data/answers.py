@@ -278,10 +278,14 @@ def _converse(
             texts = yield from _follow_ups(purpose, [rows[i] for i in asking], config, chat)
             for i, text in zip(asking, texts, strict=True):
                 later_turns[i] += [] if text is None else [text]
-        active = [i for i in ended if later_turns[i]]
-        for i in active:
+        active = []
+        for i in (i for i in ended if later_turns[i]):
             assert chat is not None, "only chats have later turns"
-            rows[i].add(chat.next_turn(later_turns[i].pop(0)), is_answer=False)
+            asked = chat.next_turn(later_turns[i].pop(0), rows[i].ids[-1])
+            # engines are started for so many tokens: what is longer ends here
+            if len(rows[i].ids) + len(asked) + config.answer_tokens <= config.most_tokens:
+                rows[i].add(asked, is_answer=False)
+                active.append(i)
         turn += 1
     return rows
 

@@ -22,6 +22,8 @@ class ChatTemplate:
     ask: str  # between a message of the user and the answer
     reopen: str  # between an answer and the next message of the user, without the answer's stop token
     user_stop: int  # the token that ends a message of the user
+    answer_stop: int  # and an answer
+    takes_answers: bool = True  # what stands before an answer of the past is what asks for one
 
     @classmethod
     def of(cls, tokenizer: Any) -> Self:
@@ -35,7 +37,7 @@ class ChatTemplate:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         first = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
         opening, found, ask = first.partition(USER)
-        _, has_answer, after_answer = text.partition(ANSWER)
+        before_answer, has_answer, after_answer = text.partition(ANSWER)
         reopen, has_next, ask_again = after_answer.partition(NEXT)
         if not (found and has_answer and has_next) or ask != ask_again:
             raise ValueError(
@@ -46,7 +48,19 @@ class ChatTemplate:
             raise ValueError(
                 "the target's chat template ends a message of the user by no special token; name a folder of text"
             )
-        return cls(tokenizer, opening, ask, reopen.removeprefix(tokenizer.eos_token or ""), stop[0])
+        reopen = reopen.removeprefix(tokenizer.eos_token or "")
+        # what ends an answer is the end of text, or what ends a message of the user (Gemma's end of a turn)
+        is_turn_s = reopen.startswith(tokenizer.convert_ids_to_tokens(stop[0]))
+        answer_stop = stop[0] if is_turn_s else tokenizer.eos_token_id
+        return cls(tokenizer, opening, ask, reopen, stop[0], answer_stop, before_answer == opening + USER + ask)
+
+    def check_takes_answers(self) -> None:
+        """Raise ValueError where an answer that is given cannot stand behind what asks for one."""
+        if not self.takes_answers:
+            raise ValueError(
+                "the target's chat template writes answers of the past otherwise than it asks for one (as with "
+                "GPT-OSS's channels), so that answers cannot be taken as given; leave as_given out, so that it answers"
+            )
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -55,23 +69,27 @@ class ChatTemplate:
         """From the beginning to where the first answer begins."""
         return self.encode(self.opening + message + self.ask)
 
-    def next_turn(self, message: str) -> list[int]:
-        """From behind an answer's stop token to where the next answer begins."""
-        return self.encode(self.reopen + message + self.ask)
+    def next_turn(self, message: str, last: int | None = None) -> list[int]:
+        """From behind an answer's stop token to where the next answer begins. `last`: that token, where the answer has
+        it, which is not said twice."""
+        ids = self.encode(self.reopen + message + self.ask)
+        return ids[1:] if ids[0] == last else ids
 
     def as_given(
         self, answers: Sequence[str], later_turns: Sequence[str], prompt_tokens: int, answer_tokens: int
     ) -> Iterator[tuple[list[int], bool]]:
         """(ids, whether they are an answer) of what stands behind a first turn: answers that are taken as they are,
         each with the stop token that would have ended it, and what the user says between them. An answer that is too
-        long is cut; with it, or before a turn that is too long, the conversation ends."""
+        long is cut; with it, or before a turn that is too long, the conversation ends. Raises ValueError as
+        `check_takes_answers`."""
+        self.check_takes_answers()
         for turn, answer in enumerate(answers):
             if turn > 0:
-                asked = self.next_turn(later_turns[turn - 1])
+                asked = self.next_turn(later_turns[turn - 1], self.answer_stop)
                 if len(asked) > prompt_tokens:
                     return
                 yield asked, False
-            ids = [*self.encode(answer), self.tokenizer.eos_token_id]
+            ids = [*self.encode(answer), self.answer_stop]
             yield ids[:answer_tokens], True
             if len(ids) >= answer_tokens:
                 return
