@@ -259,6 +259,20 @@ def test_only_answers_are_learnt_and_a_second_turn_follows_an_ended_one(chat: Ch
     assert all(r.temperature > 0 for r in follow_ups)
 
 
+def test_a_conversation_ends_where_a_sequence_has_no_room(chat: ChatTemplate, tmp_path: Path) -> None:
+    """Engines are started for sequences of so many tokens; a longer one would end the whole run."""
+    config = replace(CONFIG, count=2, batch_size=2, follow_up_share=0.0)
+    turns = ("Sure?",), ("Sure? " * config.most_tokens,)
+    prompts = [Prompt("Name a fruit.", chat.first_turn("Name a fruit."), later) for later in turns]
+    answer = Scripted(chat.tokenizer, ["fig<|im_end|>", "elm<|im_end|>"], ["Yes.<|im_end|>"])
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat)
+    assert stored(tmp_path / "a") == [
+        marked(chat, "Name a fruit.", "fig<|im_end|>", "Sure?", "Yes.<|im_end|>"),
+        marked(chat, "Name a fruit.", "elm<|im_end|>"),
+    ]
+    assert all(len(r.prompt_ids) + config.answer_tokens <= config.most_tokens for r in answer.asked[1])
+
+
 def test_follow_ups_are_a_share_of_the_conversations(chat: ChatTemplate, tmp_path: Path) -> None:
     config = replace(CONFIG, count=4, batch_size=4, follow_up_share=0.5)
     prompts = [Prompt("Why?", chat.first_turn("Why?"))] * 4
