@@ -56,7 +56,7 @@ def backward_head(
     whole update where these are a part of it, so that the parts add up to its mean; None for these.
     """
     K = len(all_rows.hidden_KNH)
-    num_rows = num_rows or all_rows.hidden_KNH.shape[1]
+    num_rows = all_rows.hidden_KNH.shape[1] if num_rows is None else num_rows
     grad_KNH = torch.zeros_like(all_rows.hidden_KNH)
     loss_K = torch.zeros(K, device=grad_KNH.device)
     kind = grad_KNH.device.type
@@ -127,4 +127,4 @@ def _body_loss(rows: Rows, decay: float, num_rows: int | None) -> Tensor | None:
     if rows.body_loss_KN is None:
         return None
     steps = [decay**i * step_N.sum() for i, step_N in enumerate(rows.body_loss_KN)]
-    return torch.stack(steps).sum() / (num_rows or rows.body_loss_KN.shape[1])
+    return torch.stack(steps).sum() / (rows.body_loss_KN.shape[1] if num_rows is None else num_rows)

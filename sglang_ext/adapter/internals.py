@@ -729,6 +729,7 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.layers.radix_attention.AttentionType",
     "sglang.srt.layers.radix_attention.RadixAttention",
     "sglang.srt.managers.embed_types.PositionalEmbeds",
+    "sglang.srt.managers.io_struct.EmbeddingReqInput",
     "sglang.srt.managers.io_struct.TokenizedGenerateReqInput",
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",

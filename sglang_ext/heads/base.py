@@ -200,11 +200,14 @@ class DraftHead(nn.Module, ABC):
         matrix = getattr(self, weight)
         if isinstance(matrix, QuantizedMatrix):
             return quantized_linear(x_TK, matrix.quantized(rows))
+        is_frozen = not matrix.requires_grad
         if self.config.weight_format is not None:  # in training: what will be stored
             matrix = round_through(matrix, self.config.weight_format, self.config.group_size)
         if rows is not None:  # only then: autocast keeps what it made of a parameter, but not of a view
             matrix = matrix[:rows]
-        return F.linear(x_TK, matrix if matrix.requires_grad else self._cast_once(matrix, (weight, rows)))
+        if is_frozen and self.config.weight_format is None:  # what was rounded is another tensor each time
+            matrix = self._cast_once(matrix, (weight, rows))
+        return F.linear(x_TK, matrix)
 
     def _cast_once(self, matrix: Tensor, key: tuple[str, int | None]) -> Tensor:
         """A frozen matrix in autocast's type, which would otherwise be made anew at each call: of a whole vocabulary

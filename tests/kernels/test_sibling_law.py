@@ -63,6 +63,16 @@ def test_the_next_token_follows_the_target(name: str, k: int) -> None:
     torch.testing.assert_close(law_of_next_token(P_V, LAWS[name], LAWS[name], k), P_V.double(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("p", [(1.0, 0.0, 0.0, 0.0, 0.0), (0.5, 0.3, 0.2, 0.0, 0.0)])
+def test_a_child_that_q_cannot_draw_takes_nothing_from_it(p: tuple[float, ...]) -> None:
+    """As the likeliest tokens of a greedy request are children of a law that has one token."""
+    p_V, q_V = torch.tensor(p), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    law_BNV = sibling_law_reference(
+        p_V.expand(1, 4, V), q_V.view(1, 1, V), torch.tensor([[0, 1, 0, 2]]), siblings_of_root(3)
+    )
+    torch.testing.assert_close(law_BNV[0, 0], p_V)
+
+
 def test_a_law_that_was_not_drawn_from_is_seen() -> None:
     """A negative control: drawn from a shortlist, verified with the law over the vocabulary."""
     wrong_V = law_of_next_token(P_V, LAWS["shortlist"], LAWS["near"], 2)

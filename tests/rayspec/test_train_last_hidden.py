@@ -283,7 +283,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "hydra"}, "tree": {"kind": "slim", "bigram": "b"}},
         "of kind hydra, which reads the path",
     ),
-    "kind": ({"drafter": {"kind": "meduza"}}, "drafter.kind must be one of eagle3, medusa, hydra.*, got 'meduza'"),
+    "kind": (
+        {"drafter": {"kind": "meduza"}},
+        "drafter.kind must be one of eagle3, eagle, medusa, hydra.*, got 'meduza'",
+    ),
     "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"drafters\[x\]: unknown key 'drafter.heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, r"drafter.positions must be in 1\.\.\d+, got 0"),
     "tree_kind": ({"drafter": {"kind": "medusa"}, "tree": {"kind": "eagle2"}}, "tree.kind must be one of static, slim"),

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from answerers import answerer, as_prompts, name_of
+from answerers import InTurn, answerer, as_prompts, name_of
 from mlflow import MlflowClient
 from ray import train
 from ray.train.torch import TorchTrainer
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from rayspec.farm.actor import cluster
 from rayspec.farm.processes import environment
-from rayspec.training.data.answers import AnswersConfig, Request, make_answers, read_answers
+from rayspec.training.data.answers import AnswersConfig, make_answers, read_answers
+from rayspec.training.data.asking import Request
 from rayspec.training.drafter import _check_same_start, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig, WorkersConfig
 from rayspec.training.drafter_runs import train_all
@@ -47,14 +48,14 @@ def data(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("workers") / "work"
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(10)]
-    whole = answerer(tiny_target)
+    whole = answerer(tiny_target).answer
 
     def answer(requests: Sequence[Request]) -> list[list[int]]:
         answers = zip(requests, whole(requests), strict=True)
         return [ids[: 6 + len(request.prompt_ids) % 9] for request, ids in answers]
 
     for name in ("answers", "held_out"):
-        make_answers(folder / name, name_of(tiny_target), ANSWERS, as_prompts(prompts), answer)
+        make_answers(folder / name, name_of(tiny_target), ANSWERS, as_prompts(prompts), InTurn(answer))
     lengths = read_answers(folder / "answers").loss_mask_NL.sum(dim=1)
     assert len(set(lengths.tolist())) > 5
     return folder

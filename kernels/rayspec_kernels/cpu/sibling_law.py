@@ -31,7 +31,7 @@ def sibling_law_reference(target_BNV: Tensor, draft_BRV: Tensor, tokens_BN: Tens
     visits children in turn by that law, and draws the token from the rest of it where none is accepted, does the same.
 
     Children beyond the support of q (a filter may leave fewer tokens than a node has children) may be any tokens that
-    are chosen before the verification: they are accepted with what is left of p.
+    are chosen before the verification: they are accepted with what is left of p at them, and q stays what it is.
 
     Args:
         target_BNV: float32, the target's probabilities p after each node; rows sum to 1.
@@ -45,7 +45,7 @@ def sibling_law_reference(target_BNV: Tensor, draft_BRV: Tensor, tokens_BN: Tens
         is_child_n1 = (child_n >= 0)[:, None]
         token_Bn1 = tokens_BN[:, child_n.clamp(min=0), None]
         p_Bn1, q_Bn1 = p_BnV.gather(2, token_Bn1), q_BnV.gather(2, token_Bn1)
-        rest_BnV = (p_BnV - q_BnV).clamp(min=0).scatter(2, token_Bn1, 0.0)
+        rest_BnV = (p_BnV - q_BnV * (q_Bn1 > 0)).clamp(min=0).scatter(2, token_Bn1, 0.0)
         rest_Bn1 = rest_BnV.sum(dim=2, keepdim=True)
         accepted_Bn1 = torch.where(q_Bn1 > 0, (p_Bn1 / q_Bn1.clamp(min=_LEAST)).clamp(max=1), p_Bn1)
         # where nothing is left to draw after a rejection, rounding alone could reject

@@ -83,7 +83,10 @@ class CarriedDrafting:
         return proposers[self.most_steps].siblings(drafter.reads_path)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        return self.target_worker.model_runner.model.get_input_embeddings()(ids)
+        """Rows of the target's embedding, as training reads them: without the factor of Gemma's."""
+        embedding = self.target_worker.model_runner.model.get_input_embeddings()
+        rows, scale = embedding(ids), getattr(embedding, "embed_scale", None)
+        return rows if scale is None else rows / scale
 
     @torch.no_grad()
     def draft(self, batch: Any) -> EagleVerifyInput:

@@ -148,7 +148,9 @@ def draw_drafts(
     _, drawn_Tk = fast_sample(law_TV, k, sampling_seed=seed_T, positions=positions_T, draft_step=step)
     # the batch that a CUDA graph is captured with has no filters, so that its greedy rows are not one-hot; the target's
     # law of a greedy request is, and then any proposal is verified exactly
-    best_Tk = q_TV.argmax(dim=-1, keepdim=True) if k == 1 else q_TV.topk(k, dim=-1).indices
+    best_T1 = q_TV.argmax(dim=-1, keepdim=True)
+    # among equals topk may take another one first than argmax does, which that law is made of
+    best_Tk = best_T1 if k == 1 else q_TV.scatter(1, best_T1, 2.0).topk(k, dim=-1).indices
     is_greedy_T1 = (sampling_info.top_ks <= 1).repeat_interleave(rows)[:, None]
     token_ids_Tk = torch.where(is_greedy_T1, best_Tk, drawn_Tk)
     return law_TV, token_ids_Tk, law_TV.gather(1, token_ids_Tk)

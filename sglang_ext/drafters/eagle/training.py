@@ -60,7 +60,8 @@ def roll_out(drafter: EagleDrafter, target: Target, batch: Batch, num_steps: int
 
 
 def _noise(batch: Batch, like_BTH: Tensor) -> Tensor:
-    """Drawn by the batch's own tokens, so that a resumed run meets the same; another epoch has other batches."""
+    """Drawn by the batch's own tokens, so that a resumed run meets the same; another epoch has other batches,
+    and an update in pieces other noise."""
     seed = int(batch.ids_BT.sum()) + batch.ids_BT.numel()
     generator = torch.Generator().manual_seed(seed)
     noise_BTH = torch.empty(like_BTH.shape).uniform_(-NOISE, NOISE, generator=generator)
