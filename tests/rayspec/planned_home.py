@@ -54,7 +54,10 @@ def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = 
     config.architectures = config.architectures or ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    turn = "{{ m['role'] }}: {{ m['content'] }}" + tokenizer.eos_token + "\n"
+    tokenizer.chat_template = (
+        "{% for m in messages %}" + turn + "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     tokenizer.save_pretrained(folder)
     stored = json.loads((folder / "tokenizer.json").read_text())
     words = stored["model"]["vocab"]
