@@ -5,40 +5,18 @@ what rayspec train with the same config would do first. The same command continu
 all is there, 1 where engines cannot answer, 2 for a config that cannot run.
 """
 
-import argparse
-import sys
+from collections.abc import Callable
+from typing import Any
 
-from rayspec.config import load_config
-from rayspec.job import problem, set_up
+from rayspec.training.command import run
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="rayspec prepare", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--config", metavar="FILE", default="configs/train/drafters.yaml", help="YAML of the training")
-    parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
-    options = parser.parse_intermixed_args(arguments)
-    set_up()
+    assert __doc__ is not None, "it is the help"
+    return run("prepare", __doc__, arguments, _steps)
 
-    try:
-        from rayspec.training.drafter_config import DrafterTrainConfig
 
-        config = load_config(DrafterTrainConfig, options.config, options.overrides)
-        from rayspec.farm.runtime import EngineFailed  # imports torch; a typing error should not wait
-        from rayspec.training.prepare import plan_prepare, prepare
+def _steps() -> tuple[Callable[..., list[str]], Callable[..., Any]]:
+    from rayspec.training.prepare import plan_prepare, prepare
 
-        print("\n".join(plan_prepare(config)), flush=True)
-    except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
-        return 2
-    if options.plan:
-        return 0
-    try:
-        prepare(config)
-    except EngineFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return plan_prepare, prepare

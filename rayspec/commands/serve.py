@@ -204,7 +204,7 @@ def _webhook(options: argparse.Namespace) -> "WebhookSettings | None":
             raise ValueError("--webhook-host goes with --webhook-port")
         return None
     if not options.follow:
-        raise ValueError("--webhook-port is of --follow, which a notice wakes")
+        raise ValueError("--webhook-port wakes what --follow does; add --follow, or leave --webhook-port out")
     if options.webhook_port == options.port:
         raise ValueError(f"--webhook-port must be another than --port, got {options.port} for both")
     from rayspec.serving.access import WEBHOOK_VARIABLE

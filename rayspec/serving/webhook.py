@@ -103,7 +103,7 @@ class Notices:
         try:
             notice = json.loads(body)
             return (notice["entity"], notice["action"]) == EVENT and self._about.items() <= notice["data"].items()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Unsigned("it is no notice of MLflow 3") from error
 
 

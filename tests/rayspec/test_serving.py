@@ -288,7 +288,7 @@ BAD_OPTIONS = {
     "--follow --poll-seconds nan": "--poll-seconds must be above 0 and at most 86400 (a day), got nan",
     "--follow --watch-seconds inf": "--watch-seconds must be in 0..86400 (a day), got inf",
     f"--port {10**25}": "--port must be in 1..65535",
-    "--webhook-port 31001": "--webhook-port is of --follow, which a notice wakes",
+    "--webhook-port 31001": "add --follow, or leave --webhook-port out",
     "--follow --webhook-host ::": "--webhook-host goes with --webhook-port",
     "--follow --webhook-port 30000": "--webhook-port must be another than --port, got 30000 for both",
     "--follow --webhook-port 0": "--webhook-port must be in 1..65535, got 0",

@@ -82,6 +82,7 @@ BAD: dict[str, tuple[Callable[[bytes], tuple[dict[str, str], bytes]], str]] = {
     "of the future": (lambda b: (signed(b, sent=NOW + 301), b), "of the last 300 s"),
     "no JSON": (lambda b: (signed(b"x"), b"x"), "no notice of MLflow"),
     "a list": (lambda b: (signed(b"[]"), b"[]"), "no notice of MLflow"),
+    "too deep": (lambda b: (signed(b"[" * 60_000), b"[" * 60_000), "no notice of MLflow"),
     "data that is text": (
         lambda b: (signed(b'{"entity": "model_version_alias", "action": "created", "data": "x"}'),
                    b'{"entity": "model_version_alias", "action": "created", "data": "x"}'),
