@@ -26,6 +26,7 @@ class Recipe(Settings):
     """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
     `divergence`: what the head's law is trained for, kl, tv (total variation) or lk (a mixture of both).
+    `top_k_weight`: of HASS's further loss on the `top_k` tokens that the target likes best; 0 leaves it out.
     `labels`: soft, the target's law; hard, the answer's own token. `cut_rows`: whether a reduced head drops or keeps
     the rows whose best token it cannot propose.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
@@ -37,6 +38,8 @@ class Recipe(Settings):
     ttt_steps: int = 4  # rollout length in training
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
     divergence: str = "kl"
+    top_k_weight: float = 0.0
+    top_k: int = 10
     labels: str = "soft"
     cut_rows: str = "drop"
     csra_weight: float = 0.0
@@ -60,7 +63,7 @@ class Recipe(Settings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("ttt_steps", "batch_size", "accumulate", "num_steps", "chunk_rows"):
+        for name in ("ttt_steps", "top_k", "batch_size", "accumulate", "num_steps", "chunk_rows"):
             if not 1 <= getattr(self, name) <= MAX_SIZE:
                 raise ValueError(f"recipe.{name} must be at least 1 and at most {MAX_SIZE}, got {getattr(self, name)}")
         if self.optimizer not in OPTIMIZERS:
@@ -85,6 +88,13 @@ class Recipe(Settings):
             raise ValueError(f"recipe.seed must be in 0..{MAX_SEED}, got {self.seed}")
         if not 0.0 < self.ttt_decay <= 1.0:
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
+        if not 0.0 <= self.top_k_weight < math.inf:
+            raise ValueError(f"recipe.top_k_weight must be at least 0 (0: off) and finite, got {self.top_k_weight}")
+        if self.top_k_weight and self.labels == "hard":
+            raise ValueError(
+                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which recipe.labels=hard "
+                "keeps one; set labels=soft, or top_k_weight=0"
+            )
         if not 0.0 <= self.csra_weight < math.inf:
             raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
         if not 0.0 < self.csra_temperature < math.inf:
@@ -114,6 +124,7 @@ class Recipe(Settings):
         from before it existed are still recognised."""
         left_out = {"accumulate"} if self.csra_weight else {"accumulate", "csra_weight", "csra_temperature"}
         left_out |= set() if self.ema else {"ema"}
+        left_out |= set() if self.top_k_weight else {"top_k_weight", "top_k"}
         left_out |= {name for name in CHOICES if getattr(self, name) == CHOICES[name][0]}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
@@ -123,7 +134,12 @@ class Recipe(Settings):
 
     @property
     def objective(self) -> Objective:
-        return Objective(divergence=self.divergence, keeps_cut_rows=self.cut_rows == "keep")
+        return Objective(
+            divergence=self.divergence,
+            top_k_weight=self.top_k_weight,
+            top_k=self.top_k,
+            keeps_cut_rows=self.cut_rows == "keep",
+        )
 
     def lr_factor(self, step: int) -> float:
         """Share of the peak learning rate at `step` (0-based): linear warm-up, then a cosine."""

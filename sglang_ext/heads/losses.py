@@ -33,6 +33,13 @@ def soft_cross_entropy(logits_TS: Tensor, p_TS: Tensor) -> Tensor:
     return cast(Tensor, _SoftCrossEntropy.apply(logits_TS, p_TS))
 
 
+def top_k_loss(logits_TS: Tensor, p_TS: Tensor, k: int) -> Tensor:
+    """-sum P(v) log q(v) over the k likeliest tokens v of P (all, where a support is smaller), float32 [T]."""
+    p_Tk, best_Tk = p_TS.topk(min(k, p_TS.shape[-1]), dim=-1)
+    log_q_Tk = logits_TS.gather(-1, best_Tk).float() - logits_TS.float().logsumexp(dim=-1, keepdim=True)
+    return -(p_Tk.float() * log_q_Tk).sum(dim=-1)
+
+
 DIVERGENCES = ("kl", "tv", "lk")
 LK_ETA = 3.0
 
@@ -44,15 +51,25 @@ class Objective:
     `divergence` of the law q from the target's P: kl, the cross-entropy; tv, the total variation 1 - sum_v min(P, q),
     which is the share of drafts that sampling rejects; lk, l KL + (1 - l) TV with l = exp(-eta a) and a the mean
     acceptance of the rows at hand (LK losses, arXiv 2602.23881), which is KL as long as little is accepted.
+    `top_k_weight`: of -sum P(v) log q(v) over the `top_k` tokens v that P likes best, added to the divergence
+    (HASS, arXiv 2408.15766, section 3.1); 0 leaves it out.
     `keeps_cut_rows`: whether a reduced head learns from rows whose best token it cannot propose (SlimSpec, section 4.2:
     logits are masked), or drops them (EAGLE-3).
     """
 
     divergence: str = "kl"
+    top_k_weight: float = 0.0
+    top_k: int = 10
     keeps_cut_rows: bool = False
 
     def of(self, logits_TS: Tensor, p_TS: Tensor) -> Tensor:
         """The loss of each row, float32 [T]; its gradient can be taken once."""
+        loss_T = self._divergence(logits_TS, p_TS)
+        if not self.top_k_weight:
+            return loss_T
+        return loss_T + self.top_k_weight * top_k_loss(logits_TS, p_TS, self.top_k)
+
+    def _divergence(self, logits_TS: Tensor, p_TS: Tensor) -> Tensor:
         if self.divergence == "kl":
             return soft_cross_entropy(logits_TS, p_TS)
         accepted_T = torch.minimum(logits_TS.float().softmax(dim=-1), p_TS.float()).sum(dim=-1)

@@ -1,6 +1,7 @@
 """What a recipe trains for reaches the head, and goes without saying where it is the default."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +37,18 @@ def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, to
     return loss_K, torch.stack(expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"divergence": "tv"}, {"labels": "hard"}, {"cut_rows": "keep"}], ids=str)
-def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, changes: dict[str, str]) -> None:
-    logged_K, expected_KN = first_losses(tiny_target, replace(RECIPE, **changes))  # type: ignore[arg-type]
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"divergence": "tv"},
+    {"labels": "hard"},
+    {"cut_rows": "keep"},
+    {"top_k_weight": 1.0, "top_k": 3},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, changes: dict[str, Any]) -> None:
+    logged_K, expected_KN = first_losses(tiny_target, replace(RECIPE, **changes))
     torch.testing.assert_close(logged_K, expected_KN.mean(dim=1), rtol=1e-4, atol=1e-5)
     default_K, _ = first_losses(tiny_target, RECIPE)
     assert torch.allclose(logged_K, default_K) == (not changes)
@@ -46,7 +56,7 @@ def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, change
 
 def test_an_objective_that_is_the_default_is_not_named() -> None:
     """So that drafters from before there was a choice are recognised."""
-    assert not set(CHOICES) & set(RECIPE.to_dict())
+    assert not {*CHOICES, "top_k_weight", "top_k"} & set(RECIPE.to_dict())
     other = Recipe(divergence="lk", labels="hard", cut_rows="keep")
     assert {name: other.to_dict()[name] for name in CHOICES} == {
         "divergence": "lk",
@@ -60,3 +70,8 @@ def test_an_objective_that_is_the_default_is_not_named() -> None:
 def test_an_unknown_choice_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=rf"recipe\.{field} must be one of {CHOICES[field][0]}, .* got 'other'"):
         Recipe(**{field: "other"})
+
+
+def test_a_further_loss_on_the_likeliest_needs_the_targets_law() -> None:
+    with pytest.raises(ValueError, match=r"recipe\.top_k_weight=1\.0 weighs tokens by the target's law.* set labels=soft"):
+        Recipe(top_k_weight=1.0, labels="hard")

@@ -35,6 +35,18 @@ def test_lk_goes_from_kl_to_total_variation_as_more_is_accepted() -> None:
     torch.testing.assert_close(grad, share * parts[0] + (1 - share) * parts[1])
 
 
+def test_hass_adds_the_likeliest_tokens_part_of_the_cross_entropy() -> None:
+    logits_TV, p_TV = laws()
+    kl = Objective()
+    best_TV = torch.zeros_like(p_TV).scatter(1, p_TV.topk(3, dim=-1).indices, 1.0)
+    expected_T = kl.of(logits_TV, p_TV) - 2 * (best_TV * p_TV * logits_TV.log_softmax(dim=-1)).sum(dim=-1)
+    found_T = Objective(top_k_weight=2.0, top_k=3).of(logits_TV, p_TV)
+    torch.testing.assert_close(found_T, expected_T)
+    grads = [torch.autograd.grad(loss_T.sum(), logits_TV)[0] for loss_T in (found_T, expected_T)]
+    torch.testing.assert_close(*grads)
+    assert Objective(top_k_weight=1.0, top_k=V + 1).of(logits_TV, p_TV).isfinite().all(), "a smaller support: all of it"
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("kind", ["full", "slimspec", "truncated", "specvocab", "coral", "rdk_truncated"])
 def test_every_head_that_learns_a_law_takes_the_objective(kind: str, divergence: str) -> None:
