@@ -129,7 +129,8 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
-    """Milliseconds of a speculative step in the head, in drafting (head included) and in verification, and the tokens
+    """Milliseconds of a speculative step in the head, of that in choosing candidates, in looking up tokens, in drafting
+    (all of these included) and in verification, and the tokens
     that it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored
     for a row, in the mean over rows and draft positions.
 
@@ -143,6 +144,8 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
     return shortlist | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
+        "step_routing_ms": 1e3 * sum(c.routing_s for c in clocks) / steps,
+        "step_embedding_ms": 1e3 * sum(c.embedding_s for c in clocks) / steps,
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
         "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),

@@ -48,8 +48,9 @@ class Generated:
 class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 
-    `draft_s` holds `head_s`; a step serves all requests that run together. `requests`: of all steps, each as often as
-    it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft
+    `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, what chooses a routed head's candidates (the
+    last two are 0 in records from before they were clocked); a step serves all requests that run together. `requests`:
+    of all steps, each as often as it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft
     head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted.
     """
 
@@ -59,6 +60,8 @@ class StepSeconds:
     head_s: float
     draft_s: float
     verify_s: float
+    routing_s: float = 0.0
+    embedding_s: float = 0.0
     scoring_rows: int = 0
     scored_tokens: int = 0
 

@@ -92,8 +92,8 @@ class Recipe(Settings):
             raise ValueError(f"recipe.top_k_weight must be at least 0 (0: off) and finite, got {self.top_k_weight}")
         if self.top_k_weight and self.labels == "hard":
             raise ValueError(
-                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which recipe.labels=hard "
-                "keeps one; set labels=soft, or top_k_weight=0"
+                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which "
+                "recipe.labels=hard keeps one; set labels=soft, or top_k_weight=0"
             )
         if not 0.0 <= self.csra_weight < math.inf:
             raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")

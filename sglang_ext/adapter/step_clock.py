@@ -8,11 +8,11 @@ that the head's share is not seen there.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.runtime_context import get_parallel
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.heads import DraftHead
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -30,6 +33,8 @@ class StepTotals:
     requests: int = 0  # of all steps, each as often as it took part in one
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
+    routing_s: float = 0.0  # of it, what chooses a routed head's candidates
+    embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
     scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
@@ -52,7 +57,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Of a step: `head_s`, `step_s` or `verify_s`."""
+        """Of a step: a field of `StepTotals` in seconds."""
         if not (self.is_running and self.is_decoding):
             yield
         elif self.on_device:
@@ -67,12 +72,30 @@ class StepClock:
             self._add(name, time.perf_counter() - start)
 
     @contextmanager
-    def head(self) -> Iterator[None]:
+    def inside_drafting(self, name: str) -> Iterator[None]:
+        """A part that a graph's replay would leave out: on an accelerator it is not seen."""
         if self.on_device:
             yield
         else:
-            with self.part("head_s"):
+            with self.part(name):
                 yield
+
+    @contextmanager
+    def head(self) -> Iterator[None]:
+        with self.inside_drafting("head_s"):
+            yield
+
+    @contextmanager
+    def routing(self) -> Iterator[None]:
+        with self.inside_drafting("head_s"), self.inside_drafting("routing_s"):
+            yield
+
+    def clocked(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
+        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self.inside_drafting(name):
+                return function(*args, **kwargs)
+
+        return inside
 
     def count_shortlist(self, head: DraftHead, hidden_TH: Tensor, step: int, routed: Tensor | None) -> None:
         """What the head has just scored for these rows; on an accelerator nothing, since it would wait for it."""

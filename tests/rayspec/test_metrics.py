@@ -91,15 +91,18 @@ def test_answers_of_the_prefill_alone_have_no_tau(make_request: MakeRequest) -> 
 
 def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     request = make_request("a", (1,), 0.1)
-    short = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, draft_s=0.002, verify_s=0.004)
-    long = StepSeconds(steps=3, requests=4, verified_tokens=40, head_s=0.011, draft_s=0.022, verify_s=0.044)
+    short = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, routing_s=0.0005, embedding_s=0.0001,
+                        draft_s=0.002, verify_s=0.004)  # fmt: skip
+    long = StepSeconds(steps=3, requests=4, verified_tokens=40, head_s=0.011, routing_s=0.0015, embedding_s=0.0003,
+                       draft_s=0.022, verify_s=0.044)  # fmt: skip
     counted = replace(short, scoring_rows=2, scored_tokens=9), replace(long, scoring_rows=4, scored_tokens=33)
     blocks = [block(request, step_seconds=steps) for steps in counted]
     m = trial_metrics(blocks, 4)
     assert m["step_verified_tokens"] == 9
     assert m["shortlist_mean"] == 7
     assert "shortlist_mean" not in trial_metrics([block(request, step_seconds=short)], 4)
-    assert [m[f"step_{part}_ms"] for part in ("head", "draft", "verify")] == pytest.approx([3, 6, 12])
+    parts = ("head", "routing", "embedding", "draft", "verify")
+    assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
 
 
 def test_tau_by_category(make_request: MakeRequest) -> None:

@@ -45,7 +45,7 @@ def gemv(x_row_ptr, weight_ptr, scale_ptr, row_N, is_row_N, H, stride_w, stride_
             product_NP = low_NP * even_P[None, :] + high_NP * odd_P[None, :]
             part_NG = tl.sum(tl.reshape(product_NP, (BLOCK_N, GROUPS, GROUP // 2)), axis=2)
             x_G = tl.sum(tl.reshape(even_P + odd_P, (GROUPS, GROUP // 2)), axis=1)
-            scale_NG, offset_NG = scale_and_offset(pair_NG)
+            scale_NG, offset_NG = scale_and_offset(pair_NG, 0.0)
             sum_NG += scale_NG * part_NG + offset_NG * x_G[None, :]
         out_N = tl.sum(sum_NG, axis=1)
     else:

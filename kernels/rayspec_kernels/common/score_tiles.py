@@ -25,6 +25,7 @@ from rayspec_kernels.common.topk import (
 )
 
 EVERY_TILE = 2**31 - 1  # as many programs as there are tiles
+NARROW = 8  # turns over columns up to which what begins and ends a tile takes a good part of its time
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def _scores(x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N
 def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
                       B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                       K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                      IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
+                      IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, IS_NARROW: tl.constexpr,
                       BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
                       STAGES: tl.constexpr):  # fmt: skip
     """A tile a program."""
@@ -77,7 +78,7 @@ def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr,
 def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
                           B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                           K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                          IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr,
+                          IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, IS_NARROW: tl.constexpr,
                           BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
     """Persistent programs: every num_programs-th tile is one program's."""
@@ -85,9 +86,11 @@ def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_
     is_row_B = b_B < B
     BLOCK_K: tl.constexpr = triton.next_power_of_2(K)
     key_KB, top_B, total_B = no_best(K, BLOCK_K, BLOCK_B)
-    for tile in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+    # flattened: one loop with that over columns, which asks for the next tile's first columns while this one's best are
+    # sought. Not where tiles are named: one that is empty has no columns.
+    for tile in tl.range(tl.program_id(1), num_tiles, tl.num_programs(1), flatten=IS_NARROW and not HAS_TILES):
         first, count = _range_of(tile, tiles_ptr, L, HAS_TILES, BLOCK_N)
-        if count > 0:
+        if not HAS_TILES or count > 0:
             score_NB, is_valid_N = _scores(
                 x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
                 FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H, STAGES,
@@ -140,7 +143,7 @@ def score_tiles(
         B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
         operand.scales.stride(0),
         K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
-        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
+        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None, IS_NARROW=NARROW * tiling.width >= H,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
         STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip

@@ -146,7 +146,7 @@ class HeadLogits(LogitsProcessor):
         if batch.forward_mode.is_extend() or is_in_breakable_cuda_graph():
             return
         rows = _layer_rows_of_the_head(batch)
-        with CLOCK.head():
+        with CLOCK.routing():
             if rows is not None:
                 embed_TH, feature_TH = embed_TH[rows], feature_TH[rows]
             self.routing = start_beside(partial(head.route, step=self._step), embed_TH, feature_TH)
@@ -162,7 +162,7 @@ class HeadLogits(LogitsProcessor):
             return routing()
         if not head.routes:
             return None
-        with CLOCK.head():
+        with CLOCK.routing():
             return head.route(*self._layer_inputs(batch, _layer_rows_of_the_head(batch)), self._step)
 
 
@@ -205,6 +205,7 @@ class HostsHead(nn.Module, ABC):
         self.config = config
         self.lm_head = _head_of(info)
         self.logits_processor = HeadLogits(config, self.layer_inputs)
+        self.model.embed_tokens.forward = CLOCK.clocked("embedding_s", self.model.embed_tokens.forward)
 
     @abstractmethod
     def layer_inputs(self, batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
