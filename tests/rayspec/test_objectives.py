@@ -73,7 +73,5 @@ def test_an_unknown_choice_is_named(field: str) -> None:
 
 
 def test_a_further_loss_on_the_likeliest_needs_the_targets_law() -> None:
-    with pytest.raises(
-        ValueError, match=r"recipe\.top_k_weight=1\.0 weighs tokens .* set labels=soft"
-    ):
+    with pytest.raises(ValueError, match=r"recipe\.top_k_weight=1\.0 weighs tokens .* set labels=soft"):
         Recipe(top_k_weight=1.0, labels="hard")
