@@ -153,7 +153,7 @@ def running(home: Path, words: str) -> list[psutil.Process]:
 
 
 def stamps(home: Path) -> dict[str, int]:
-    files = (f for glob in KEPT for f in home.glob(glob) if f.is_file())
+    files = (f for glob in KEPT for f in home.glob(glob) if f.is_file() and f.suffix != ".log")
     return {str(f.relative_to(home)): f.stat().st_mtime_ns for f in files}
 
 
