@@ -54,6 +54,7 @@ def main() -> None:
         "report": lambda: running(home, "rayspec report"),
     }
     attempts: list[dict[str, Any]] = []
+    head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     with cluster(home) as address:
         client = JobSubmissionClient(address)
         for stage in (*stages, "none", "none again"):
@@ -71,11 +72,14 @@ def main() -> None:
             )
             print(json.dumps(attempts[-1] | {"files_added": len(attempts[-1]["files_added"])}), flush=True)
     found = {
-        "command": " ".join(["python", *sys.argv]),
-        **provenance(),
+        **head,
         "recipe": options.recipe,
         "attempts": attempts,
-        "steps_in_histories": {f.parent.name: steps(f) for f in home.glob("drafters/*/*/training.json")},
+        "steps_in_histories": {
+            f.parent.name: steps(f)
+            for f in home.glob("drafters/*/*/training.json")
+            if not (f.parent / "packed.json").exists()
+        },
         "times_each_block_was_measured": sorted(set(blocks(home).values())),
     }
     write_whole(Path(options.out), json.dumps(found, indent=1) + "\n")
@@ -104,8 +108,10 @@ def cluster(home: Path) -> Iterator[str]:
         wait_until(lambda: answers(address), 120)
         yield address
     finally:
-        for process in [*psutil.Process(started.pid).children(recursive=True), started]:
-            process.terminate()
+        for process in psutil.Process(started.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                process.terminate()
+        started.terminate()
         started.wait(60)
 
 
