@@ -8,18 +8,19 @@ on this machine, and --follow puts in what the alias of SOURCE points at from th
 and at once when MLflow's webhook says so (--webhook-port, with the webhook's secret in $RAYSPEC_WEBHOOK_SECRET).
 
 Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the server
-that of $RAYSPEC_ADMIN_KEY, and without it there are none. Exits as the server does, 2 for what may not be served.
+that of $RAYSPEC_ADMIN_KEY, and without it there are none. --log-format json writes the log as one JSON object a line.
+Exits as the server does, 2 for what may not be served.
 """
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
-from rayspec.job import problem, set_up
+from rayspec.job import INTERRUPTED, problem, set_up
+from rayspec.serving.logs import FORMATS, set_up_logs, sglang_variables, told
 from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -68,11 +69,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--watch-seconds", type=float, metavar="S", help="a new version is watched under traffic (300)")
     parser.add_argument("--webhook-port", type=int, metavar="N", help="take MLflow's notices that the alias has moved")
     parser.add_argument("--webhook-host", metavar="HOST", help="address to take them at (127.0.0.1)")
+    parser.add_argument("--log-format", choices=FORMATS, default="text", help="json: each line of the log is an object")
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
     options = parser.parse_args(own)
     if not 0 <= options.max_body_mib <= LARGEST:
         parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
     set_up()
+    set_up_logs(options.log_format)
 
     from rayspec.serving.access import Access
     from rayspec.serving.alias import pinned_source  # imports torch and MLflow
@@ -89,21 +92,25 @@ def main(arguments: list[str]) -> int:
         champion = find_champion(source, client, target=options.target, force=options.force)
         command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
+        told.error("%s", problem(error))
         return 2
-    print(described(champion, command), flush=True)
+    about = {"version": champion.name, "port": options.port}
+    told.info("%s", described(champion, command), extra=about)
     if access.key is None and options.host not in LOOPBACK:
-        print("WARNING: anybody who reaches this address can send requests; set RAYSPEC_API_KEY", file=sys.stderr)
+        told.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
     if scale is not None:
-        print(f"through Ray Serve: {scale.described}", flush=True)
+        told.info("through Ray Serve: %s", scale.described)
     if webhook is not None:
-        print(f"MLflow's webhook tells of a new version at {webhook.address}", flush=True)
+        told.info("MLflow's webhook tells of a new version at %s", webhook.address)
     if options.plan:
         return 0
     if scale is None:
-        return serve(command, access, num_threads=champion.record.num_threads)
+        file = prepared_home() / "serving" / f"{options.port}.logging.json"
+        variables = sglang_variables(options.log_format, file, about, command)
+        return serve(command, access, num_threads=champion.record.num_threads, variables=variables)
 
-    from rayspec.serving.cluster import Serving, serve_on_ray  # imports Ray Serve
+    from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
+    from rayspec.serving.deployed import Serving
 
     serving = Serving(
         host=options.host,
@@ -115,13 +122,17 @@ def main(arguments: list[str]) -> int:
         more=tuple(more),
         scale=scale,
         tracking_uri=None if client is None else client.tracking_uri,
+        log_format=options.log_format,
     )
     try:
         with _following(options.source, client, settings, webhook) as following:
             serve_on_ray(champion, source, serving, following)
     except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
+        told.error("%s", problem(error))
         return 2
+    except KeyboardInterrupt:
+        told.info("ended by Ctrl-C")
+        return INTERRUPTED
     return 0
 
 

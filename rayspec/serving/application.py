@@ -4,6 +4,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.schema import EncodingType, LoggingConfig
 
 from rayspec.serving.ingress import DEPLOYMENT, Ingress
 from rayspec.serving.replica import Replica, ServedVersion
@@ -21,13 +22,19 @@ class Server(Replica):
             self.stop()
 
 
-def ingress_application() -> serve.Application:
+def ray_logging(log_format: str) -> LoggingConfig | None:
+    """Of Ray Serve's own log files; None for what the cluster says."""
+    return LoggingConfig(encoding=EncodingType.JSON) if log_format == "json" else None
+
+
+def ingress_application(log_format: str = "text") -> serve.Application:
     return (
         serve.deployment(Ingress)
         .options(
             max_ongoing_requests=MAX_ONGOING,
             ray_actor_options={"num_cpus": 0},
             graceful_shutdown_timeout_s=600.0,
+            logging_config=ray_logging(log_format),
         )
         .bind()
     )
@@ -64,6 +71,7 @@ def server_application(version: ServedVersion, scale: Scale, board: Any) -> serv
             health_check_period_s=HEALTH_PERIOD_S,
             health_check_timeout_s=HEALTH_TIMEOUT_S,
             max_constructor_retry_count=2,
+            logging_config=ray_logging(version.log_format),
         )
         .bind(version, board)
     )

@@ -1,13 +1,13 @@
 """`rayspec serve` on Ray Serve: the ingress and the replicas of a champion, and with `--follow` what puts in the next.
 
 A cluster of ours (no RAY_ADDRESS) lives as long as the command. On a cluster of others the applications are deleted
-when the command ends, after what runs has been answered.
+when the command ends, after what runs has been answered; those that a killed command has left are taken over.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,58 +15,27 @@ import ray
 from mlflow import MlflowClient
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.serve.schema import ApplicationStatus
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.home import artifact_uri
 from rayspec.serving import events as kinds
-from rayspec.serving.access import Access
 from rayspec.serving.alias import MlflowRegistry
-from rayspec.serving.application import ingress_application, server_application
-from rayspec.serving.board import Board
 from rayspec.serving.canary import Answer
 from rayspec.serving.champion import Champion, find_champion
+from rayspec.serving.deployed import NO_PROMPT, Serving, deploy, deployed, put_in
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
-from rayspec.serving.replica import Replica, ServedVersion, served_version
+from rayspec.serving.logs import told
+from rayspec.serving.replica import Replica, ServedVersion
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
 from rayspec.tracking import TrackingError, is_outage
 
-STATUS_S = 1.0
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
-INGRESS = "rayspec-ingress"  # application
 EXPERIMENT = "rollover"  # of a champion whose version names no run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """What the command line says of the servers, whatever their version."""
-
-    host: str
-    port: int
-    access: Access
-    target: str | None
-    force: bool
-    follows_policy: bool
-    more: tuple[str, ...]
-    scale: Scale
-    tracking_uri: str | None  # None for a folder
-
-    def version(self, champion: Champion, source: str) -> ServedVersion:
-        return served_version(
-            champion,
-            source,
-            target=self.target,
-            force=self.force,
-            follows_policy=self.follows_policy,
-            more=self.more,
-            tracking_uri=self.tracking_uri,
-            access=self.access,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +56,9 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
     with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
         serving = replace(serving, scale=_with_resources(serving.scale, champion))
-        with _applications(champion, source, serving) as board:
-            print(f"serving {champion.name} on http://{serving.host}:{serving.port}", flush=True)
+        with deployed(champion, source, serving) as board:
+            about = {"version": champion.name, "port": serving.port}
+            told.info("serving %s on http://%s:%d", champion.name, serving.host, serving.port, extra=about)
             if following is None:
                 _wait()
             else:
@@ -170,15 +140,6 @@ class RayStage:
         return f"models:/{self._model}/{version}"
 
 
-class NoPrompt:
-    """What a prefix-aware router reads of a call that no client has made."""
-
-    prompt = "canary"
-
-
-NO_PROMPT = NoPrompt()
-
-
 class Canary:
     """A replica that takes no traffic; it starts its server with the first question."""
 
@@ -196,59 +157,6 @@ class Canary:
     def stop(self) -> None:
         if self._replica is not None:
             self._replica.stop()
-
-
-def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
-    """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
-    deploy(version, scale, board)
-    deadline = time.monotonic() + version.start_timeout_s
-    while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
-        if status.status == ApplicationStatus.DEPLOY_FAILED:
-            messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
-            raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
-        if time.monotonic() > deadline:
-            raise ValueError(
-                f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
-                "beside the old ones and need as much room again"
-            )
-        time.sleep(STATUS_S)
-
-
-def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
-    """Begin to put it in."""
-    target = serve.RunTarget(server_application(version, scale, board), name=SERVERS, route_prefix=None)
-    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-
-
-@contextmanager
-def _applications(champion: Champion, source: str, serving: Serving) -> Iterator[Any]:
-    """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
-    others = sorted(serve.status().applications)
-    if others:
-        raise ValueError(
-            f"the cluster's Ray Serve runs {', '.join(others)}, but rayspec serve needs its address and routes for "
-            "itself; end those applications, or serve on a cluster of your own (no RAY_ADDRESS)"
-        )
-    board = ray.remote(num_cpus=0)(Board).remote()
-    serve.start(proxy_location="HeadOnly", http_options={"host": serving.host, "port": serving.port})
-    with ExitStack() as stack:
-        stack.callback(_shut_down)
-        stack.callback(_delete, SERVERS)
-        put_in(serving.version(champion, source), serving.scale, board)
-        stack.callback(_delete, INGRESS)
-        serve.run(ingress_application(), name=INGRESS, route_prefix="/")
-        yield board
-
-
-def _shut_down() -> None:
-    """Unless somebody has deployed an application of theirs meanwhile."""
-    if not serve.status().applications:
-        serve.shutdown()
-
-
-def _delete(name: str) -> None:
-    with suppress(RayError, RuntimeError):
-        serve.delete(name)
 
 
 def _with_resources(scale: Scale, champion: Champion) -> Scale:

@@ -1,5 +1,5 @@
 """What a roll-over did and why: in MLflow (tags of the registered version, a run with `events.jsonl` and metrics) and
-as a line of JSON each."""
+as a line of JSON each, which `logs.py` prints."""
 
 import json
 import logging
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from mlflow import MlflowClient
 
+from rayspec.serving.logs import told_events
 from rayspec.tracking import UNREACHABLE, Run
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Events:
         self.events.append(
             Event(event=event, model=self._model, version=version, reason=reason, figures=dict(figures or {}))
         )
-        print(json.dumps(asdict(self.events[-1])), flush=True)
+        told_events.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
         self.write()
 
     def write(self) -> None:

@@ -4,7 +4,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,8 +68,10 @@ def described(champion: Champion, command: Sequence[str]) -> str:
     )
 
 
-def serve(command: Sequence[str], access: Access, *, num_threads: int | None) -> int:
-    """Run the server until it ends or is told to; its exit status."""
+def serve(
+    command: Sequence[str], access: Access, *, num_threads: int | None, variables: Mapping[str, str] | None = None
+) -> int:
+    """Run the server until it ends or is told to; its exit status. `variables`: more of its environment."""
     with access.with_keys(command) as words:
         process: subprocess.Popen[bytes] | None = None
 
@@ -81,7 +83,7 @@ def serve(command: Sequence[str], access: Access, *, num_threads: int | None) ->
         told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {number: signal.signal(number, hand_on) for number in told}
         try:
-            process = subprocess.Popen(words, env=access.environment(num_threads))
+            process = subprocess.Popen(words, env=access.environment(num_threads) | dict(variables or {}))
             return process.wait()
         finally:
             for number, handler in before.items():

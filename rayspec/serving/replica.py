@@ -5,6 +5,7 @@ A replica whose server has died says so to what runs and comes, and then ends it
 once that it is gone, and its controller starts another.
 """
 
+import logging
 import os
 import threading
 import time
@@ -21,12 +22,14 @@ from rayspec.serving.canary import Answer, read_answer, requests
 from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.figures import read_totals
 from rayspec.serving.launch import server_command
+from rayspec.serving.logs import sglang_variables
 from rayspec.serving.process import HEALTH_TIMEOUT_S, LOOPBACK, ServerFailed, ServerProcess, free_port
 from rayspec.serving.record import RECORD
 from rayspec.serving.relay import Gone, Message, Passed, Taken, relay
 from rayspec.tracking import connect
 from sglang_ext.fingerprints import file_sha256
 
+logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
 WATCH_S = 0.5
 TOTALS_EVERY_S = 2.0
 FAREWELL_S = 1.0  # for the errors of running requests to leave a replica whose server has died
@@ -49,6 +52,7 @@ class ServedVersion:
     num_threads: int | None
     tracking_uri: str | None = field(repr=False)  # None for a folder, which MLflow is not asked for
     access: Access
+    log_format: str = "text"  # of its server's log
     start_timeout_s: float = 1800.0
 
 
@@ -62,6 +66,7 @@ def served_version(
     more: Sequence[str],
     tracking_uri: str | None,
     access: Access,
+    log_format: str = "text",
 ) -> ServedVersion:
     return ServedVersion(
         name=champion.name,
@@ -75,6 +80,7 @@ def served_version(
         num_threads=champion.record.num_threads or _threads(),
         tracking_uri=tracking_uri,
         access=access,
+        log_format=log_format,
     )
 
 
@@ -89,14 +95,19 @@ class Replica:
         command = server_command(self.champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)
         # Ray sets a number of threads for its own workers
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        log = prepared_home() / "serving" / f"{version.name.replace('/', '-').replace(' ', '-')}-{port}.log"
+        said = {"version": version.name, "port": port}
+        environment |= sglang_variables(version.log_format, log.with_suffix(".logging.json"), said, command)
         self.server = ServerProcess(
             command,
             port=port,
             environment=version.access.environment(version.num_threads, environment),
-            log=prepared_home() / "serving" / f"{version.name.replace('/', '-').replace(' ', '-')}-{port}.log",
+            log=log,
             access=version.access,
         )
+        logger.info("the server of %s starts on port %d of its node; log: %s", version.name, port, log, extra=said)
         self.server.wait_until_healthy(version.start_timeout_s)
+        logger.info("the server of %s is ready on port %d of its node", version.name, port, extra=said)
         self._client = httpx.AsyncClient(
             base_url=self.server.address,
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
@@ -115,7 +126,8 @@ class Replica:
             yield message
 
     async def canary_answers(self, told: Any = None) -> list[Answer]:
-        """To the canary prompts, one after the other: rounding depends on what shares a batch."""
+        """To the canary prompts, one after the other: rounding depends on what shares a batch. `told`: what a router
+        reads of the call."""
         headers = {} if self._version.access.key is None else {"Authorization": f"Bearer {self._version.access.key}"}
         answers = []
         for body in requests(_tokenizer(self.champion.target)):
@@ -134,6 +146,10 @@ class Replica:
         response = await self._client.get("/health", timeout=HEALTH_TIMEOUT_S)
         if response.status_code != 200:
             raise ServerFailed(f"SGLang's /health answered {response.status_code}")
+
+    def source(self, told: Any = None) -> str:
+        """Which version it serves; `told`: see `canary_answers`."""
+        return self._version.source
 
     def pids(self) -> tuple[int, int]:
         """(of this actor, of its server)."""
@@ -164,6 +180,8 @@ class Replica:
             time.sleep(WATCH_S)
         if self._is_stopping:
             return
+        name = self._version.name
+        logger.error("the server of %s has died; its log is %s", name, self.server.log, extra={"version": name})
         self.server.kill()  # what it left behind
         time.sleep(FAREWELL_S)
         os._exit(DIED)

@@ -14,6 +14,7 @@ from rayspec.serving.access import Access
 from rayspec.serving.alias import pinned_source
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.champion import find_champion, is_folder
+from rayspec.serving.logs import FORMATS
 from rayspec.serving.replica import served_version
 from rayspec.serving.scale import Scale
 from rayspec.tracking import connect
@@ -36,6 +37,11 @@ class ServiceArgs(Settings):
     drain_s: float = 600.0
     router: str = "balanced"
     gpus: float = 0.0
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.log_format not in FORMATS:
+            raise ValueError(f"log_format must be one of {', '.join(FORMATS)}, got {self.log_format!r}")
 
     @property
     def scale(self) -> Scale:
@@ -68,6 +74,7 @@ def servers(args: dict[str, Any]) -> serve.Application:
         more=(),
         tracking_uri=None if client is None else client.tracking_uri,
         access=Access.given(None, DEFAULT_MIB),
+        log_format=given.log_format,
     )
     return server_application(version, scale, board=None)
 

@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from rayspec.config import load_config
 from rayspec.serving import service as service_module
-from rayspec.serving.cluster import INGRESS
+from rayspec.serving.deployed import INGRESS
 from rayspec.serving.ingress import SERVERS
 from rayspec.serving.service import ServiceArgs
 from rayspec.sweep.config import SweepConfig

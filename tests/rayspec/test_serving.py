@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -263,6 +265,26 @@ def test_the_plan_of_the_command(
     assert "correct-horse" not in said
     assert command.main(["models:/nobody@champion", "--plan"]) == 2
     assert "has no models:/nobody@champion" in capsys.readouterr().err
+
+
+def test_the_log_of_the_command_as_objects(client: MlflowClient, place: Path) -> None:
+    """A process of its own, whatever else is imported in it; also for what may not be served."""
+    for source, status in ((MODEL, 0), ("models:/nobody@champion", 2)):
+        words = ["serve", source, "--plan", "--log-format", "json", "--host", "0.0.0.0", "--replicas", "2"]
+        done = subprocess.run(
+            [sys.executable, "-m", "rayspec.cli", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, done.stderr
+        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+        assert {line["logger"] for line in lines} == {"rayspec.serve"}
+        assert all({"time", "level", "process", "message"} <= line.keys() for line in lines)
+        levels = {line["level"]: line for line in lines}
+        if status == 0:
+            assert levels["INFO"]["message"].startswith("through Ray Serve")
+            assert "set RAYSPEC_API_KEY" in levels["WARNING"]["message"]
+            assert lines[0]["version"] == "drafter-target version 1"
+        else:
+            assert "has no models:/nobody@champion" in levels["ERROR"]["message"]
 
 
 BAD_OPTIONS = {

@@ -1,0 +1,194 @@
+"""The applications of `rayspec serve` on the connected cluster: put in, replaced, ended with the command, and taken
+over where a command that was killed has left them.
+
+Whoever holds the board, an actor of a fixed name that ends with its driver, is the one `rayspec serve` of a cluster.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from rayspec.serving.access import Access
+from rayspec.serving.application import ingress_application, ray_logging, server_application
+from rayspec.serving.board import Board
+from rayspec.serving.champion import MODEL, Champion
+from rayspec.serving.ingress import DEPLOYMENT, SERVERS
+from rayspec.serving.logs import adopt_loggers, told
+from rayspec.serving.replica import ServedVersion, served_version
+from rayspec.serving.scale import Scale
+
+STATUS_S = 1.0
+GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
+LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
+INGRESS = "rayspec-ingress"  # application
+BOARD = "rayspec-board"
+REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What the command line says of the servers, whatever their version."""
+
+    host: str
+    port: int
+    access: Access
+    target: str | None
+    force: bool
+    follows_policy: bool
+    more: tuple[str, ...]
+    scale: Scale
+    tracking_uri: str | None  # None for a folder
+    log_format: str = "text"
+
+    def version(self, champion: Champion, source: str) -> ServedVersion:
+        return served_version(
+            champion,
+            source,
+            target=self.target,
+            force=self.force,
+            follows_policy=self.follows_policy,
+            more=self.more,
+            tracking_uri=self.tracking_uri,
+            access=self.access,
+            log_format=self.log_format,
+        )
+
+
+class NoPrompt:
+    """What a prefix-aware router reads of a call that no client has made."""
+
+    prompt = "canary"
+
+
+NO_PROMPT = NoPrompt()
+
+
+def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
+    """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
+    deploy(version, scale, board)
+    deadline = time.monotonic() + version.start_timeout_s
+    while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
+        if status.status == ApplicationStatus.DEPLOY_FAILED:
+            messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
+            raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
+                "beside the old ones and need as much room again"
+            )
+        time.sleep(STATUS_S)
+
+
+def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
+    """Begin to put it in."""
+    target = serve.RunTarget(server_application(version, scale, board), name=SERVERS, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+@contextmanager
+def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]:
+    """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
+    found = set(serve.status().applications)
+    if found - {SERVERS, INGRESS}:
+        raise ValueError(
+            f"the cluster's Ray Serve runs {', '.join(sorted(found))}, but rayspec serve needs its address and routes "
+            "for itself; end those applications, or serve on a cluster of your own (no RAY_ADDRESS)"
+        )
+    board = _only_board()
+    if found:
+        _check_left(source)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": serving.host, "port": serving.port},
+        logging_config=ray_logging(serving.log_format),
+    )
+    _check_address(serving)
+    if serving.log_format == "json":
+        adopt_loggers()
+    with ExitStack() as stack:
+        stack.callback(_shut_down)
+        stack.callback(_delete, SERVERS)
+        if found:
+            told.info("takes over the applications of a rayspec serve that has ended")
+            stack.callback(_delete, INGRESS)
+        try:
+            put_in(serving.version(champion, source), serving.scale, board)
+        except ValueError as error:
+            if not found:
+                raise
+            stack.pop_all()  # deletes nothing
+            raise ValueError(f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}") from error
+        if not found:
+            stack.callback(_delete, INGRESS)
+        serve.run(ingress_application(serving.log_format), name=INGRESS, route_prefix="/")
+        yield board
+
+
+def _only_board() -> Any:
+    """A cluster has one, whose name is free once the command that made it has ended, however that was. Raises
+    ValueError while that lives."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while True:
+        try:
+            return ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
+        except ValueError as error:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    "another rayspec serve runs on this cluster; end it first, or serve on a cluster of your own "
+                    "(no RAY_ADDRESS)"
+                ) from error
+            time.sleep(STATUS_S)
+
+
+def _check_left(source: str) -> None:
+    """Raises ValueError unless the servers that a killed command has left are of the same model, of any version."""
+    try:
+        handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
+        left = str(handle.source.remote(NO_PROMPT).result(timeout_s=LEFT_TIMEOUT_S))
+    except (RayError, RayServeException, TimeoutError) as error:
+        raise ValueError(
+            "a rayspec serve that was killed has left its applications on this cluster, and no server of theirs says "
+            f"within {LEFT_TIMEOUT_S:g} s what it serves ({type(error).__name__}), so they are not taken over; they "
+            f"may still be starting: try again, or {REMOVE}"
+        ) from error
+    if _model(left) != _model(source):
+        raise ValueError(
+            f"a rayspec serve that was killed has left {left} under traffic on this cluster, and {source} is of "
+            f"another model; {REMOVE}"
+        )
+
+
+def _model(source: str) -> str:
+    """The registered model, whatever the version; what a folder or a run is called."""
+    model = MODEL.fullmatch(source)
+    return source if model is None else model["name"]
+
+
+def _check_address(serving: Serving) -> None:
+    """Raises ValueError where Ray Serve was running before and listens elsewhere: it says so in its log alone."""
+    has = _get_global_client().http_config
+    if (has.host, has.port) != (serving.host, serving.port):
+        raise ValueError(
+            f"the cluster's Ray Serve listens on {has.host}:{has.port} and cannot be moved; give --host {has.host} "
+            f"--port {has.port}, or {REMOVE}"
+        )
+
+
+def _shut_down() -> None:
+    """Unless somebody has deployed an application of theirs meanwhile."""
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _delete(name: str) -> None:
+    with suppress(RayError, RuntimeError):
+        serve.delete(name)

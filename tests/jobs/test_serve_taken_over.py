@@ -1,0 +1,90 @@
+"""A champion on a cluster of others: the command that was killed, the same command again, and what it does not take."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fixture_models import DRAFTERS, prompt_texts
+from mlflow import MlflowClient
+from rollover_world import ALIAS, MODEL, point_at, register, streaming, wait_for
+from servers import START_TIMEOUT_S, free_port, two_ray_nodes
+from test_serve_rollover import TOKENS, is_healthy, plain_answers, served
+
+
+def refused(environment: dict[str, str], *words: str) -> str:
+    """What a `rayspec serve` says that ends at once."""
+    command = [sys.executable, "-m", "rayspec.cli", "serve", *words]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
+
+
+def server_pids() -> set[int]:
+    """SGLang's, of the two nodes that this process has started."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        words = child.cmdline() if child.is_running() and child.status() != psutil.STATUS_ZOMBIE else []
+        if "sglang.launch_server" in words and words[0] != "sh":
+            found.add(child.pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_same_command_takes_over_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    point_at(store, register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0))
+    prompts = prompt_texts(4)
+    expected = plain_answers(prompts, tmp_path)
+    port, log = free_port(), tmp_path / "serve.log"
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with two_ray_nodes() as (variables, _):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        environment = dict(os.environ)
+        source = f"models:/{MODEL}@{ALIAS}"
+        with served(tmp_path, port, "--replicas", "1") as first:
+            wait_for(lambda: is_healthy(port), START_TIMEOUT_S, first, log)
+            wait_for(lambda: "serving" in log.read_text(), 60, first, log)
+            assert "another rayspec serve runs on this cluster" in refused(environment, source, "--replicas", "1")
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+        (before,) = server_pids()
+        with ExitStack() as clients:
+            asking = streaming(f"http://127.0.0.1:{port}", prompts, expected, clients=2, max_tokens=TOKENS)
+            outcomes = clients.enter_context(asking)
+            folder = next((tmp_path / "home" / "champions").iterdir())
+            asked = [str(folder), "--replicas", "1", "--port", str(port)]
+            assert f"has left models:/{MODEL}/1 under traffic" in refused(environment, *asked)
+            asked = [source, "--replicas", "1", "--port", str(free_port())]
+            assert f"Ray Serve listens on 127.0.0.1:{port} and cannot be moved" in refused(environment, *asked)
+            assert server_pids() == {before}, "what is refused ends nothing"
+            with served(tmp_path, port, "--replicas", "1", "--log-format", "json") as second:
+                wait_for(lambda: _told(log, "serving"), START_TIMEOUT_S, second, log)
+                wait_for(lambda: len(server_pids() - {before}) == 1 and before not in server_pids(), 120, second, log)
+                done = outcomes.completed
+                wait_for(lambda: outcomes.completed > done + 4, 120, second, log)
+                assert _told(log, "takes over the applications")
+                second_log = log.read_text()
+                clients.close()
+                second.send_signal(signal.SIGTERM)
+                second.wait(120)
+        wait_for(lambda: server_pids() == set(), 120)
+    assert outcomes.bad == []
+    assert outcomes.completed > 8
+    assert [line for line in second_log.splitlines() if "INFO " in line] == [], "no line of text among the objects"
+
+
+def _told(log: Path, beginning: str) -> bool:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return any(line["message"].startswith(beginning) for line in lines)
