@@ -15,7 +15,7 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-from sglang_ext.json_log import FORMATTER, JsonLine
+from sglang_ext.json_log import FORMATTER, VARIABLE, JsonLine
 from sglang_ext.whole import write_whole
 
 FORMATS = ("text", "json")
@@ -87,7 +87,7 @@ def sglang_variables(
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(config, indent=1) + "\n")
-    return {"SGLANG_LOGGING_CONFIG_PATH": str(file)}
+    return {VARIABLE: str(file)}
 
 
 def log_level(words: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
 """What SGLang's HTTP application lacks: a limit on the body of a request, which it reads as a whole, whatever its size,
-before it looks at a word of it; status 400 for what some of its routes answer with 500; and its log as one format.
+before it looks at a word of it; and status 400 for what some of its routes answer with 500.
 
 The limit is off unless the environment names one, which `rayspec serve` does.
 """
@@ -8,12 +8,9 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-
-from sglang_ext.json_log import FORMATTER
 
 logger = logging.getLogger(__name__)
 VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
@@ -92,7 +89,6 @@ def prepare_app(original: Callable[[Any], None], app: Any) -> None:
     """AROUND add_http_request_metrics_middleware, which every process that serves HTTP calls once, when it makes the
     application. Keys are compared before, by what SGLang adds later."""
     original(app)
-    log_as_told()
     # the name of a parser that there is not, among others; in most of its routes SGLang itself says 400 then
     app.add_exception_handler(ValueError, refuse)
     app.add_exception_handler(TemplateError, refuse)  # messages that the target's chat template refuses
@@ -115,15 +111,3 @@ async def refuse(request: Any, error: Exception) -> Any:
 
     logger.warning("%s: %s", request.url.path, error, exc_info=error)  # it may be a fault of the server all the same
     return JSONResponse({"error": {"message": str(error), "type": "BadRequestError", "code": 400}}, 400)
-
-
-def log_as_told() -> None:
-    """uvicorn's lines as the file of SGLANG_LOGGING_CONFIG_PATH has SGLang's, where rayspec wrote it: SGLang leaves
-    uvicorn the text of its default configuration."""
-    file = os.environ.get("SGLANG_LOGGING_CONFIG_PATH")
-    formatter = json.loads(Path(file).read_text()).get("formatters", {}).get(FORMATTER) if file else None
-    if formatter is not None:
-        from uvicorn.config import LOGGING_CONFIG
-
-        for text in LOGGING_CONFIG["formatters"].values():
-            text.update(formatter)

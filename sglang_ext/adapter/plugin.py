@@ -12,6 +12,7 @@ from typing import Any
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import HEAD_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler, register_hooks
+from sglang_ext.json_log import log_as_told
 
 MODEL_PACKAGE = "sglang_ext.adapter.models"
 
@@ -29,6 +30,7 @@ def check_version() -> None:
 def register() -> None:
     """Called by SGLang once in every process, before its arguments are resolved."""
     check_version()
+    log_as_told()
     present = os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", MODEL_PACKAGE)
     if present not in (MODEL_PACKAGE, ""):  # empty: none but SGLang's own models, which stock drafters need alone
         raise RuntimeError(

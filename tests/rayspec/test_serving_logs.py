@@ -13,14 +13,15 @@ import pytest
 from rayspec.serving.logs import adopt_loggers, log_level, set_up_logs, sglang_variables, told_events
 
 SERVER = """
-import logging, logging.config
+import logging, warnings
 from types import SimpleNamespace
 from sglang.srt.utils.common import configure_logger, set_uvicorn_logging_configs
 from sglang.srt.utils.log_utils import create_log_targets, log_json
-from sglang_ext.adapter.http_app import log_as_told
+from sglang_ext.json_log import log_as_told
 import uvicorn
 
 log_as_told()
+warnings.warn("early", stacklevel=1)
 configure_logger(SimpleNamespace(log_level="debug"), prefix=" TP0")
 set_uvicorn_logging_configs()
 logging.getLogger("sglang.x").info("cache of %d tokens", 5)
@@ -65,6 +66,7 @@ def test_every_line_of_a_server_is_an_object(tmp_path: Path) -> None:
     lines = objects(done.stdout) + objects(done.stderr)
     assert {(line["version"], line["port"]) for line in lines} == {("a version 3", 7)}
     said = {line["message"]: line for line in lines}
+    assert [line["logger"] for text, line in said.items() if "early" in text] == ["py.warnings"]
     assert said["cache of 5 tokens"].items() >= {"level": "INFO", "logger": "sglang.x"}.items()
     assert said['127.0.0.1:1 - "GET /health HTTP/1.1" 200']["logger"] == "uvicorn.access"
     assert "ZeroDivisionError" in said["in the application"]["exc_info"]

@@ -1,0 +1,109 @@
+"""docs/monitoring/grafana.json: its queries parse, and where Prometheus is installed, each gives numbers of a server
+that answers. Not checked: how Grafana draws them."""
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fixture_models import DRAFTERS, prompt_texts
+from policy_cases import NERVOUS, write_policy
+from test_server import ROOT, SPECULATIVE, START_TIMEOUT_S, free_port, server_process, stream, wait_until_healthy
+
+DASHBOARD = ROOT / "docs" / "monitoring" / "grafana.json"
+WINDOW_S = 20  # what Grafana would put for $__rate_interval
+
+
+def queries() -> list[tuple[str, str]]:
+    """(title of its panel, expression for Prometheus)."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    found = [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
+    return [(title, text.replace("$__rate_interval", f"{WINDOW_S}s")) for title, text in found]
+
+
+@pytest.mark.parametrize(("title", "query"), queries())
+def test_a_query_parses(title: str, query: str) -> None:
+    parser = pytest.importorskip("promql_parser", reason="needs promql-parser (make install)")
+    assert parser.parse(query)
+    with pytest.raises(ValueError, match=r"(?i)parse|unexpected|syntax|invalid|eof|found"):
+        parser.parse(query + ")")
+
+
+@pytest.mark.slow
+def test_each_query_gives_numbers_of_a_server_that_answers(tmp_path: Path) -> None:
+    """Under a policy that switches all the time, so that its counter is there, too."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("needs Prometheus (Debian package prometheus)")
+    port, log = free_port(), tmp_path / "server.log"
+    policy = write_policy(tmp_path / "policy.json", [0, 2, 4], **NERVOUS)
+    flags = ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"]
+    flags += ["--speculative-draft-model-path", str(DRAFTERS["slimspec"]), "--speculative-adaptive-config", policy]
+    with server_process(port, log, *SPECULATIVE, *flags, "--enable-metrics") as process:
+        wait_until_healthy(process, port, log)
+        with prometheus(program, port, tmp_path) as address, traffic(port):
+            deadline = time.monotonic() + 8 * WINDOW_S
+            while (silent := [q for q in queries() if not has_numbers(address, q[1])]) and time.monotonic() < deadline:
+                time.sleep(2)
+    assert silent == []
+
+
+def has_numbers(address: str, query: str) -> bool:
+    answer = httpx.get(f"{address}/api/v1/query", params={"query": query}, timeout=30, trust_env=False).json()
+    assert answer["status"] == "success", f"{query}: {answer}"
+    values = [float(series["value"][1]) for series in answer["data"]["result"]]
+    return bool(values) and all(math.isfinite(value) for value in values)
+
+
+@contextmanager
+def prometheus(program: str, server_port: int, folder: Path) -> Iterator[str]:
+    """Which asks the server every second; yields its address."""
+    jobs = [{"job_name": "sglang", "static_configs": [{"targets": [f"127.0.0.1:{server_port}"]}]}]
+    config: dict[str, Any] = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
+    listens = f"127.0.0.1:{free_port()}"
+    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    with (folder / "prometheus.log").open("w") as output:
+        process = subprocess.Popen([*command, f"--web.listen-address={listens}"], stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"http://{listens}/-/ready", timeout=5, trust_env=False).status_code == 200:
+                    break
+            assert process.poll() is None, (folder / "prometheus.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield f"http://{listens}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@contextmanager
+def traffic(port: int) -> Iterator[None]:
+    """Two clients that stream all the time."""
+    is_over = threading.Event()
+
+    def ask(prompt: str) -> None:
+        while not is_over.is_set():
+            stream(port, {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": 48})
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompt_texts(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(120)
