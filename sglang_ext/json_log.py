@@ -33,8 +33,9 @@ class JsonLine(JsonFormatter):
 
 
 def log_as_told() -> None:
-    """Follow the file of SGLANG_LOGGING_CONFIG_PATH, where rayspec wrote it, in what SGLang leaves out: from the start, in
-    warnings, and in uvicorn's lines. (While it reads its arguments, SGLang's main process logs as text all the same.)"""
+    """Follow the file of SGLANG_LOGGING_CONFIG_PATH, where rayspec wrote it, in what SGLang leaves out: from the start,
+    in warnings, and in uvicorn's lines. (SGLang's main process logs as text all the same while it reads its arguments.)
+    """
     file = os.environ.get(VARIABLE)
     config = json.loads(Path(file).read_text()) if file else {}
     formatter = config.get("formatters", {}).get(FORMATTER)

@@ -97,6 +97,8 @@ def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
 @contextmanager
 def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]:
     """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
+    if serving.log_format == "json":
+        adopt_loggers()
     found = set(serve.status().applications)
     if found - {SERVERS, INGRESS}:
         raise ValueError(
@@ -112,8 +114,6 @@ def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]
         logging_config=ray_logging(serving.log_format),
     )
     _check_address(serving)
-    if serving.log_format == "json":
-        adopt_loggers()
     with ExitStack() as stack:
         stack.callback(_shut_down)
         stack.callback(_delete, SERVERS)
