@@ -101,3 +101,16 @@ def test_an_event_is_an_object_in_both(log_format: str, loggers: None, capsys: p
     (line,) = objects(capsys.readouterr().out)
     assert line.items() >= event.items()
     assert (line.keys() == event.keys()) == (log_format == "text")
+
+
+def test_ray_serve_prints_by_ours() -> None:
+    """In a process of its own, as `rayspec serve` has it: Ray Serve brings a handler when it is imported."""
+    code = (
+        "import logging, rayspec.serving.cluster\n"
+        "from rayspec.serving.logs import adopt_loggers, set_up_logs\n"
+        "assert logging.getLogger('ray.serve').handlers\n"
+        "set_up_logs('json'); adopt_loggers(); logging.getLogger('ray.serve').info('connected')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = [text for text in done.stderr.splitlines() if "connected" in text]  # not what torch says of itself
+    assert json.loads(line).items() >= {"logger": "ray.serve", "level": "INFO"}.items()

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
-from policy_cases import NERVOUS, write_policy
+from policy_cases import ALWAYS, write_policy
 from test_server import ROOT, SPECULATIVE, START_TIMEOUT_S, free_port, server_process, stream, wait_until_healthy
 
 DASHBOARD = ROOT / "docs" / "monitoring" / "grafana.json"
@@ -45,7 +45,9 @@ def test_each_query_gives_numbers_of_a_server_that_answers(tmp_path: Path) -> No
     if program is None:
         pytest.skip("needs Prometheus (Debian package prometheus)")
     port, log = free_port(), tmp_path / "server.log"
-    policy = write_policy(tmp_path / "policy.json", [0, 2, 4], **NERVOUS)
+    # drafts cost one request nearly nothing, and two far too much
+    curves = [{"draft_steps": k, "requests": [1, 2], "step_ms": [10 + 0.1 * k, 12.0 + 60 * k]} for k in (0, 2, 4)]
+    policy = write_policy(tmp_path / "policy.json", [0, 2, 4], **{**ALWAYS, "curves": curves})
     flags = ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"]
     flags += ["--speculative-draft-model-path", str(DRAFTERS["slimspec"]), "--speculative-adaptive-config", policy]
     with server_process(port, log, *SPECULATIVE, *flags, "--enable-metrics") as process:
@@ -91,14 +93,14 @@ def prometheus(program: str, server_port: int, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def traffic(port: int) -> Iterator[None]:
-    """Two clients that stream all the time."""
+    """A client that streams all the time, and one that does now and then."""
     is_over = threading.Event()
 
-    def ask(prompt: str) -> None:
-        while not is_over.is_set():
+    def ask(prompt: str, pause_s: float) -> None:
+        while not is_over.wait(pause_s):
             stream(port, {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": 48})
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompt_texts(2)]
+    threads = [threading.Thread(target=ask, args=told) for told in zip(prompt_texts(2), (0.0, 4.0), strict=True)]
     for thread in threads:
         thread.start()
     try:
