@@ -24,12 +24,12 @@ class JsonLine(JsonFormatter):
         text_options: of the formatter of text that it stands in for, such as uvicorn's; they say nothing here.
     """
 
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def __init__(self, fields: Mapping[str, str | int] | None = None, **text_options: object) -> None:
         super().__init__(FIELDS, rename_fields=RENAMED, static_fields=dict(fields or {}))
+        self.converter = time.gmtime
 
 
 def log_as_told() -> None:

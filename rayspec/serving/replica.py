@@ -96,7 +96,7 @@ class Replica:
         # Ray sets a number of threads for its own workers
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         log = prepared_home() / "serving" / f"{version.name.replace('/', '-').replace(' ', '-')}-{port}.log"
-        said = {"version": version.name, "port": port}
+        said: dict[str, str | int] = {"version": version.name, "port": port}
         environment |= sglang_variables(version.log_format, log.with_suffix(".logging.json"), said, command)
         self.server = ServerProcess(
             command,

@@ -112,5 +112,5 @@ def test_ray_serve_prints_by_ours() -> None:
         "set_up_logs('json'); adopt_loggers(); logging.getLogger('ray.serve').info('connected')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (line,) = [text for text in done.stderr.splitlines() if "connected" in text]  # not what torch says of itself
+    (line,) = [text for text in done.stdout.splitlines() if "connected" in text]  # not what torch says of itself
     assert json.loads(line).items() >= {"logger": "ray.serve", "level": "INFO"}.items()
