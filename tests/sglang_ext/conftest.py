@@ -10,6 +10,7 @@ import torch
 from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids, running_engine
 from filelock import FileLock
 from fixture_models import TARGET, prompt_texts
+from toy import Toy, make_toy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -51,6 +52,11 @@ def _ask_plain_engine(prompts: list[Ids], long_prompt: Ids) -> Oracle:
             for prompt, stop in zip(prompts[:12], stop_tokens[:12], strict=True)
         ]
         return Oracle(answers, stop_tokens, stopped, generate(engine, [long_prompt], 24)[0]["output_ids"])
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy") / "target")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,12 @@ NEW_TOKENS = 27  # the first comes from the prompt's own pass, so that 26 follow
 PREFIX_TOKENS = 4
 MIN_P = 1e-3
 MIN_P_UNSEEDED = 1e-6  # other draws in every run
+FILTERS: dict[str, dict[str, Any]] = {
+    "top_k_and_top_p": {"top_k": 5, "top_p": 0.7},
+    "min_p": {"min_p": 0.12},
+    "all": {"temperature": 0.8, "top_k": 8, "top_p": 0.85, "min_p": 0.05},
+    "logit_bias": {"logit_bias": {"3": 1.5, "5": -1000.0, "9": -0.5}, "top_k": 6, "top_p": 0.9},
+}
 
 
 @dataclass(frozen=True)

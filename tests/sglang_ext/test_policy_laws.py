@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from engines import running_engine
 from faults import anticipate
-from laws import MIN_P_UNSEEDED, sample_laws
+from laws import FILTERS, MIN_P_UNSEEDED, sample_laws
 from policy_cases import NERVOUS, write_policy
-from test_laws import FILTERS
-from toy import DRAFT_STEPS, Toy, make_toy
+from toy import DRAFT_STEPS, Toy
 from volume import volume
 
 from sglang_ext.adapter.engine import policy_report
@@ -25,11 +24,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 STEP_MS = (10.0, 17.2, 22.0, 26.0)  # a draft is worth what it costs where 72% are accepted, as of this drafter's chain
 REQUESTS = volume(2_000, 240)  # of 26 speculated tokens each
 SETTINGS: dict[str, dict[str, Any]] = {"alone": {}, "all": FILTERS["all"]}
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy") / "target")
 
 
 @pytest.fixture(scope="module")
