@@ -33,7 +33,9 @@ RAY = {
 }  # fmt: skip
 
 
-STARTERS = ("running_engine", "server_process", "start_mlflow", "Runtime")  # what modules import that start processes
+# what starts processes: modules import it, or a test asks for it
+STARTERS = ("running_engine", "server_process", "start_mlflow", "Runtime")
+STARTED = {"oracle", "eagle3_chain"}
 
 
 class ByResource(LoadScopeScheduling):
@@ -59,7 +61,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     """What takes longest comes first, so that no worker is left with it at the end. What starts SGLang, a server or
     Ray is marked, since `make check` leaves it out."""
     for item in items:
-        if scope_of(item.nodeid) == "ray" or any(hasattr(item.module, name) for name in STARTERS):
+        if (
+            scope_of(item.nodeid) == "ray"
+            or any(hasattr(item.module, name) for name in STARTERS)
+            or STARTED & set(item.fixturenames)
+        ):
             item.add_marker("engine")
     items.sort(key=lambda item: (scope_of(item.nodeid) != "ray", "/sglang_ext/" not in item.nodeid))
 

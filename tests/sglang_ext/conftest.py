@@ -1,17 +1,25 @@
-"""The answers that speculative engines are held against, made once a session."""
+"""What several modules need, made once a session: the answers that speculative engines are held against, drafters, and
+an engine of the commonest shape."""
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids, running_engine
 from filelock import FileLock
-from fixture_models import TARGET, prompt_texts
+from fixture_models import DRAFTERS, TARGET, prompt_texts
+from last_hidden_cases import as_answers
 from toy import Toy, make_toy
+from trained_drafters import trained_drafters
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rayspec.training.frozen_target import FrozenTarget
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +60,27 @@ def _ask_plain_engine(prompts: list[Ids], long_prompt: Ids) -> Oracle:
             for prompt, stop in zip(prompts[:12], stop_tokens[:12], strict=True)
         ]
         return Oracle(answers, stop_tokens, stopped, generate(engine, [long_prompt], 24)[0]["output_ids"])
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> FrozenTarget:
+    return FrozenTarget.load(TARGET, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def drafters_of(
+    demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Path]]:
+    """The drafters of a family, made when they are first asked for."""
+    answers = as_answers(prompts, oracle.answers)
+    return cache(lambda family: trained_drafters(family, demo_target, answers, tmp_path_factory.mktemp(family)))
+
+
+@pytest.fixture(scope="session")
+def eagle3_chain() -> Iterator[Any]:
+    """An engine with a chain of four drafts. A test swaps in the drafter that it needs."""
+    with running_engine(DRAFTERS["full"], draft_steps=4, enable_custom_logit_processor=True) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

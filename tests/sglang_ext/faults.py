@@ -1,6 +1,7 @@
 """Changes of a running scheduler: a fault for the tests to find, and what CUDA graphs do to a prefill. They are planted
 by custom logit processors, the one way in which SGLang runs code of a request."""
 
+import functools
 from typing import Any
 
 import torch
@@ -30,14 +31,19 @@ class DrawFromShortlist(CustomLogitProcessor):
 
 
 class ReplayPrefills(CustomLogitProcessor):
-    """From now on no hook runs on a layer of the drafter in a prefill, as where SGLang replays the layers from a graph
-    (`PrefillCudaGraphRunner._execute_body_capture`)."""
+    """From now on (or, without `replays`, no longer) no hook runs on a layer of the drafter in a prefill, as where SGLang
+    replays the layers from a graph (`PrefillCudaGraphRunner._execute_body_capture`)."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         from sglang.srt.models.llama_eagle3 import LlamaModel
 
+        assert custom_param_list is not None
+        if not custom_param_list[0]["replays"]:
+            LlamaModel.forward = LlamaModel.forward.__wrapped__
+            return logits
         original = LlamaModel.forward
 
+        @functools.wraps(original)
         def forward(model: Any, input_ids: Tensor, positions: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Any:
             (layer,) = model.layers
             hooks = dict(layer._forward_pre_hooks)
@@ -107,8 +113,8 @@ def plant(engine: Any, shortlist: list[int]) -> None:
     _run_in(engine, DrawFromShortlist, shortlist=shortlist)
 
 
-def replay_prefills(engine: Any) -> None:
-    _run_in(engine, ReplayPrefills)
+def replay_prefills(engine: Any, replays: bool) -> None:
+    _run_in(engine, ReplayPrefills, replays=replays)
 
 
 def share_small_heads(engine: Any) -> None:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids
@@ -16,13 +16,10 @@ from sglang_ext.adapter.engine import step_times, swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 
 
-def check_greedy_identity(
-    engine: Any, drafter: Path, prompts: list[Ids], oracle: Oracle, *, is_first: bool
-) -> list[dict[str, Any]]:
+def check_greedy_identity(engine: Any, prompts: list[Ids], oracle: Oracle, *, is_first: bool) -> list[dict[str, Any]]:
     """Eight requests together (ragged acceptance, chunked prefill), then some one at a time on a warm prefix cache.
     Verification is what makes an engine lossless, whatever it is given to verify, so that the first drafter of an
     engine's shape meets all prompts, and the others fewer."""
-    swap_drafter(engine, str(drafter))
     together = generate(engine, prompts if is_first else prompts[: volume(NUM_PROMPTS, 24)])
     assert output_ids(together) == oracle.answers[: len(together)]
     cached, alone_prompts = 0, prompts[: volume(NUM_PROMPTS, 16) if is_first else volume(8, 4)]
@@ -50,78 +47,64 @@ def check_counts(answers: list[dict[str, Any]], draft_steps: int) -> None:
     assert len({answer["meta_info"]["spec_verify_ct"] for answer in answers}) > 1, "acceptance was to be ragged"
 
 
-class Lossless:
-    """The tests of every engine; its module has a fixture `engine` and inherits: class TestLossless(Lossless)."""
+def check_stops(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    """Also inside of a block of accepted drafts."""
+    for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
+        answer = generate(engine, [prompt], stop_token_ids=[stop])[0]
+        assert answer["output_ids"] == expected
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
 
-    drafter: ClassVar[str | None] = None  # of the module's fixture `drafters`; None for what the engine began with
-    is_pruned: ClassVar[bool] = False  # whether it verifies less than it was asked to
 
-    @pytest.fixture(scope="class", autouse=True)
-    def drafter_folder(self, request: pytest.FixtureRequest, engine: Any) -> str:
-        """What the engine drafts with in these tests, whatever the tests before them swapped in."""
-        folder = engine.server_args.speculative_draft_model_path
-        if self.drafter is not None:
-            folder = str(request.getfixturevalue("drafters")[self.drafter])
-        swap_drafter(engine, folder)
-        return folder
+def check_streaming(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
+    for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):
+        chunks = list(engine.generate(input_ids=prompt, sampling_params=sampling, stream=True))
+        assert len(chunks) > 1
+        texts = [chunk["text"] for chunk in chunks]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert texts[-1] == engine.tokenizer_manager.tokenizer.decode(expected, skip_special_tokens=True)
 
-    def test_stop_inside_of_a_block(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-        for prompt, stop, expected in zip(prompts, oracle.stop_tokens, oracle.stopped, strict=False):
-            answer = generate(engine, [prompt], stop_token_ids=[stop])[0]
-            assert answer["output_ids"] == expected
-            assert answer["meta_info"]["finish_reason"]["type"] == "stop"
 
-    def test_streaming(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-        sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
-        for prompt, expected in zip(prompts[:4], oracle.answers, strict=False):
-            chunks = list(engine.generate(input_ids=prompt, sampling_params=sampling, stream=True))
-            assert len(chunks) > 1
-            texts = [chunk["text"] for chunk in chunks]
-            assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-            assert texts[-1] == engine.tokenizer_manager.tokenizer.decode(expected, skip_special_tokens=True)
+def check_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle) -> None:
+    assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
+    assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
 
-    def test_long_and_one_token_prompts(
-        self, engine: Any, long_prompt: Ids, prompts: list[Ids], oracle: Oracle
-    ) -> None:
-        assert generate(engine, [long_prompt], 24)[0]["output_ids"] == oracle.long_answer
-        assert len(generate(engine, [prompts[0][:1]], 8)[0]["output_ids"]) == 8
 
-    def test_sampling_path(self, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-        """The sampled verification with all mass on the best token must walk the greedy path."""
-        answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
-        assert output_ids(answers) == oracle.answers[:16]
+def check_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
+    """The sampled verification with all mass on the best token must walk the greedy path."""
+    answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
+    assert output_ids(answers) == oracle.answers[:16]
 
-    @pytest.mark.parametrize(
-        "sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"]
-    )
-    def test_a_grammar_holds_in_drafted_tokens(self, engine: Any, prompts: list[Ids], sampling: dict[str, Any]) -> None:
-        for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
-            assert re.fullmatch("(ab|c)+a?", answer["text"])
 
-    def test_step_clock_splits_the_step(self, engine: Any, drafter_folder: str, prompts: list[Ids]) -> None:
-        """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it
-        verifies."""
-        before = step_times(engine)
-        start = time.perf_counter()
-        answers = generate(engine, prompts[:4])
-        wall_s = time.perf_counter() - start
-        after = step_times(engine)
-        assert before is not None, "no accelerator here, so the clock runs"
-        assert after is not None
-        spent = after - before
-        assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
-        assert 0 < spent.head_s < spent.draft_s
-        assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
-        assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
-        most = engine.server_args.speculative_num_draft_tokens * spent.requests
-        head = load_drafter(drafter_folder)[0].lm_head
-        assert spent.scoring_rows
-        mean = spent.scored_tokens / spent.scoring_rows
-        if head.kind in ("full", "slimspec"):
-            assert mean == head.at(0).config.vocab_size
-        else:
-            assert head.fewest_candidates(engine.server_args.speculative_num_steps) <= mean
-        assert spent.requests <= spent.verified_tokens < most if self.is_pruned else spent.verified_tokens == most
+def check_grammar(engine: Any, prompts: list[Ids], sampling: Mapping[str, Any]) -> None:
+    for answer in generate(engine, prompts[:8], 24, regex=r"(ab|c){40}", **sampling):
+        assert re.fullmatch("(ab|c)+a?", answer["text"])
+
+
+def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_pruned: bool) -> None:
+    """The parts that the engine clocks are parts of the wall time, and of each other; and it counts what it verifies,
+    which is less than it was asked to where a tree `is_pruned`."""
+    before = step_times(engine)
+    start = time.perf_counter()
+    answers = generate(engine, prompts[:4])
+    wall_s = time.perf_counter() - start
+    after = step_times(engine)
+    assert before is not None, "no accelerator here, so the clock runs"
+    assert after is not None
+    spent = after - before
+    assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
+    assert 0 < spent.head_s < spent.draft_s
+    assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
+    assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
+    most = engine.server_args.speculative_num_draft_tokens * spent.requests
+    head = load_drafter(drafter)[0].lm_head
+    assert spent.scoring_rows
+    mean = spent.scored_tokens / spent.scoring_rows
+    if head.kind in ("full", "slimspec"):
+        assert mean == head.at(0).config.vocab_size
+    else:
+        assert head.fewest_candidates(engine.server_args.speculative_num_steps) <= mean
+    assert spent.requests <= spent.verified_tokens < most if is_pruned else spent.verified_tokens == most
 
 
 def check_swap_and_its_refusals(

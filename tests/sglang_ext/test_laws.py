@@ -26,6 +26,9 @@ from volume import IS_FULL, volume
 from sglang_ext.adapter.engine import swap_drafter
 
 
+DraftersOf = Callable[[str], dict[str, Path]]
+
+
 @dataclass(frozen=True)
 class Engine:
     """The first of `laws` is what it starts with, and what is sampled most in `make test`."""
@@ -88,26 +91,26 @@ def met(drafters: Callable[[Engine], Sequence[str]], *only: str) -> pytest.MarkD
 
 
 @pytest.fixture(scope="module")
-def drafters_of(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
+def toy_drafters_of(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> DraftersOf:
     return cache(lambda family: toy_drafters(toy, family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, toy: Toy, drafters_of: Callable[[str], dict[str, Path]]) -> Iterator[Any]:
+def engine(request: pytest.FixtureRequest, toy: Toy, toy_drafters_of: DraftersOf) -> Iterator[Any]:
     asked = ENGINES[request.param]
-    drafter = None if asked.family == "plain" else drafters_of(asked.family)[asked.laws[0]]
+    drafter = None if asked.family == "plain" else toy_drafters_of(asked.family)[asked.laws[0]]
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128} | asked.shape
     with running_engine(drafter, skip_tokenizer_init=True, **options) as engine:
         yield engine
 
 
 @pytest.fixture
-def drafter(request: pytest.FixtureRequest, engine: Any, drafters_of: Callable[[str], dict[str, Path]]) -> Path | None:
+def drafter(request: pytest.FixtureRequest, engine: Any, toy_drafters_of: DraftersOf) -> Path | None:
     """What the engine drafts with in a test, whatever the tests before it swapped in."""
     family = ENGINES[request.node.callspec.params["engine"]].family
     if family == "plain":
         return None
-    folder = drafters_of(family)[request.param]
+    folder = toy_drafters_of(family)[request.param]
     swap_drafter(engine, str(folder))
     return folder
 
@@ -204,7 +207,7 @@ def test_what_followed_a_prompt_before_is_forgotten(engine: Any, drafter: Path) 
 
 @met(lambda engine: ["dynaspec_request"], "eagle3_tree")
 def test_what_a_request_drafts_does_not_depend_on_its_batch_but_on_its_beam(
-    engine: Any, drafter: Path, drafters_of: Callable[[str], dict[str, Path]]
+    engine: Any, drafter: Path, toy_drafters_of: DraftersOf
 ) -> None:
     """Of a head whose rows of a request share what they have chosen, by the number of accepted drafts. A union over the
     batch, and each row its own clusters, are the controls."""
@@ -221,7 +224,7 @@ def test_what_a_request_drafts_does_not_depend_on_its_batch_but_on_its_beam(
 
     together, alone = {}, {}
     for head in ("dynaspec_request", "dynaspec_union", "dynaspec"):
-        swap_drafter(engine, str(drafters_of("eagle3")[head]))
+        swap_drafter(engine, str(toy_drafters_of("eagle3")[head]))
         together[head], alone[head] = answers(*prompts), [answers(prompt)[0] for prompt in prompts]
     assert together["dynaspec_request"] == alone["dynaspec_request"]
     assert alone["dynaspec_request"] == alone["dynaspec_union"], "a union over one request is the same"

@@ -5,17 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from eagle_cases import trained_eagle
 from engines import NEW_TOKENS, Ids, Oracle, generate, output_ids, running_engine
 from faults import switch_at_random
-from fixture_models import DRAFTERS, TARGET, drafter_folder
-from independent_cases import save_with_heads, trained_drafter
-from last_hidden_cases import as_answers
+from fixture_models import DRAFTERS, drafter_folder
 from policy_cases import ALWAYS, write_policy
 from volume import volume
 
-from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.adapter.engine import policy_report, swap_drafter
 
 STEPS = 3
@@ -35,23 +30,10 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def independent(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
-    drafter = trained_drafter(target, answers, {}, steps=30, batch_size=16)
-    folder = tmp_path_factory.mktemp("independent")
-    return save_with_heads(folder, drafter, target, {"independent": {"kind": "full"}}, {})["independent"]
-
-
-@pytest.fixture(scope="module")
-def eagle(prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target, answers = FrozenTarget.load(TARGET, torch.float32), as_answers(prompts, oracle.answers)
-    drafter = trained_eagle(target, answers, steps=30, batch_size=16)
-    return save_with_heads(tmp_path_factory.mktemp("eagle"), drafter, target, {"eagle": {"kind": "full"}}, {})["eagle"]
-
-
 def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(name) if name in ("independent", "eagle") else drafter_folder(name)
+    if name in ("independent", "eagle"):
+        return request.getfixturevalue("drafters_of")(name)["full"]
+    return drafter_folder(name)
 
 
 QUICK = "eagle3_chain"

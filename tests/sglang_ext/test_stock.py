@@ -1,7 +1,9 @@
-"""An exported drafter under SGLang's own model class: nothing of rayspec but the CPU platform, and the same answers."""
+"""Exported drafters under SGLang's own model class, head and draft loop: nothing of rayspec but the CPU platform, the
+same answers, and for EAGLE's the same drafts as under ours."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from engines import Ids, Oracle, generate, output_ids, running_engine
 from fixture_models import DRAFTERS, VOCABULARY
 from lossless import check_counts
 
+from rayspec.export import ExportConfig, prepare, write
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads import head_from_target
@@ -31,19 +34,37 @@ def export(kind: str, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.fixture(scope="module", params=["truncated", "slimspec"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("stock") / request.param
-    export(request.param, folder)
+@contextmanager
+def stock_engine(folder: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "")
         with running_engine(folder, draft_steps=STEPS) as engine:
             yield engine
 
 
-def test_stock_sglang_serves_it_token_for_token(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
-    answers = generate(engine, prompts)
+@pytest.mark.parametrize("kind", ["truncated", "slimspec"])
+def test_stock_sglang_serves_it_token_for_token(kind: str, prompts: list[Ids], oracle: Oracle, tmp_path: Path) -> None:
+    export(kind, tmp_path)
+    with stock_engine(tmp_path) as engine:
+        answers = generate(engine, prompts)
+        with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLMEagle3"):
+            swap_drafter(engine, str(DRAFTERS["full"]))
     assert output_ids(answers) == oracle.answers
     check_counts(answers, STEPS)  # drafts are accepted, so the id map is right
-    with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLMEagle3"):
-        swap_drafter(engine, str(DRAFTERS["full"]))
+
+
+def test_stock_sglang_drafts_what_ours_does(
+    drafters_of: Callable[[str], dict[str, Path]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+) -> None:
+    """An EAGLE drafter as `rayspec export` writes it."""
+    folder = drafters_of("eagle")["to_export"]
+    (found,) = prepare(ExportConfig(drafters=[str(folder)], output_dir=str(tmp_path)))
+    write(found)
+    with stock_engine(found.folder) as engine:
+        stock = generate(engine, prompts)
+    with running_engine(folder, draft_steps=STEPS) as engine:
+        ours = generate(engine, prompts)
+    assert output_ids(stock) == output_ids(ours) == oracle.answers
+    check_counts(stock, STEPS)
+    for count in ("spec_verify_ct", "spec_num_correct_drafts"):
+        assert [a["meta_info"][count] for a in ours] == [a["meta_info"][count] for a in stock]

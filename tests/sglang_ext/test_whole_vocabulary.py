@@ -1,12 +1,11 @@
 """A reduced head that is given the whole vocabulary drafts what the full head drafts, token for token, in SGLang."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, output_ids
 from fixture_models import DRAFTERS, VOCABULARY
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -31,14 +30,9 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
-    with running_engine(DRAFTERS["full"], draft_steps=4) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def full_counts(engine: Any, prompts: list[Ids]) -> list[tuple[int, int]]:
-    return counts(generate(engine, prompts[:24]))
+def full_counts(eagle3_chain: Any, prompts: list[Ids]) -> list[tuple[int, int]]:
+    swap_drafter(eagle3_chain, str(DRAFTERS["full"]))
+    return counts(generate(eagle3_chain, prompts[:24]))
 
 
 def counts(answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -47,7 +41,7 @@ def counts(answers: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_whole_vocabulary_is_the_full_head(
-    engine: Any, kind: str, full_counts: list[tuple[int, int]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+    eagle3_chain: Any, kind: str, full_counts: list[tuple[int, int]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
 ) -> None:
     drafter, info = load_drafter(DRAFTERS["full"])
     assert info.target is not None
@@ -57,7 +51,7 @@ def test_the_whole_vocabulary_is_the_full_head(
     }  # token 0, the stop token, is pinned
     drafter.lm_head = head_from_target(SPECS[kind], drafter.lm_head.weight.data, maps)
     save_drafter(tmp_path / kind, drafter, info.target, share_with=DRAFTERS["full"])
-    swap_drafter(engine, str(tmp_path / kind))
-    answers = generate(engine, prompts[:24])
+    swap_drafter(eagle3_chain, str(tmp_path / kind))
+    answers = generate(eagle3_chain, prompts[:24])
     assert output_ids(answers) == oracle.answers[:24]
     assert counts(answers) == full_counts

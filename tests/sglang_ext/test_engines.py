@@ -1,0 +1,285 @@
+"""Real engines of every family, tree and head: token-identical to plain decoding, and live swap.
+
+`ENGINES` says what is met. `make test` leaves out the engines whose tree and worker others show (`is_slow`), and gives
+all prompts to the first drafter of each.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import Ids, Oracle, generate, output_ids, running_engine
+from fixture_models import DRAFTERS
+from independent_cases import as_hugging_face
+from last_hidden_cases import DEMO, as_answers
+from lossless import (
+    check_counts,
+    check_grammar,
+    check_greedy_identity,
+    check_long_and_one_token_prompts,
+    check_sampling_path,
+    check_step_clock,
+    check_stops,
+    check_streaming,
+    check_swap_and_its_refusals,
+    with_weights_of,
+)
+from trained_drafters import EAGLE3_NODES, EAGLE3_TREES, FEATURE_HEADS, SPECFORMER_POSITIONS
+from volume import volume
+
+from rayspec.training.acceptance import verify_steps
+from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.drafters import family
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.trees.static import StaticTree
+
+DraftersOf = Callable[[str], dict[str, Path]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The first of `drafters` is what it starts with; `lossless` are those that meet everything that must hold."""
+
+    family: str
+    drafters: Sequence[str]
+    lossless: Sequence[str] = ()
+    shape: dict[str, Any] = field(default_factory=dict)
+    draft_steps: int = 3
+    is_slow: bool = False
+
+
+TREE = {"topk": 4, "num_draft_tokens": EAGLE3_NODES}
+SLIM = {"topk": 8, "num_draft_tokens": 20}
+EAGLE = [*FEATURE_HEADS, "pruned"]
+ENGINES: dict[str, Engine] = {
+    "eagle3_chain": Engine("eagle3", [*DRAFTERS], ["full"], draft_steps=4),
+    "eagle3_tree": Engine("eagle3", [*EAGLE3_TREES, "eagle2", *DRAFTERS], ["full", "s"], TREE, draft_steps=4),
+    # no draft decode pass exists, the one draft comes from the extend after verification
+    "eagle3_one_step": Engine("eagle3", ["slimspec"], draft_steps=1),
+    "eagle_chain": Engine("eagle", EAGLE, ["truncated"]),
+    "eagle_tree": Engine("eagle", EAGLE, ["truncated"], TREE, is_slow=True),
+    "independent_chain": Engine("independent", [*FEATURE_HEADS], ["truncated"]),
+    "independent_tree": Engine("independent", [*FEATURE_HEADS], ["truncated"], TREE, is_slow=True),
+    "last_hidden_chain": Engine("last_hidden", [*DEMO], ["hydra"]),  # BPD for Medusa's
+    "last_hidden_tree": Engine("last_hidden", ["hydra", *DEMO, "slim", "slim_zero"], ["hydra"], TREE),
+    "last_hidden_slim": Engine("last_hidden", ["slim", "slim_zero", *DEMO], ["hydra"], SLIM, is_slow=True),
+    # which drafts fewer than it was made for
+    "specformer_chain": Engine("specformer", ["specformer", "truncated", "routed"], ["specformer"]),
+}
+
+
+def met(drafters: Callable[[Engine], Sequence[str]], *only: str) -> pytest.MarkDecorator:
+    """Every engine (or `only` these) with these drafters of it."""
+    cases = [
+        pytest.param(name, drafter, marks=pytest.mark.slow if engine.is_slow else (), id=f"{name}-{drafter}")
+        for name, engine in ENGINES.items()
+        for drafter in dict.fromkeys(drafters(engine))
+        if not only or name in only
+    ]
+    return pytest.mark.parametrize(("engine", "drafter"), cases, indirect=True)
+
+
+lossless = met(lambda engine: engine.lossless)
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, drafters_of: DraftersOf) -> Iterator[Any]:
+    asked = ENGINES[request.param]
+    if request.param == "eagle3_chain":
+        yield request.getfixturevalue("eagle3_chain")
+        return
+    drafter = drafters_of(asked.family)[asked.drafters[0]]
+    with running_engine(drafter, draft_steps=asked.draft_steps, **asked.shape) as engine:
+        yield engine
+
+
+@pytest.fixture
+def asked(request: pytest.FixtureRequest) -> Engine:
+    return ENGINES[request.node.callspec.params["engine"]]
+
+
+@pytest.fixture
+def drafters(asked: Engine, drafters_of: DraftersOf) -> dict[str, Path]:
+    return drafters_of(asked.family)
+
+
+@pytest.fixture
+def drafter(request: pytest.FixtureRequest, engine: Any, drafters: dict[str, Path]) -> Path:
+    """What the engine drafts with in a test, whatever the tests before it swapped in."""
+    swap_drafter(engine, str(drafters[request.param]))
+    return drafters[request.param]
+
+
+@met(lambda engine: engine.drafters)
+def test_greedy_identity(
+    request: pytest.FixtureRequest, engine: Any, drafter: Path, asked: Engine, prompts: list[Ids], oracle: Oracle
+) -> None:
+    name = request.node.callspec.params["drafter"]
+    answers = check_greedy_identity(engine, prompts, oracle, is_first=name == asked.drafters[0])
+    if "routed" not in name:  # by a router that knows nothing
+        check_counts(answers, asked.draft_steps)
+
+
+@lossless
+def test_stop_inside_of_a_block(engine: Any, drafter: Path, prompts: list[Ids], oracle: Oracle) -> None:
+    check_stops(engine, prompts, oracle)
+
+
+@lossless
+def test_streaming(engine: Any, drafter: Path, prompts: list[Ids], oracle: Oracle) -> None:
+    check_streaming(engine, prompts, oracle)
+
+
+@lossless
+def test_long_and_one_token_prompts(
+    engine: Any, drafter: Path, long_prompt: Ids, prompts: list[Ids], oracle: Oracle
+) -> None:
+    check_long_and_one_token_prompts(engine, long_prompt, prompts, oracle)
+
+
+@lossless
+def test_sampling_path(engine: Any, drafter: Path, prompts: list[Ids], oracle: Oracle) -> None:
+    check_sampling_path(engine, prompts, oracle)
+
+
+@lossless
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.95}], ids=["greedy", "sampled"])
+def test_a_grammar_holds_in_drafted_tokens(
+    engine: Any, drafter: Path, prompts: list[Ids], sampling: dict[str, Any]
+) -> None:
+    check_grammar(engine, prompts, sampling)
+
+
+@lossless
+def test_step_clock_splits_the_step(
+    request: pytest.FixtureRequest, engine: Any, drafter: Path, prompts: list[Ids]
+) -> None:
+    check_step_clock(engine, drafter, prompts, is_pruned=request.node.callspec.params["drafter"] == "s")
+
+
+# by family: what is swapped for what; (message, drafter, whose weights its folder holds); (message, drafter) of others
+SWAPS: dict[str, tuple[str, str, tuple[str, str, str], Mapping[str, str]]] = {
+    "eagle3": ("full", "slimspec", (r"missing lm_head\.up", "slimspec", "full"), {}),
+    "eagle": ("full", "routed", (r"missing lm_head\.up", "slimspec", "full"), {}),
+    "independent": ("full", "routed", (r"missing lm_head\.weight", "full", "slimspec"), {}),
+    "last_hidden": ("medusa", "hydra", (r"missing lm_head\.0\.down", "hydra", "medusa_truncated"), {}),
+    "specformer": (
+        *("specformer", "truncated", (r"missing lm_head\.down", "specformer", "truncated")),
+        {r"its body .* differs": "causal"},
+    ),
+}
+
+
+@met(lambda engine: [SWAPS[engine.family][0]], *(name for name in ENGINES if name != "eagle3_one_step"))
+def test_swap_and_its_refusals(
+    engine: Any,
+    drafter: Path,
+    asked: Engine,
+    drafters: dict[str, Path],
+    tmp_path: Path,
+    prompts: list[Ids],
+    oracle: Oracle,
+) -> None:
+    first, other, (missing, broken, weights), more = SWAPS[asked.family]
+    faulty = {missing: with_weights_of(drafters[broken], drafters[weights], tmp_path / "faulty")}
+    faulty |= {message: drafters[name] for message, name in more.items()}
+    if asked.family != "eagle3":
+        faulty["a drafter of kind eagle3 needs another worker"] = DRAFTERS["full"]
+    check_swap_and_its_refusals(engine, drafters, first, other, faulty, prompts, oracle)
+
+
+@met(lambda engine: ["full", "truncated"], "eagle_chain")
+def test_the_engine_accepts_what_training_says(
+    engine: Any, drafter: Path, asked: Engine, demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle
+) -> None:
+    """Each request takes as many verify steps as teacher forcing over its answer says: features, embeddings, positions
+    and cache are training's."""
+    found = [a["meta_info"]["spec_verify_ct"] for a in generate(engine, prompts)]
+    answers, sizes = as_answers(prompts, oracle.answers), {"batch_size": 16, "chunk_rows": 256}
+    assert found == verify_steps(load_drafter(drafter)[0], demo_target, answers, num_steps=asked.draft_steps, **sizes)
+
+
+@met(lambda engine: ["full"], "independent_chain")
+def test_stock_sglang_drafts_what_ours_does(
+    engine: Any, drafter: Path, asked: Engine, prompts: list[Ids], oracle: Oracle, tmp_path: Path
+) -> None:
+    """The same weights as an ordinary language model, under SGLang's own model, head and draft loop."""
+    as_hugging_face(load_drafter(drafter)[0]).save_pretrained(tmp_path / "llama")
+    with running_engine(tmp_path / "llama", draft_steps=asked.draft_steps) as other:
+        stock = generate(other, prompts)
+        with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLM"):
+            swap_drafter(other, str(drafter))
+    ours = generate(engine, prompts)
+    assert output_ids(stock) == output_ids(ours) == oracle.answers
+    check_counts(stock, asked.draft_steps)
+    for count in ("spec_verify_ct", "spec_num_correct_drafts"):
+        assert [a["meta_info"][count] for a in ours] == [a["meta_info"][count] for a in stock]
+
+
+@met(lambda engine: ["specformer"], "specformer_chain")
+def test_the_cache_holds_what_recomputing_gives(
+    engine: Any, drafter: Path, asked: Engine, demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle
+) -> None:
+    """Every draft is that of the whole context without a cache, after any number of rejected tokens and with a prefix
+    of another request's: as many verify steps, as many accepted drafts."""
+    steps_K = asked.draft_steps
+    assert steps_K < SPECFORMER_POSITIONS
+    module, _ = load_drafter(drafter)
+    for prompt, answer in zip(prompts[:12], oracle.answers, strict=False):
+        ids = torch.tensor([prompt + answer])
+        with torch.no_grad():
+            slots_TKH = module.begin(family("specformer").training.carried(module, demo_target, ids)[0][0], steps_K)
+            drafts_TK = torch.stack([module.lm_head.best(slots_TKH[:, i], i)[:, 0] for i in range(steps_K)], dim=1)
+        place, steps, accepted = len(prompt), 0, 0  # the root, which the prompt's own pass has named
+        while place < ids.shape[1] - 1:
+            right = 0
+            while (
+                right < steps_K
+                and place + right + 1 < ids.shape[1]
+                and (int(drafts_TK[place - 1, right]) == int(ids[0, place + right + 1]))
+            ):
+                right += 1
+            place, steps, accepted = place + 1 + right, steps + 1, accepted + right
+        info = generate(engine, [prompt])[0]["meta_info"]
+        assert info["spec_verify_ct"] == steps
+        assert 0 <= info["spec_num_correct_drafts"] - accepted <= steps_K  # the last block may go past the known answer
+
+
+def steps_of(engine: Any, drafter: Path, prompts: list[Ids]) -> list[tuple[list[int], list[int]]]:
+    """(tokens, how often 0, 1, .. drafts were accepted) of each prompt."""
+    swap_drafter(engine, str(drafter))
+    answers = generate(engine, prompts)
+    return [(a["output_ids"], a["meta_info"]["spec_correct_drafts_histogram"]) for a in answers]
+
+
+@met(lambda engine: ["full"], "eagle3_tree")
+def test_without_correlation_it_is_eagle2_and_a_swap_changes_the_tree(
+    engine: Any, drafter: Path, drafters: dict[str, Path], prompts: list[Ids]
+) -> None:
+    some = prompts[: volume(56, 24)]
+    found = {name: steps_of(engine, drafters[name], some) for name in ("full", "eagle2", "s", "zero")}
+    again = steps_of(engine, drafter, some)
+    assert found["full"] == found["eagle2"] == again
+    assert found["full"] != found["s"] != found["zero"]
+
+
+@met(lambda engine: ["s"], "eagle3_tree")
+def test_a_tree_that_does_not_fit_is_refused_and_changes_nothing(
+    engine: Any, drafter: Path, drafters: dict[str, Path], tmp_path: Path, prompts: list[Ids]
+) -> None:
+    before = steps_of(engine, drafter, prompts[:16])
+    module, info = load_drafter(drafters["eagle2"])
+    assert info.target is not None
+    save_drafter(tmp_path / "faulty", module, info.target, share_with=DRAFTERS["full"])
+    config = json.loads((tmp_path / "faulty" / "config.json").read_text())
+    config["draft_tree"] = StaticTree([[0], [1]]).spec()
+    (tmp_path / "faulty" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"draft_tree\.kind 'static' does not fit a drafter of kind eagle3"):
+        swap_drafter(engine, str(tmp_path / "faulty"))
+    after = [(a["output_ids"], a["meta_info"]["spec_correct_drafts_histogram"]) for a in generate(engine, prompts[:16])]
+    assert after == before
