@@ -25,7 +25,6 @@ from volume import IS_FULL, volume
 
 from sglang_ext.adapter.engine import swap_drafter
 
-
 DraftersOf = Callable[[str], dict[str, Path]]
 
 
