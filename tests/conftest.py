@@ -61,11 +61,8 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     """What takes longest comes first, so that no worker is left with it at the end. What starts SGLang, a server or
     Ray is marked, since `make check` leaves it out."""
     for item in items:
-        if (
-            scope_of(item.nodeid) == "ray"
-            or any(hasattr(item.module, name) for name in STARTERS)
-            or STARTED & set(item.fixturenames)
-        ):
+        starts = STARTED & set(item.fixturenames) or any(hasattr(item.module, name) for name in STARTERS)
+        if starts or scope_of(item.nodeid) == "ray":
             item.add_marker("engine")
     items.sort(key=lambda item: (scope_of(item.nodeid) != "ray", "/sglang_ext/" not in item.nodeid))
 

@@ -31,8 +31,8 @@ class DrawFromShortlist(CustomLogitProcessor):
 
 
 class ReplayPrefills(CustomLogitProcessor):
-    """From now on (or, without `replays`, no longer) no hook runs on a layer of the drafter in a prefill, as where SGLang
-    replays the layers from a graph (`PrefillCudaGraphRunner._execute_body_capture`)."""
+    """With `replays`, and until it is asked for without, no hook runs on a layer of the drafter in a prefill, as where
+    SGLang replays the layers from a graph (`PrefillCudaGraphRunner._execute_body_capture`)."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         from sglang.srt.models.llama_eagle3 import LlamaModel

@@ -1,5 +1,5 @@
-"""Drafters of the demo target, of every family that the engine tests meet. EAGLE-3's ship with the tests, the others are
-trained for seconds on the very answers that they are to draft."""
+"""Drafters of the demo target, of every family that the engine tests meet. EAGLE-3's ship with the tests, the others
+are trained for seconds on the very answers that they are to draft."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
