@@ -25,11 +25,9 @@ from rayspec.training.frozen_target import FrozenTarget
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
-    "answers", "calibrate", "calibration_counts", "disasters", "faults", "gate_engine", "last_error", "lifeline",
-    "local_ray", "nodes", "other_load", "placement", "prepare", "ray_job", "remote_journal", "report_job",
-    "runtime", "search", "served", "smollm2", "sweep", "sweep_trace", "sweep_traffic", "tracking_server", "train",
-    "train_workers",
-    "your_model_killed",
+    "calibrate", "disasters", "faults", "gate_engine", "lifeline", "local_ray", "nodes", "other_load", "prepare",
+    "ray_job", "remote_journal", "runtime", "search", "served", "smollm2", "sweep", "sweep_trace", "tracking_server",
+    "train", "train_workers", "your_model_killed",
 }  # fmt: skip
 
 

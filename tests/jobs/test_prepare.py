@@ -39,6 +39,7 @@ def schedulers() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_two_engines_one_of_which_dies_make_what_any_engine_makes(
     tiny_target: FrozenTarget, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +94,7 @@ class Job:
         return {f.name: f.stat().st_mtime_ns for f in self.work.glob(pattern)}
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_shard_it_goes_on_and_makes_nothing_twice(
     tiny_target_folder: Path, text_folder: Path, tmp_path: Path
 ) -> None:

@@ -1,35 +1,25 @@
-"""The report job from the command line, on stores that hold nothing or cannot be reached."""
+"""The command `rayspec report` on stores that hold nothing or cannot be reached."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-def report(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
-    return subprocess.run(
-        [sys.executable, "jobs/report.py", *arguments],
-        cwd=ROOT,
-        env=environment | {"RAYSPEC_HOME": str(home), **variables},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+from hostile import ask
 
 
-def test_a_store_without_sweeps(tmp_path: Path) -> None:
-    run = report(tmp_path)
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: no run in sqlite:///")
-    assert "sweeps there, newest first: none" in run.stderr
-    assert "rayspec sweep makes a sweep" in run.stderr
-    assert "Traceback" not in run.stderr
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path))
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")  # also what the command itself sets is taken back
+        monkeypatch.delenv(name)
+
+
+def test_a_store_without_sweeps() -> None:
+    answer = ask("report")
+    assert answer.is_refusal, answer
+    assert answer.err.startswith("error: no run in sqlite:///")
+    assert "sweeps there, newest first: none" in answer.err
+    assert "rayspec sweep makes a sweep" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -40,17 +30,17 @@ def test_a_store_without_sweeps(tmp_path: Path) -> None:
     ],
     ids=["server", "database"],
 )
-def test_a_store_that_does_not_answer(tmp_path: Path, uri: str, shown: str) -> None:
-    run = report(tmp_path, MLFLOW_TRACKING_URI=uri)
-    assert run.returncode == 2
-    assert "error: MLflow at " in run.stderr
-    assert shown in run.stderr
-    assert "Check MLFLOW_TRACKING_URI" in run.stderr
-    assert not any(secret in run.stderr + run.stdout for secret in ("correct-horse", "correct%2Dhorse"))
-    assert "Traceback" not in run.stderr
+def test_a_store_that_does_not_answer(uri: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    answer = ask("report")
+    assert answer.is_refusal, answer
+    assert "error: MLflow at " in answer.err
+    assert shown in answer.err
+    assert "Check MLFLOW_TRACKING_URI" in answer.err
+    assert not any(secret in answer.err + answer.out for secret in ("correct-horse", "correct%2Dhorse"))
 
 
-def test_options_of_the_promotion_need_it(tmp_path: Path) -> None:
-    run = report(tmp_path, "--force")
-    assert run.returncode == 2
-    assert "--model, --traffic and --force belong to --promote" in run.stderr
+def test_options_of_the_promotion_need_it() -> None:
+    answer = ask("report", "--force")
+    assert answer.is_refusal, answer
+    assert "--model, --traffic and --force belong to --promote" in answer.err

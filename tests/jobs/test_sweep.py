@@ -1,17 +1,24 @@
-"""The sweep job from the command line: real Ray, real SGLang on the tests' models, a real MLflow store."""
+"""The sweep job from the command line: real Ray, real SGLang on the tests' models, a real MLflow store.
+
+One sweep of conversations of two turns, closed and open loop, that measures until its intervals are narrow or the
+passes are spent.
+"""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import psutil
 import pytest
 import torch
-from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting, sweep_settings
+from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting, prompt_texts, sweep_settings
+from hostile import ask
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
@@ -23,6 +30,9 @@ from sglang_ext.drafters.checkpoint import save_drafter
 
 ROOT = Path(__file__).parents[2]
 SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
+
+
+PASSES, CONVERSATIONS = 2, 4
 
 
 def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,13 +48,21 @@ def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str
     )
 
 
-def test_plan_prints_the_trials_and_leaves_nothing(tmp_path: Path) -> None:
-    run = sweep(tmp_path / "home", "--plan", "concurrency=[1,8]", *SMALL)
-    assert run.returncode == 0, run.stderr
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Of commands that this process runs."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path / "home"
+
+
+def test_plan_prints_the_trials_and_leaves_nothing(home: Path) -> None:
+    answer = ask("sweep", "--plan", "concurrency=[1,8]", *SMALL)
+    assert answer.code == 0, answer
     for trial in ("plain-c1", "plain-c8", "full-s4-c1", "slimspec-r32-s4-c8"):
-        assert f"| {trial} " in run.stdout
-    assert "6 trials" in run.stdout
-    assert not (tmp_path / "home").exists()
+        assert f"| {trial} " in answer.out
+    assert "6 trials" in answer.out
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(
@@ -56,20 +74,19 @@ def test_plan_prints_the_trials_and_leaves_nothing(tmp_path: Path) -> None:
         ("target=/nowhere/target", "error: target is '/nowhere/target'"),
     ],
 )
-def test_a_config_that_cannot_run_ends_at_once(tmp_path: Path, argument: str, message: str) -> None:
-    run = sweep(tmp_path / "home", *sweep_settings(4), argument)
-    assert run.returncode == 2
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
-    assert not (tmp_path / "home").exists()
+def test_a_config_that_cannot_run_ends_at_once(home: Path, argument: str, message: str) -> None:
+    answer = ask("sweep", *sweep_settings(4), argument)
+    assert answer.is_refusal, answer
+    assert message in answer.err
+    assert not home.exists()
 
 
-def test_a_store_that_does_not_answer_leaves_no_sweep(tmp_path: Path) -> None:
-    run = sweep(tmp_path / "home", *SMALL, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert run.returncode == 2
-    assert "error: MLflow at http://127.0.0.1:9 does not answer" in run.stderr
-    assert "Traceback" not in run.stderr
-    assert not (tmp_path / "home" / "sweeps").exists()
+def test_a_store_that_does_not_answer_leaves_no_sweep(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    answer = ask("sweep", *SMALL)
+    assert answer.is_refusal, answer
+    assert "error: MLflow at http://127.0.0.1:9 does not answer" in answer.err
+    assert not (home / "sweeps").exists()
 
 
 class Sweep:
@@ -111,57 +128,93 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     config["rayspec"]["target"]["tokenizer_sha256"] = "0" * 64
     (foreign / "config.json").write_text(json.dumps(config))
     medusa = new_medusa(folder / "medusa")
+    records = [
+        {"id": i, "category": "ab"[i % 2], "turns": [text, f"def volume_{i}(depth):\n"]}
+        for i, text in enumerate(prompt_texts(CONVERSATIONS))
+    ]
+    (folder / "two.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     process = sweep(
         folder / "home",
-        *SMALL,
-        drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"], broken, foreign, medusa),
-        "draft_steps=[2]",
-        "concurrency=[1,2]",
-        "name=test",
+        *(*SMALL, drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"], broken, foreign, medusa)),
+        *(f"workload={folder}/two.jsonl", "block_prompts=2", "draft_steps=[2]", "name=test"),
+        *("concurrency=[1,2]", "request_rate=[20.0]", "stop.ci_width=1e-9", f"stop.max_repeats={PASSES}"),
+        *("slo.ttft_ms=1e6", "slo.tpot_ms=1e6"),
     )
     return Sweep(process, folder / "home")
 
 
-GOOD = [f"{head}-c{c}" for head in ("plain", "full-s2", "slimspec-r32-s2", "medusa-s2") for c in (1, 2)]
+LOADS = ("c1", "c2", "r20")
+GOOD = [f"{head}-{load}" for head in ("plain", "full-s2", "slimspec-r32-s2", "medusa-s2") for load in LOADS]
 
 
 def test_broken_trials_fail_alone_with_their_cause(finished: Sweep) -> None:
     assert finished.process.returncode == 1, finished.process.stderr
-    assert "4 of 12 trials failed" in finished.process.stderr
+    assert "6 of 18 trials failed" in finished.process.stderr
     status = {name: run.info.status for name, run in finished.children.items()}
-    bad = [f"{head}-s2-c{c}" for head in ("broken", "foreign") for c in (1, 2)]
+    bad = [f"{head}-s2-{load}" for head in ("broken", "foreign") for load in LOADS]
     assert status == {**dict.fromkeys(GOOD, "FINISHED"), **dict.fromkeys(bad, "FAILED")}
     assert finished.parent.info.status == "FINISHED"
     assert "missing fc.weight" in finished.children["broken-s2-c1"].data.tags["error"]
     assert "tokenizer" in finished.children["foreign-s2-c2"].data.tags["error"]
 
 
+def requests_of(finished: Sweep, name: str) -> list[dict[str, Any]]:
+    lines = finished.artifact(finished.children[name], "requests.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_every_turn_of_every_pass_is_answered(finished: Sweep) -> None:
+    for name in GOOD:
+        turns = Counter((r["prompt_id"], r["turn"]) for r in requests_of(finished, name))
+        passes = PASSES * (2 if name.startswith("plain") else 1)  # plain decoding stands in both cohorts
+        assert turns == {(str(i), t): passes for i in range(CONVERSATIONS) for t in (0, 1)}
+
+
+def test_a_second_turn_s_prompt_holds_the_first_answer(finished: Sweep) -> None:
+    records = requests_of(finished, "full-s2-c1")
+    for first, second in zip(records[::2], records[1::2], strict=True):
+        assert (first["turn"], second["turn"]) == (0, 1)
+        assert second["prompt_tokens"] >= first["prompt_tokens"] + len(first["output_ids"]) - 1
+        assert second["cached_tokens"] > 0  # the engine has seen what it begins with
+
+
+def metrics_of(finished: Sweep, name: str) -> dict[str | None, float]:
+    return {metric_name(key): value for key, value in finished.children[name].data.metrics.items()}
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_children_hold_the_metrics(finished: Sweep, name: str) -> None:
-    child = finished.children[name]
+    child, metrics = finished.children[name], metrics_of(finished, name)
     assert child.data.tags["mlflow.parentRunId"] == finished.parent.info.run_id
-    metrics = {metric_name(key): value for key, value in child.data.metrics.items()}
-    wanted = {"output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50", "itl_ms_p90", "requests", "output_tokens"}
-    if not name.startswith("plain"):
-        wanted |= {"tau", "accepted_drafts", "verify_steps", "tau_request_mean", "accept_pos_1", "accept_pos_2"}
+    is_plain = name.startswith("plain")
+    wanted = {"output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "itl_ms_p90", "output_tokens"}
+    wanted |= {"goodput_share", "goodput_requests_per_s", "requests_per_s", "gflops_per_token"}
+    if not is_plain:
+        wanted |= {"tau", "accepted_drafts", "verify_steps", "tau_request_mean", "accept_pos_1", "accept_pos_2", "mbsu"}
         wanted |= {f"speedup_vs_plain{ci}" for ci in ("", "_ci_low", "_ci_high")}
         wanted |= {"head_latency_us", "step_head_ms", "output_mismatches"}
     of_one_body = {"rho", "kappa", "speedup_vs_baseline", "speedup_vs_baseline_ci_low", "speedup_vs_baseline_predicted"}
     is_kin = name.startswith(("full", "slimspec"))
     assert wanted <= set(metrics)
     assert of_one_body & set(metrics) == (of_one_body if is_kin else set())
-    assert metrics["requests"] == (8 if name.startswith("plain") else 4)  # plain decoding stands in both cohorts
-    if "tau" in metrics:
+    assert metrics["requests"] == PASSES * 2 * CONVERSATIONS * (2 if is_plain else 1)
+    assert metrics["goodput_share"] == 1
+    assert 0.05 < metrics["peak_host_memory_gib"] < 64
+    if not is_plain:
         assert metrics["tau"] == pytest.approx(1 + metrics["accepted_drafts"] / metrics["verify_steps"])
         assert metrics["tau"] == pytest.approx(1 + metrics["accept_pos_1"] + metrics["accept_pos_2"])
         assert metrics["output_mismatches"] == 0  # greedy float32: lossless
+        assert metrics["mbsu"] < metrics["tau"]
+        assert {"tau_category/a", "tau_category/b"} <= set(child.data.metrics)
+        plain = metrics_of(finished, f"plain-{name.rpartition('-')[2]}")
+        assert metrics["gflops_per_token"] > plain["gflops_per_token"]  # rejected drafts cost work
 
 
 def test_blocks_are_steps(finished: Sweep) -> None:
     history = finished.client.get_metric_history(
         finished.children["full-s2-c1"].info.run_id, "per_block/output_tokens_per_s"
     )
-    assert [m.step for m in history] == [0, 2, 4, 6]  # the rounds at one stream; those between are at two
+    assert [m.step for m in history] == [0, 3, 6, 9]  # the rounds at one stream; those between are of the other loads
 
 
 def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
@@ -170,13 +223,12 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
     assert tags["command"].startswith("rayspec sweep ")
-    assert child.data.params["sweep.workload"] == f"{PROMPTS}:4"
+    assert child.data.params["sweep.workload"].endswith("/two.jsonl")
     assert child.data.params["head.kind"] == "slimspec"
     assert child.data.params["head.rank"] == "32"
     assert "draft_steps:\n- 2\n" in finished.artifact(finished.parent, "config.yaml").read_text()
-    lines = finished.artifact(child, "requests.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    assert len({r["prompt_id"] for r in records}) == 4
+    records = requests_of(finished, "slimspec-r32-s2-c1")
+    assert len({r["prompt_id"] for r in records}) == CONVERSATIONS
     assert sum(r["accepted_drafts"] for r in records) == child.data.metrics["total/accepted_drafts"]
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting
-from test_sweep import Sweep, sweep
-from test_sweep_traffic import metrics_of
+from test_sweep import Sweep, metrics_of, sweep
 
 from rayspec.report.page import write_report
 from rayspec.sweep.record.stored import find_sweep
 
+pytestmark = pytest.mark.slow
 LENGTHS = [(0.0, 40, 12), (0.3, 25, 1), (0.4, 60, 16), (1.0, 12, 5)]
 TRIALS = ["plain-x1", "full-s2-x1", "plain-x2", "full-s2-x2"]
 

@@ -77,19 +77,21 @@ def events(home: Path, kind: type[E]) -> list[E]:
     return [e for f in sweep_folders(home) for e in read(f.journal) if isinstance(e, kind)]
 
 
-def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    killed = start(tmp_path, "--candidates=6", *SEARCH)
-    deadline = time.monotonic() + 600
-    while len(events(tmp_path, CohortEnded)) < 2:
-        assert killed.poll() is None, killed.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    killed.kill()
-    killed.communicate()
-    before = events(tmp_path, RoundMeasured)
-    resumed = start(tmp_path, "--candidates=6", "--resume", *SEARCH)
-    output = resumed.communicate(timeout=600)[0]
-    assert resumed.returncode == 0, output
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "killed"])
+def test_a_search_goes_on_as_if_nothing_had_happened(is_killed: bool, tmp_path: Path) -> None:
+    search, before = start(tmp_path, "--candidates=6", *SEARCH), list[RoundMeasured]()
+    if is_killed:
+        deadline = time.monotonic() + 600
+        while len(events(tmp_path, CohortEnded)) < 2:
+            assert search.poll() is None, search.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        search.kill()
+        search.communicate()
+        before = events(tmp_path, RoundMeasured)
+        search = start(tmp_path, "--candidates=6", "--resume", *SEARCH)
+    output = search.communicate(timeout=600)[0]
+    assert search.returncode == 0, output
     rounds = events(tmp_path, RoundMeasured)
     assert rounds[: len(before)] == before
     assert len({e.index for e in rounds}) == len(rounds)
@@ -113,6 +115,7 @@ def test_a_search_whose_driver_was_killed_goes_on_as_if_nothing_had_happened(tmp
             assert len(set(steps)) == len(steps), f"{run.info.run_name}: {key}"
 
 
+@pytest.mark.slow
 def test_a_cohort_whose_actor_dies_again_and_again_fails_alone(tmp_path: Path) -> None:
     settings = ["draft_steps=[2]", "search.candidates_per_cohort=1", "ray.max_failures=1"]
     sweep = start(tmp_path, "--candidates=2", *settings, FAKE_KILLER="d1")

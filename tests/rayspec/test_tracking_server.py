@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,6 +24,7 @@ from rayspec.names import short_names
 from rayspec.report.decision import decision
 from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
+from rayspec.sweep.record.results import score
 from rayspec.sweep.record.stored import StoredSweep, find_sweep
 from rayspec.tracking import Tracker, TrackingError, connect
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 class Server:
     database: str
     address: str
+    folder: Path  # of its files
     sweep: StoredSweep
 
 
@@ -46,15 +48,18 @@ def server(
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "sqlite":
         with mlflow_server(f"sqlite:///{folder}/mlflow.db", folder) as address:
-            yield _with_sweep("sqlite", address, synthetic_sweep)
+            yield _with_sweep("sqlite", address, folder, synthetic_sweep)
         return
     with postgresql() as store, mlflow_server(store, folder) as address:
-        yield _with_sweep("postgresql", address, synthetic_sweep)
+        yield _with_sweep("postgresql", address, folder, synthetic_sweep)
 
 
-def _with_sweep(database: str, address: str, sweep: SyntheticSweep) -> Server:
+def _with_sweep(database: str, address: str, folder: Path, sweep: SyntheticSweep) -> Server:
     run_id = publish(Tracker(address, "rayspec-sweep"), sweep)
-    return Server(database=database, address=address, sweep=find_sweep(connect(address), run_id))
+    return Server(database=database, address=address, folder=folder, sweep=find_sweep(connect(address), run_id))
+
+
+on_sqlite = pytest.mark.parametrize("server", ["sqlite"], indirect=True)
 
 
 def test_everything_comes_back_over_the_network(server: Server, synthetic_sweep: SyntheticSweep) -> None:
@@ -155,32 +160,32 @@ def _run_id(sweep: StoredSweep, trial: str) -> str:
     return next(id_ for t, id_ in sweep.run_ids.items() if t.name == trial)
 
 
+@on_sqlite
 def test_a_login_by_mlflows_own_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synthetic_sweep: SyntheticSweep
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synthetic_sweep: SyntheticSweep
 ) -> None:
     """Password or token go to the server, and nowhere else."""
     secrets = ("correct-horse", "battery-staple")
     basic = base64.b64encode(f"ada:{secrets[0]}".encode()).decode()
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    with (
-        mlflow_server(store, tmp_path) as address,
-        login_proxy(address, {f"Basic {basic}", f"Bearer {secrets[1]}"}) as guarded,
-    ):
+    blocks = {trial: blocks[:2] for trial, blocks in list(synthetic_sweep.blocks.items())[:3]}
+    few = replace(synthetic_sweep, blocks=blocks, results=score(synthetic_sweep.config, blocks, {}, {}))
+    with login_proxy(server.address, {f"Basic {basic}", f"Bearer {secrets[1]}"}) as guarded:
         with pytest.raises(TrackingError, match=r"does not answer: .*401.*MLFLOW_TRACKING_USERNAME"):
             connect(guarded)
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", secrets[0])
-        run_id = publish(Tracker(guarded, "guarded"), synthetic_sweep)
+        run_id = publish(Tracker(guarded, "guarded"), few)
         monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
         monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", secrets[1])
         write_report(find_sweep(connect(guarded), run_id), tmp_path / "report")
-    for file in (p for p in tmp_path.rglob("*") if p.is_file()):
+    for file in (p for folder in (tmp_path, server.folder) for p in folder.rglob("*") if p.is_file()):
         content = file.read_bytes()
         assert not any(secret.encode() in content for secret in (*secrets, basic)), file
 
 
-def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
+@on_sqlite
+def test_a_password_in_the_address_is_told_to_nobody(server: Server, tmp_path: Path) -> None:
     """A sweep (its engines answer at once), its report and a refused login, with all that they print and leave."""
     secret = "correct-horse"
     basic = base64.b64encode(f"ada:{secret}".encode()).decode()
@@ -189,8 +194,7 @@ def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
     printed = ""
     with (
         tempfile.TemporaryDirectory(prefix="rs") as ray_folder,  # short: Ray's sockets lie there
-        mlflow_server(f"sqlite:///{tmp_path}/mlflow.db", tmp_path) as address,
-        login_proxy(address, {f"Basic {basic}"}) as guarded,
+        login_proxy(server.address, {f"Basic {basic}"}) as guarded,
     ):
 
         def job(login: str, *arguments: str, expected: int = 0) -> str:
@@ -213,7 +217,7 @@ def test_a_password_in_the_address_is_told_to_nobody(tmp_path: Path) -> None:
         printed += job(f"eve:{secret}", "jobs/report.py", expected=2)
         assert "MLFLOW_TRACKING_USERNAME" in printed
         assert "View run" not in printed
-        files = [p for folder in (tmp_path, Path(ray_folder)) for p in folder.rglob("*") if p.is_file()]
+        files = [p for folder in (tmp_path, server.folder, Path(ray_folder)) for p in folder.rglob("*") if p.is_file()]
         assert any("gcs_server" in p.name for p in files)
         assert any(p.name == "report.html" for p in files)
         for hidden in (secret, basic, "correct%2Dhorse"):
