@@ -1,59 +1,16 @@
 """A client that sends what no client should, again and again, beside one that goes on with its work."""
 
-import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from hostile_requests import REQUESTS, Hostile
-from test_server import SHAPES, SPECULATIVE, free_port, post, server_process, wait_until_healthy
+from stock_server import SHAPES, SPECULATIVE, Server, free_port, server_process, wait_until_healthy
 
 ROUNDS = 12
 GROWTH_MIB = 24  # of the server's processes together, from the third round on
-TIMEOUT_S = 60
-
-
-class Server:
-    def __init__(self, port: int, pid: int) -> None:
-        self.port = port
-        self.process = psutil.Process(pid)
-        self.pids = {p.pid for p in self.processes()}
-
-    def processes(self) -> list[psutil.Process]:
-        return [self.process, *self.process.children(recursive=True)]
-
-    def memory_mib(self) -> float:
-        return sum(p.memory_info().rss for p in self.processes()) / 2**20
-
-    def ask(self, request: Hostile) -> tuple[int, str]:
-        body = request.body
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        sent = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{request.route}",
-            data,
-            {"Content-Type": "application/json"},
-            method=request.method,
-        )
-        try:
-            with urllib.request.urlopen(sent, timeout=TIMEOUT_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def text(self, prompt: str) -> str:
-        sampling = {"temperature": 0, "max_new_tokens": 12}
-        return post(self.port, "/generate", {"text": prompt, "sampling_params": sampling})["text"]
-
-    def says_what_it_should(self, request: Hostile) -> str | None:
-        """None, or what it said instead."""
-        status, text = self.ask(request)
-        fits = 400 <= status < 500 if request.status is None else status == request.status
-        return None if fits and text and request.says in text else f"{request.name}: {status} {text}"
 
 
 @pytest.fixture(scope="module", params=["speculative", "plain"])

@@ -1,26 +1,17 @@
-"""Requests that a generator makes of the server's own OpenAPI schema, some that fit it and some that do not, and bodies
-that are too large: none ends the server, none is answered with 500, and no answer is broken off."""
+"""Requests that a generator makes of the server's own OpenAPI schema, some that fit it and some that do not: none ends
+the server, none is answered with 500, and no answer is broken off."""
 
-import json
-import os
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
-from unittest import mock
 
-import httpx
 import pytest
 import requests
-from fixture_models import DRAFTERS, prompt_texts
-from test_hostile_client import Server
-from test_server import SHAPES, SPECULATIVE, free_port, server_process, wait_until_healthy
-
-from sglang_ext.adapter.http_app import VARIABLE
+from fixture_models import prompt_texts
+from stock_server import Server, limited_server
 
 EXAMPLES = 8  # of each operation and kind
-MAX_BODY_MIB = 1
 TIMEOUT_S = 120
 # Schemas so deep that schemathesis takes minutes to find out how they can be broken; hostile_requests.py breaks them.
 DEEP = ("/v1/completions", "/v1/chat/completions", "/invocations")
@@ -28,43 +19,8 @@ DEEP = ("/v1/completions", "/v1/chat/completions", "/invocations")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With what `rayspec serve` adds: an administrator's key, a limit on bodies and one on the queue."""
-    port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
-    drafter = [*SPECULATIVE, *SHAPES[1], "--speculative-draft-model-path", str(DRAFTERS["slimspec"])]
-    own = ["--admin-api-key", "battery-staple", "--max-queued-requests", "4096"]
-    with (
-        mock.patch.dict(os.environ, {VARIABLE: str(MAX_BODY_MIB)}),
-        server_process(port, log, *drafter, *own) as process,
-    ):
-        wait_until_healthy(process, port, log)
-        yield Server(port, process.pid)
-        assert "battery-staple" not in log.read_text()
-
-
-def test_bodies_over_the_limit_are_refused(server: Server) -> None:
-    """By their announced length, and, in chunks, once they are too long; beside them the server goes on."""
-    expected = server.text("import os")
-    large = json.dumps({"text": "x" * (MAX_BODY_MIB << 20), "sampling_params": {"max_new_tokens": 2}}).encode()
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=TIMEOUT_S) as client:
-        for content in (large, (large[i : i + 50_000] for i in range(0, len(large), 50_000))):
-            answer = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
-            assert answer.status_code == 413
-            assert "larger than 1 MiB" in answer.json()["error"]["message"]
-        whole = {"text": "import os", "sampling_params": {"max_new_tokens": 2}, "rid": "x" * 900_000}
-        assert client.post("/generate", json=whole).status_code == 200
-    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as line:  # announces and sends nothing
-        line.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n")
-        assert line.recv(100).startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
-    assert server.text("import os") == expected
-
-
-def test_routes_that_change_the_server_take_the_administrators_key(server: Server) -> None:
-    for route in ("/update_weights_from_disk", "/load_lora_adapter_from_tensors", "/pause_generation", "/flush_cache"):
-        for headers in ({}, {"Authorization": "Bearer correct-horse"}):
-            answer = httpx.post(f"http://127.0.0.1:{server.port}{route}", json={}, headers=headers, timeout=TIMEOUT_S)
-            assert answer.status_code == 401, route
-    key = {"Authorization": "Bearer battery-staple"}
-    assert httpx.post(f"http://127.0.0.1:{server.port}/flush_cache", headers=key, timeout=TIMEOUT_S).status_code == 200
+    with limited_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""What our plugin adds to SGLang's HTTP application; through a real server in
-test_hostile_schema.py."""
+"""What our plugin adds to SGLang's HTTP application; through a real server in test_server.py."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,70 +1,42 @@
 """The stock server with stock flags, as a user starts it; and a start that must fail with a readable cause."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from fixture_models import DRAFTERS, TARGET, prompt_texts
+from engines import running_engine
+from fixture_models import DRAFTERS, prompt_texts
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
+from stock_server import (
+    KEY,
+    MAX_BODY_MIB,
+    SHAPES,
+    SPECULATIVE,
+    START_TIMEOUT_S,
+    Server,
+    free_port,
+    limited_server,
+    post,
+    server_process,
+    wait_until_healthy,
+)
 from volume import volume
 
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 
-START_TIMEOUT_S = 300
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 NEW_TOKENS = 12
-SPECULATIVE = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "4"]
-SHAPES = {
-    1: ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"],
-    4: ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12"],
-}
-
-
-@contextmanager
-def server_process(port: int, log: Path, *flags: str) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port), *flags]
-    with log.open("w") as output:
-        # a process group of its own, so that its scheduler and detokenizer end with it
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def post(port: int, route: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{route}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
+TIMEOUT_S = 120
 
 
 def stream(port: int, body: dict[str, Any]) -> None:
@@ -75,41 +47,6 @@ def stream(port: int, body: dict[str, Any]) -> None:
     )
     with urllib.request.urlopen(request, timeout=120) as response:
         assert response.read().endswith(b"data: [DONE]\n\n")
-
-
-def wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise TimeoutError(log.read_text()[-3000:])
-
-
-def texts(tmp_path: Path, prompts: list[str], *flags: str) -> list[tuple[str, str]]:
-    """(/generate, /v1/completions) of every prompt from a server of its own, eight requests at a time."""
-    port, log = free_port(), tmp_path / f"server{len(flags)}.log"
-
-    def answer(prompt: str) -> tuple[str, str]:
-        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-        native = post(port, "/generate", {"text": prompt, "sampling_params": sampling})
-        body = {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": NEW_TOKENS}
-        return native["text"], post(port, "/v1/completions", body)["choices"][0]["text"]
-
-    with server_process(port, log, *flags) as process:
-        wait_until_healthy(process, port, log)
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(answer, prompts))
-        sampled = {"model": "demo", "prompt": prompts[0], "temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
-        assert post(port, "/v1/completions", sampled)["usage"]["completion_tokens"] >= 1
-        if "--enable-metrics" in flags:
-            stream(port, {**sampled, "max_tokens": 24})  # of which alone the times between tokens are known
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
-                (tmp_path / "metrics").write_bytes(response.read())
-    return answers
 
 
 def check_metrics(text: str, most_drafts: int) -> None:
@@ -146,20 +83,81 @@ def many_prompts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plain_texts(tmp_path_factory: pytest.TempPathFactory, many_prompts: list[str]) -> list[tuple[str, str]]:
-    return texts(tmp_path_factory.mktemp("plain"), many_prompts)
+def plain_texts(many_prompts: list[str]) -> list[str]:
+    with running_engine(None) as engine:
+        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        return [answer["text"] for answer in engine.generate(many_prompts, sampling)]
 
 
-@pytest.mark.parametrize("topk", SHAPES)
-def test_stock_server_answers_what_it_answers_without_speculation(
-    topk: int, tmp_path: Path, many_prompts: list[str], plain_texts: list[tuple[str, str]]
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with limited_server(tmp_path_factory.mktemp("server"), "--enable-metrics") as server:
+        yield server
+
+
+def check_answers(port: int, prompts: list[str], expected: list[str]) -> None:
+    """Of /generate and /v1/completions, eight requests at a time; and that a drawn one is answered."""
+
+    def answer(prompt: str) -> tuple[str, str]:
+        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        native = post(port, "/generate", {"text": prompt, "sampling_params": sampling})
+        body = {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": NEW_TOKENS}
+        return native["text"], post(port, "/v1/completions", body)["choices"][0]["text"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(answer, prompts)) == [(text, text) for text in expected]
+    assert post(port, "/v1/completions", drawn(prompts[0], 8))["usage"]["completion_tokens"] >= 1
+
+
+def drawn(prompt: str, tokens: int) -> dict[str, Any]:
+    return {"model": "demo", "prompt": prompt, "temperature": 1.0, "top_p": 0.9, "max_tokens": tokens}
+
+
+def test_stock_server_answers_what_plain_decoding_does_and_counts_it(
+    server: Server, many_prompts: list[str], plain_texts: list[str]
 ) -> None:
+    check_answers(server.port, many_prompts, plain_texts)
+    stream(server.port, drawn(many_prompts[0], 24))  # of which alone the times between tokens are known
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as response:
+        check_metrics(response.read().decode(), 4)
+
+
+@pytest.mark.slow
+def test_a_server_with_a_tree_answers_the_same(many_prompts: list[str], plain_texts: list[str], tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "server.log"
     drafter = ["--speculative-draft-model-path", str(DRAFTERS["slimspec"])]
-    flags = [*SPECULATIVE, *SHAPES[topk], *drafter, "--enable-metrics"]
-    assert texts(tmp_path, many_prompts, *flags) == plain_texts
-    check_metrics((tmp_path / "metrics").read_text(), 4)
+    with server_process(port, log, *SPECULATIVE, *SHAPES[4], *drafter) as process:
+        wait_until_healthy(process, port, log)
+        check_answers(port, many_prompts, plain_texts)
 
 
+def test_bodies_over_the_limit_are_refused(server: Server) -> None:
+    """By their announced length, and, in chunks, once they are too long; beside them the server goes on."""
+    expected = server.text("import os")
+    large = json.dumps({"text": "x" * (MAX_BODY_MIB << 20), "sampling_params": {"max_new_tokens": 2}}).encode()
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=TIMEOUT_S) as client:
+        for content in (large, (large[i : i + 50_000] for i in range(0, len(large), 50_000))):
+            answer = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 413
+            assert "larger than 1 MiB" in answer.json()["error"]["message"]
+        whole = {"text": "import os", "sampling_params": {"max_new_tokens": 2}, "rid": "x" * 900_000}
+        assert client.post("/generate", json=whole).status_code == 200
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as line:  # announces and sends nothing
+        line.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n")
+        assert line.recv(100).startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
+    assert server.text("import os") == expected
+
+
+def test_routes_that_change_the_server_take_the_administrators_key(server: Server) -> None:
+    for route in ("/update_weights_from_disk", "/load_lora_adapter_from_tensors", "/pause_generation", "/flush_cache"):
+        for headers in ({}, {"Authorization": "Bearer correct-horse"}):
+            answer = httpx.post(f"http://127.0.0.1:{server.port}{route}", json={}, headers=headers, timeout=TIMEOUT_S)
+            assert answer.status_code == 401, route
+    key = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.post(f"http://127.0.0.1:{server.port}/flush_cache", headers=key, timeout=TIMEOUT_S).status_code == 200
+
+
+@pytest.mark.slow
 def test_a_drafter_of_another_target_stops_the_start(tmp_path: Path) -> None:
     shutil.copytree(DRAFTERS["slimspec"], tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
