@@ -56,13 +56,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """What takes longest comes first, so that no worker is left with it at the end. What starts SGLang, a server or
-    Ray is marked, since `make check` leaves it out."""
+    """What takes longest comes first, so that no worker is left with it at the end, and of a file what needs the same
+    engine comes together. What starts SGLang, a server or Ray is marked, since `make check` leaves it out."""
     for item in items:
         starts = STARTED & set(item.fixturenames) or any(hasattr(item.module, name) for name in STARTERS)
         if starts or scope_of(item.nodeid) == "ray":
             item.add_marker("engine")
-    items.sort(key=lambda item: (scope_of(item.nodeid) != "ray", "/sglang_ext/" not in item.nodeid))
+    items.sort(key=_turn)
+
+
+def _turn(item: Any) -> tuple[Any, ...]:
+    scope, params = scope_of(item.nodeid), getattr(item, "callspec", None)
+    engine = str(params.params.get("engine", "")) if params else ""
+    return scope != "ray", "/sglang_ext/" not in item.nodeid, item.path, engine
 
 
 @pytest.fixture
