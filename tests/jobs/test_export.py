@@ -1,23 +1,15 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fixture_models import DRAFTERS, HIDDEN, VOCABULARY
+from hostile import ask
 
 from rayspec.config import load_config
 from rayspec.export import ExportConfig, prepare, write
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads import head_from_target
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def job(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "jobs/export.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +28,14 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
     settings = (f"drafters=[{DRAFTERS['full']},{half}]", f"output_dir={tmp_path / 'out'}")
-    planned = job(*settings, "--plan")
-    assert planned.returncode == 0, planned.stderr
-    assert planned.stdout.count("to write") == 2
-    assert f"{VOCABULARY // 2} rows of {VOCABULARY}" in planned.stdout
+    planned = ask("export", *settings, "--plan")
+    assert planned.code == 0, planned
+    assert planned.out.count("to write") == 2
+    assert f"{VOCABULARY // 2} rows of {VOCABULARY}" in planned.out
     assert not (tmp_path / "out").exists()
 
-    done = job(*settings)
-    assert done.returncode == 0, done.stderr
+    done = ask("export", *settings)
+    assert done.code == 0, done
     for name, own in (("full", DRAFTERS["full"]), ("half", half)):
         (ours, _), (stock, info) = load_drafter(own), load_drafter(tmp_path / "out" / name)
         assert info.is_stock
@@ -59,9 +51,9 @@ def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
     assert (origin["drafter"], origin["recipe"]) == ("half", "half")
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    again = job(*settings)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("already exported") == 2
+    again = ask("export", *settings)
+    assert again.code == 0, again
+    assert again.out.count("already exported") == 2
     assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
 
 
@@ -77,9 +69,9 @@ def test_a_slim_head_is_exported_as_its_product(tmp_path: Path) -> None:
 
 
 def test_what_must_not_be_replaced(half: Path, tmp_path: Path) -> None:
-    refused = job(f"drafters=[{half}]", f"output_dir={half.parent}")
-    assert refused.returncode == 2
-    assert "is there already and is no export; choose another output_dir" in refused.stderr
+    refused = ask("export", f"drafters=[{half}]", f"output_dir={half.parent}")
+    assert refused.is_refusal, refused
+    assert "is there already and is no export; choose another output_dir" in refused.err
     load_drafter(half)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "export.json").write_text('{"drafter": "half"}')
@@ -97,10 +89,10 @@ def test_what_the_stock_form_cannot_hold_is_refused_in_the_plan(tmp_path: Path) 
     spec = {"kind": "coral", "clusters": 8, "top": 2}
     drafter.lm_head = head_from_target(spec, drafter.lm_head.weight.data, {"cluster_of": torch.arange(VOCABULARY) % 9})
     save_drafter(tmp_path / "coral", drafter, info.target)
-    planned = job(f"drafters=[{DRAFTERS['full']},{tmp_path / 'coral'}]", "--plan")
-    assert planned.returncode == 2
-    assert "a stock EAGLE-3 checkpoint holds one matrix" in planned.stderr
-    assert "'kind': 'coral'" in planned.stderr
+    planned = ask("export", f"drafters=[{DRAFTERS['full']},{tmp_path / 'coral'}]", "--plan")
+    assert planned.is_refusal, planned
+    assert "a stock EAGLE-3 checkpoint holds one matrix" in planned.err
+    assert "'kind': 'coral'" in planned.err
     write(prepare(ExportConfig(drafters=[str(DRAFTERS["full"])], output_dir=str(tmp_path / "out")))[0])
     with pytest.raises(ValueError, match="is a stock EAGLE-3 checkpoint already; serve it as it is"):
         prepare(ExportConfig(drafters=[str(tmp_path / "out" / "full")], output_dir=str(tmp_path / "twice")))

@@ -1,6 +1,5 @@
 """The commands that a champion and a report name: as text, and run as a user would."""
 
-import dataclasses
 import json
 import os
 import re
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rayspec"))  # the synthetic 
 from fixture_models import TARGET
 from published import publish
 from servers import START_TIMEOUT_S, free_port, listening
-from synthetic import make_synthetic_sweep
+from synthetic import few_trials, make_synthetic_sweep
 
 from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
@@ -36,8 +35,7 @@ from rayspec.tracking import Tracker
 def commands(folder: Path, target: str) -> dict[str, list[str]]:
     """The lines of the champion's description, and the first of the report, of a sweep of the target."""
     tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
-    sweep = make_synthetic_sweep()
-    sweep = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, target=target))
+    sweep = few_trials(make_synthetic_sweep(), target=target)
     stored = find_sweep(tracker.client, publish(tracker, sweep))
     markdown, _ = write_report(stored, folder / "report")
     model = promote(stored, folder / "report", winner(stored.results)).model

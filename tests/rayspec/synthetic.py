@@ -1,5 +1,6 @@
 """Blocks whose law is known, for tests of everything that comes after a measurement."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,14 @@ def make_synthetic_sweep() -> SyntheticSweep:
                 index += 1
     latency = {Traffic(concurrency=c): {h: s * (1 + 0.1 * c) for h, s in LATENCY.items()} for c in concurrency}
     return SyntheticSweep(config=config, blocks=blocks, results=score(config, blocks, {}, latency))
+
+
+def few_trials(sweep: SyntheticSweep, **config: object) -> SyntheticSweep:
+    """Two of the heads at one traffic, under other settings: a whole sweep takes long to write."""
+    kept = [r for r in sweep.results if r.trial.label in ("plain", "full", "slimspec-r64")]
+    kept = [r for r in kept if r.trial.traffic.concurrency == 1]
+    changed = dataclasses.replace(sweep.config, **config)  # type: ignore[arg-type]
+    return SyntheticSweep(config=changed, blocks={r.trial: sweep.blocks[r.trial] for r in kept}, results=kept)
 
 
 def _candidate(head: str, draft_steps: int) -> Candidate:

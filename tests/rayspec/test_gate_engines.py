@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 from published import publish
-from synthetic import make_synthetic_sweep
+from synthetic import few_trials, make_synthetic_sweep
 
 from rayspec.gate.config import GateConfig
 from rayspec.gate.engines import prepare_drafters
@@ -24,8 +24,7 @@ def champion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", "tests", (tmp_path / "artifacts").as_uri())
-    sweep = make_synthetic_sweep()
-    sweep = dataclasses.replace(sweep, config=dataclasses.replace(sweep.config, target=str(TARGET)))
+    sweep = few_trials(make_synthetic_sweep(), target=str(TARGET))
     stored = find_sweep(tracker.client, publish(tracker, sweep))
     write_report(stored, tmp_path / "report")
     done = promote(stored, tmp_path / "report", winner(stored.results))

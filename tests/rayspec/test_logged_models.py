@@ -1,6 +1,5 @@
 """Drafters as logged models and requests as traces, in a real SQLite store; on servers in test_tracking_server."""
 
-import dataclasses
 from pathlib import Path
 
 import mlflow
@@ -8,7 +7,7 @@ import pytest
 from logged import check_logged, check_traces, check_version
 from mlflow.entities import LoggedModel
 from published import CAUSE, publish
-from synthetic import SyntheticSweep
+from synthetic import SyntheticSweep, few_trials
 
 from rayspec.driver.publish import representatives
 from rayspec.driver.traces import log_traces
@@ -35,15 +34,6 @@ def stored(store: Path, synthetic_sweep: SyntheticSweep) -> StoredSweep:
     return find_sweep(tracker.client, publish(tracker, synthetic_sweep))
 
 
-def small(sweep: SyntheticSweep, name: str, **config: object) -> SyntheticSweep:
-    """Under another name, with two of the heads and one traffic: a whole one takes a minute to write on a busy
-    machine."""
-    kept = [r for r in sweep.results if r.trial.label in ("plain", "full", "slimspec-r64")]
-    kept = [r for r in kept if r.trial.traffic.concurrency == 1]
-    changed = dataclasses.replace(sweep.config, name=name, **config)  # type: ignore[arg-type]
-    return SyntheticSweep(config=changed, blocks={r.trial: sweep.blocks[r.trial] for r in kept}, results=kept)
-
-
 def test_each_drafter_is_a_logged_model_with_its_metrics(stored: StoredSweep, synthetic_sweep: SyntheticSweep) -> None:
     check_logged(stored, synthetic_sweep)
 
@@ -56,8 +46,8 @@ def test_models_are_ranked_across_sweeps(
     tracker: Tracker, stored: StoredSweep, synthetic_sweep: SyntheticSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the call of MLflow's documentation. Another workload has no part in it."""
-    again = publish(tracker, small(synthetic_sweep, "again"))
-    other = publish(tracker, small(synthetic_sweep, "other", workload="code:8"))
+    again = publish(tracker, few_trials(synthetic_sweep, name="again"))
+    other = publish(tracker, few_trials(synthetic_sweep, name="other", workload="code:8"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.uri)
     (dataset,) = stored.datasets
     found: list[LoggedModel] = mlflow.search_logged_models(
@@ -68,7 +58,7 @@ def test_models_are_ranked_across_sweeps(
         output_format="list",
     )
     of_one = [r.metrics["tau"] for r in representatives(synthetic_sweep.results).values()]
-    of_other = [r.metrics["tau"] for r in representatives(small(synthetic_sweep, "again").results).values()]
+    of_other = [r.metrics["tau"] for r in representatives(few_trials(synthetic_sweep, name="again").results).values()]
     of_both = sorted(of_one + of_other, reverse=True)
     assert [next(m.value for m in model.metrics if m.key == "tau") for model in found] == of_both
     assert {model.source_run_id for model in found} == {stored.run_id, again}
@@ -78,7 +68,7 @@ def test_what_is_written_again_is_there_once(
     tracker: Tracker, synthetic_sweep: SyntheticSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same parent run from a new process that does not know what arrived, as after a cut while it published."""
-    run_id = publish(tracker, small(synthetic_sweep, "twice"))
+    run_id = publish(tracker, few_trials(synthetic_sweep, name="twice"))
 
     def everything() -> tuple[list[object], ...]:
         models = find_models(tracker.client, tracker.experiment_id, run_id)
@@ -92,15 +82,15 @@ def test_what_is_written_again_is_there_once(
 
     once = everything()
     monkeypatch.setattr(Run, "steps", lambda *_: set())
-    publish(Tracker(tracker.uri, "tests"), small(synthetic_sweep, "twice"), run_id=run_id)
+    publish(Tracker(tracker.uri, "tests"), few_trials(synthetic_sweep, name="twice"), run_id=run_id)
     assert everything() == once
 
 
 def test_a_model_that_was_deleted_is_made_again(tracker: Tracker, synthetic_sweep: SyntheticSweep) -> None:
-    run_id = publish(tracker, small(synthetic_sweep, "deleted"))
+    run_id = publish(tracker, few_trials(synthetic_sweep, name="deleted"))
     gone = find_models(tracker.client, tracker.experiment_id, run_id)["full"]
     tracker.client.delete_logged_model(gone.model_id)
-    publish(Tracker(tracker.uri, "tests"), small(synthetic_sweep, "deleted"), run_id=run_id)
+    publish(Tracker(tracker.uri, "tests"), few_trials(synthetic_sweep, name="deleted"), run_id=run_id)
     found = find_models(tracker.client, tracker.experiment_id, run_id)["full"]
     assert (found.model_id != gone.model_id, found.status) == (True, "READY")
 
@@ -135,7 +125,7 @@ def test_traces_are_as_many_as_the_config_says(
     traces: int, keep: bool, tracker: Tracker, synthetic_sweep: SyntheticSweep
 ) -> None:
     """5: of two blocks of four requests. Without `keep_output_ids` no answer is in them."""
-    sweep = small(synthetic_sweep, f"traces{traces}", traces=traces, keep_output_ids=keep)
+    sweep = few_trials(synthetic_sweep, name=f"traces{traces}", traces=traces, keep_output_ids=keep)
     stored = find_sweep(tracker.client, publish(tracker, sweep))
     check_traces(stored, sweep)
 
@@ -154,7 +144,7 @@ def test_a_promoted_version_names_its_model(stored: StoredSweep, tmp_path: Path)
 def test_a_sweep_without_logged_models_is_promoted_as_before(
     tracker: Tracker, synthetic_sweep: SyntheticSweep, tmp_path: Path
 ) -> None:
-    old = find_sweep(tracker.client, publish(tracker, small(synthetic_sweep, "old")))
+    old = find_sweep(tracker.client, publish(tracker, few_trials(synthetic_sweep, name="old")))
     for model in find_models(tracker.client, tracker.experiment_id, old.run_id).values():
         tracker.client.delete_logged_model(model.model_id)
     write_report(old, tmp_path / "report")

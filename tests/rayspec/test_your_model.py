@@ -11,7 +11,7 @@ from answerers import InTurn
 from fixture_models import TARGET
 from planned_home import make_calibrations, make_drafter, make_target, make_workloads
 from published import publish
-from synthetic import make_synthetic_sweep
+from synthetic import few_trials, make_synthetic_sweep
 from test_recipes import MODELS, TRAIN, file_of, training
 
 from rayspec.calibration.config import CalibrationConfig
@@ -102,10 +102,7 @@ def _answers(folder: Path, target: FrozenTarget) -> None:
 def _promote() -> None:
     prepared_home()
     tracker = Tracker(tracking_uri(), "rayspec-sweep", artifact_uri())
-    sweep = make_synthetic_sweep()
-    sweep = dataclasses.replace(
-        sweep, config=dataclasses.replace(sweep.config, target=str(TARGET), name=VARIABLES["NAME"])
-    )
+    sweep = few_trials(make_synthetic_sweep(), target=str(TARGET), name=VARIABLES["NAME"])
     stored = find_sweep(tracker.client, publish(tracker, sweep))
     report = prepared_home() / "report"
     write_report(stored, report)

@@ -16,7 +16,7 @@ from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu import fork_server
 from sglang_ext.adapter.cpu.fork_server import ForkedProcess
 
-pytestmark = pytest.mark.skipif(has_accelerator(), reason="the CPU platform's")
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(has_accelerator(), reason="the CPU platform's")]
 PATIENCE_S = 120
 
 
