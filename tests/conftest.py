@@ -32,7 +32,7 @@ RAY = {
 
 
 # what starts processes: modules import it, or a test asks for it
-STARTERS = ("running_engine", "server_process", "limited_server", "start_mlflow", "Runtime")
+STARTERS = ("running_engine", "kept_engine", "server_process", "limited_server", "start_mlflow", "Runtime")
 STARTED = {"oracle", "eagle3_chain"}
 
 

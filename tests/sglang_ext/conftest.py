@@ -1,5 +1,4 @@
-"""What several modules need, made once a session: the answers that speculative engines are held against, drafters, and
-an engine of the commonest shape."""
+"""What several modules need, made once a session: answers that speculative engines are held against, and drafters."""
 
 import json
 import os
@@ -11,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from engines import NEW_TOKENS, NUM_PROMPTS, Ids, Oracle, generate, output_ids, running_engine
+from engines import (
+    NEW_TOKENS,
+    NUM_PROMPTS,
+    Ids,
+    Oracle,
+    end_kept_engine,
+    generate,
+    kept_engine,
+    output_ids,
+    running_engine,
+)
 from filelock import FileLock
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from last_hidden_cases import as_answers
@@ -20,6 +29,7 @@ from trained_drafters import trained_drafters
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.adapter.engine import swap_drafter
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +86,18 @@ def drafters_of(
     return cache(lambda family: trained_drafters(family, demo_target, answers, tmp_path_factory.mktemp(family)))
 
 
-@pytest.fixture(scope="session")
-def eagle3_chain() -> Iterator[Any]:
-    """An engine with a chain of four drafts. A test swaps in the drafter that it needs."""
-    with running_engine(DRAFTERS["full"], draft_steps=4, enable_custom_logit_processor=True) as engine:
-        yield engine
+@pytest.fixture
+def eagle3_chain(oracle: Oracle) -> Any:
+    """An engine with a chain of four drafts by the full head, which was made after the plain one of the oracle."""
+    engine = kept_engine(DRAFTERS["full"], draft_steps=4, enable_custom_logit_processor=True)
+    swap_drafter(engine, str(DRAFTERS["full"]))
+    return engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_engine_is_left() -> Iterator[None]:
+    yield
+    end_kept_engine()
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,15 @@
-"""Real engines on the tests' models. An engine start costs some seconds, so a module shares one.
+"""Real engines on the tests' models. An engine start costs some seconds, so tests of the same settings share one, and
+those of a module with the same parameter `engine` come together (`tests/conftest.py`).
 
-All of a process fork from one server (`fork_server`), which so imports SGLang once.
+A process runs one engine at a time. All of them fork from one server (`fork_server`), which so imports SGLang once.
 """
 
 import logging
-import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +28,49 @@ ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_toke
 Ids = list[int]
 
 
+_kept: dict[tuple[Any, ...], tuple[Any, ExitStack]] = {}  # by its settings, the engine that runs between tests, or none
+
+
 @contextmanager
 def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: Any) -> Iterator[Any]:
+    """An engine for this block alone. One that was kept ends."""
     import sglang
 
+    end_kept_engine()
     assert_plugin_active()
-    others = set(multiprocessing.active_children())
     with logging_as_it_was():
         engine = sglang.Engine(
             **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
         )
-    own = set(multiprocessing.active_children()) - others
     try:
         yield engine
     finally:
-        shut_down(engine, own)
+        shut_down(engine)
 
 
-def shut_down(engine: Any, processes: Iterable[BaseProcess]) -> None:
-    """With the processes that it started, where SGLang would end all children of this process: other engines and the
-    fork server with them."""
+def kept_engine(drafter: Path | None, **options: Any) -> Any:
+    """The engine of these settings, which runs until another one is asked for. A test swaps in what it needs."""
+    settings = (drafter, *sorted(options.items()))
+    if settings not in _kept:
+        stack = ExitStack()
+        engine = stack.enter_context(running_engine(drafter, **options))
+        _kept[settings] = engine, stack
+    return _kept[settings][0]
 
-    def end(*_: Any, **__: Any) -> None:
-        for process in processes:
-            process.kill()
-            process.join()
 
-    with lent("sglang.srt.entrypoints.engine.kill_process_tree", end):
+def end_kept_engine() -> None:
+    while _kept:
+        _, (_, stack) = _kept.popitem()
+        stack.close()
+
+
+def shut_down(engine: Any) -> None:
+    """All that the engine started, where SGLang would end all children of this process, the fork server with them."""
+    from sglang.srt.utils import kill_process_tree
+
+    with lent(
+        "sglang.srt.entrypoints.engine.kill_process_tree", partial(kill_process_tree, skip_pid=fork_server.pid())
+    ):
         engine.shutdown()
     os.environ.pop("SGLANG_CPU_OMP_THREADS_BIND", None)  # of several ranks alone, and left behind by them
 

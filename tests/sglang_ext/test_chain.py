@@ -19,7 +19,6 @@ from sglang_ext.adapter.engine import swap_drafter
 
 @pytest.fixture
 def engine(eagle3_chain: Any) -> Any:
-    swap_drafter(eagle3_chain, str(DRAFTERS["full"]))
     return eagle3_chain
 
 

@@ -5,16 +5,15 @@ all prompts to the first drafter of each.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import Ids, Oracle, generate, output_ids, running_engine
+from engines import Ids, Oracle, generate, kept_engine
 from fixture_models import DRAFTERS
-from independent_cases import as_hugging_face
 from last_hidden_cases import DEMO, as_answers
 from lossless import (
     check_counts,
@@ -57,7 +56,7 @@ TREE = {"topk": 4, "num_draft_tokens": EAGLE3_NODES}
 SLIM = {"topk": 8, "num_draft_tokens": 20}
 EAGLE = [*FEATURE_HEADS, "pruned"]
 ENGINES: dict[str, Engine] = {
-    "eagle3_chain": Engine("eagle3", [*DRAFTERS], ["full"], draft_steps=4),
+    "eagle3_chain": Engine("eagle3", [*DRAFTERS], ["full"], {"enable_custom_logit_processor": True}, draft_steps=4),
     "eagle3_tree": Engine("eagle3", [*EAGLE3_TREES, "eagle2", *DRAFTERS], ["full", "s"], TREE, draft_steps=4),
     # no draft decode pass exists, the one draft comes from the extend after verification
     "eagle3_one_step": Engine("eagle3", ["slimspec"], draft_steps=1),
@@ -87,25 +86,24 @@ def met(drafters: Callable[[Engine], Sequence[str]], *only: str) -> pytest.MarkD
 lossless = met(lambda engine: engine.lossless)
 
 
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, drafters_of: DraftersOf) -> Iterator[Any]:
-    asked = ENGINES[request.param]
-    if request.param == "eagle3_chain":
-        yield request.getfixturevalue("eagle3_chain")
-        return
-    drafter = drafters_of(asked.family)[asked.drafters[0]]
-    with running_engine(drafter, draft_steps=asked.draft_steps, **asked.shape) as engine:
-        yield engine
+@pytest.fixture
+def drafters(request: pytest.FixtureRequest, drafters_of: DraftersOf) -> dict[str, Path]:
+    return drafters_of(asked_of(request).family)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, drafters: dict[str, Path]) -> Any:
+    asked = asked_of(request)
+    return kept_engine(drafters[asked.drafters[0]], draft_steps=asked.draft_steps, **asked.shape)
 
 
 @pytest.fixture
 def asked(request: pytest.FixtureRequest) -> Engine:
+    return asked_of(request)
+
+
+def asked_of(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.node.callspec.params["engine"]]
-
-
-@pytest.fixture
-def drafters(asked: Engine, drafters_of: DraftersOf) -> dict[str, Path]:
-    return drafters_of(asked.family)
 
 
 @pytest.fixture
@@ -202,23 +200,6 @@ def test_the_engine_accepts_what_training_says(
     found = [a["meta_info"]["spec_verify_ct"] for a in generate(engine, prompts)]
     answers, sizes = as_answers(prompts, oracle.answers), {"batch_size": 16, "chunk_rows": 256}
     assert found == verify_steps(load_drafter(drafter)[0], demo_target, answers, num_steps=asked.draft_steps, **sizes)
-
-
-@met(lambda engine: ["full"], "independent_chain")
-def test_stock_sglang_drafts_what_ours_does(
-    engine: Any, drafter: Path, asked: Engine, prompts: list[Ids], oracle: Oracle, tmp_path: Path
-) -> None:
-    """The same weights as an ordinary language model, under SGLang's own model, head and draft loop."""
-    as_hugging_face(load_drafter(drafter)[0]).save_pretrained(tmp_path / "llama")
-    with running_engine(tmp_path / "llama", draft_steps=asked.draft_steps) as other:
-        stock = generate(other, prompts)
-        with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLM"):
-            swap_drafter(other, str(drafter))
-    ours = generate(engine, prompts)
-    assert output_ids(stock) == output_ids(ours) == oracle.answers
-    check_counts(stock, asked.draft_steps)
-    for count in ("spec_verify_ct", "spec_num_correct_drafts"):
-        assert [a["meta_info"][count] for a in ours] == [a["meta_info"][count] for a in stock]
 
 
 @met(lambda engine: ["specformer"], "specformer_chain")

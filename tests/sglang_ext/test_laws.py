@@ -6,7 +6,7 @@ of drawn chains against the head's own law.
 samples most for one drafter of each engine.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from draft_laws import PROMPT, check_drafts
-from engines import Ids, running_engine
+from engines import Ids, kept_engine
 from faults import plant
 from laws import FILTERS, check_greedy_in_a_mixed_batch, check_laws, check_seeds, fit, sample_laws
 from toy import DRAFT_STEPS, HEADS, IDS, PROMPTS, Toy, V, filtered
@@ -94,13 +94,12 @@ def toy_drafters_of(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Draft
     return cache(lambda family: toy_drafters(toy, family, tmp_path_factory.mktemp(family)))
 
 
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, toy: Toy, toy_drafters_of: DraftersOf) -> Iterator[Any]:
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, toy: Toy, toy_drafters_of: DraftersOf) -> Any:
     asked = ENGINES[request.param]
     drafter = None if asked.family == "plain" else toy_drafters_of(asked.family)[asked.laws[0]]
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128} | asked.shape
-    with running_engine(drafter, skip_tokenizer_init=True, **options) as engine:
-        yield engine
+    return kept_engine(drafter, skip_tokenizer_init=True, **options)
 
 
 @pytest.fixture

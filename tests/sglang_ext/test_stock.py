@@ -11,6 +11,7 @@ import pytest
 import torch
 from engines import Ids, Oracle, generate, output_ids, running_engine
 from fixture_models import DRAFTERS, VOCABULARY
+from independent_cases import as_hugging_face
 from lossless import check_counts
 
 from rayspec.export import ExportConfig, prepare, write
@@ -62,6 +63,22 @@ def test_stock_sglang_drafts_what_ours_does(
     write(found)
     with stock_engine(found.folder) as engine:
         stock = generate(engine, prompts)
+    check_ours_drafts_the_same(folder, stock, prompts, oracle)
+
+
+def test_an_ordinary_language_model_drafts_what_an_independent_drafter_of_its_weights_does(
+    drafters_of: Callable[[str], dict[str, Path]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+) -> None:
+    folder = drafters_of("independent")["full"]
+    as_hugging_face(load_drafter(folder)[0]).save_pretrained(tmp_path / "llama")
+    with running_engine(tmp_path / "llama", draft_steps=STEPS) as engine:
+        stock = generate(engine, prompts)
+        with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLM"):
+            swap_drafter(engine, str(folder))
+    check_ours_drafts_the_same(folder, stock, prompts, oracle)
+
+
+def check_ours_drafts_the_same(folder: Path, stock: list[dict[str, Any]], prompts: list[Ids], oracle: Oracle) -> None:
     with running_engine(folder, draft_steps=STEPS) as engine:
         ours = generate(engine, prompts)
     assert output_ids(stock) == output_ids(ours) == oracle.answers
