@@ -5,11 +5,12 @@ A process runs one engine at a time. All of them fork from one server (`fork_ser
 """
 
 import logging
+import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,16 @@ def running_engine(drafter: Path | None, *, target: Path = TARGET, **options: An
 
     end_kept_engine()
     assert_plugin_active()
+    others = set(multiprocessing.active_children())
     with logging_as_it_was():
         engine = sglang.Engine(
             **engine_arguments(str(target), None if drafter is None else str(drafter), **(ENGINE | options))
         )
+    own = set(multiprocessing.active_children()) - others
     try:
         yield engine
     finally:
-        shut_down(engine)
+        shut_down(engine, own)
 
 
 def kept_engine(drafter: Path | None, **options: Any) -> Any:
@@ -64,13 +67,16 @@ def end_kept_engine() -> None:
         stack.close()
 
 
-def shut_down(engine: Any) -> None:
-    """All that the engine started, where SGLang would end all children of this process, the fork server with them."""
-    from sglang.srt.utils import kill_process_tree
+def shut_down(engine: Any, processes: Iterable[BaseProcess]) -> None:
+    """With the processes that it started, where SGLang would end all children of this process: servers and the fork
+    server with them."""
 
-    with lent(
-        "sglang.srt.entrypoints.engine.kill_process_tree", partial(kill_process_tree, skip_pid=fork_server.pid())
-    ):
+    def end(*_: Any, **__: Any) -> None:
+        for process in processes:
+            process.kill()
+            process.join()
+
+    with lent("sglang.srt.entrypoints.engine.kill_process_tree", end):
         engine.shutdown()
     os.environ.pop("SGLANG_CPU_OMP_THREADS_BIND", None)  # of several ranks alone, and left behind by them
 
