@@ -37,7 +37,8 @@ class Engine:
     drafts: Sequence[str] = ()  # and those whose drafts are held against their head's
     mixed: Sequence[str] = ()  # and those that meet filters, seeds and greedy requests
     shape: dict[str, Any] = field(default_factory=dict)
-    is_slow: bool = False
+    slow: Sequence[str] = ()  # of `laws` and `drafts`, what `make test-full` alone meets: others show head and rule
+    is_slow: bool = False  # all of it
 
     @property
     def is_drawn_chain(self) -> bool:
@@ -56,15 +57,33 @@ ENGINES: dict[str, Engine] = {
         ["truncated"],
         DRAWN | PLANTED,
     ),
-    "eagle3_tree": Engine("eagle3", ["truncated", *HEADS, *SLIM_TREES], mixed=["truncated", "slim"], shape=TREE),
+    "eagle3_tree": Engine(
+        "eagle3",
+        ["truncated", *HEADS, *SLIM_TREES],
+        mixed=["truncated", "slim"],
+        shape=TREE,
+        slow=[name for name in (*HEADS, *SLIM_TREES) if name not in ("truncated", "rdk", "dynaspec_request", "slim")],
+    ),
     "eagle3_one_hot_chain": Engine("eagle3", ["truncated"], mixed=["truncated"]),
-    "eagle_drawn_chain": Engine("eagle", [*FEATURE_HEADS], [*FEATURE_HEADS], ["truncated"], DRAWN | PLANTED),
+    "eagle_drawn_chain": Engine(
+        "eagle", [*FEATURE_HEADS], [*FEATURE_HEADS], ["truncated"], DRAWN | PLANTED, slow=["full"]
+    ),
     "eagle_tree": Engine("eagle", [*FEATURE_HEADS], mixed=["truncated"], shape=TREE, is_slow=True),
-    "independent_drawn_chain": Engine("independent", [*FEATURE_HEADS], [*FEATURE_HEADS], ["truncated"], DRAWN),
+    "independent_drawn_chain": Engine(
+        "independent", [*FEATURE_HEADS], [*FEATURE_HEADS], ["truncated"], DRAWN, slow=["full"]
+    ),
     "independent_tree": Engine("independent", [*FEATURE_HEADS], mixed=["truncated"], shape=TREE, is_slow=True),
     "specformer_drawn_chain": Engine("specformer", [*SPECFORMER], [*SPECFORMER], ["full"], DRAWN),
-    "last_hidden_drawn_chain": Engine("last_hidden", [*LAST_HIDDEN], [*LAST_HIDDEN], ["medusa"], DRAWN),
-    "last_hidden_drawn_tree": Engine("last_hidden", [*LAST_HIDDEN], (), ["medusa"], TREE | DRAWN | PLANTED),
+    "last_hidden_drawn_chain": Engine(
+        "last_hidden", [*LAST_HIDDEN], [*LAST_HIDDEN], ["medusa"], DRAWN, slow=["medusa_truncated"]
+    ),
+    "last_hidden_drawn_tree": Engine(
+        "last_hidden",
+        [*LAST_HIDDEN],
+        mixed=["medusa"],
+        shape=TREE | DRAWN | PLANTED,
+        slow=["medusa_truncated", "medusa_routed"],
+    ),
     "last_hidden_tree": Engine("last_hidden", [*LAST_HIDDEN], mixed=["medusa"], shape=TREE, is_slow=True),
     "last_hidden_slim_tree": Engine("last_hidden", ["slim"], mixed=["slim"], shape=TREE, is_slow=True),
     # the likeliest token of a Medusa trained for seconds is too seldom right for the chain that proposes it alone
@@ -79,9 +98,13 @@ ROUNDS = volume(2_000, 600)
 
 
 def met(drafters: Callable[[Engine], Sequence[str]], *only: str) -> pytest.MarkDecorator:
-    """Every engine (or `only` these) with these drafters of it."""
+    """Every engine (or all drafters of `only` these) with these drafters of it."""
+
+    def marks(engine: Engine, drafter: str) -> Any:
+        return pytest.mark.slow if engine.is_slow or (drafter in engine.slow and not only) else ()
+
     cases = [
-        pytest.param(name, drafter, marks=pytest.mark.slow if engine.is_slow else (), id=f"{name}-{drafter}")
+        pytest.param(name, drafter, marks=marks(engine, drafter), id=f"{name}-{drafter}")
         for name, engine in ENGINES.items()
         for drafter in dict.fromkeys(drafters(engine))
         if not only or name in only
