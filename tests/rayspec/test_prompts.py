@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from rayspec.training import prepare
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.prompts import check_source, evaluation_hashes, hashes, prompts_of
+from rayspec.training.data.prompts import check_source, evaluation_hashes, given_prompts, hashes, own_prompts
 from rayspec.training.data.self_prompts import prompt_hash
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
@@ -38,7 +38,9 @@ def workload(tmp_path: Path) -> Path:
 
 
 def found(config: AnswersConfig, folder: Path, tokenizer: Any, chat: ChatTemplate | None = None, **options: Any) -> Any:
-    return prompts_of(config, "answers", folder, CorpusConfig(), tokenizer, chat, Scripted(tokenizer), **options)
+    if config.prompts == "self":
+        return own_prompts(config, "answers", folder, chat, Scripted(tokenizer), **options)
+    return given_prompts(config, "answers", CorpusConfig(), tokenizer, chat, **options)
 
 
 def test_pieces_of_a_folder_of_texts(tiny_target: FrozenTarget, text_folder: Path, tmp_path: Path) -> None:
@@ -257,6 +259,31 @@ def test_only_answers_are_learnt_and_a_second_turn_follows_an_ended_one(chat: Ch
     assert list(follow_ups[0].prompt_ids) == opened
     assert all(r.temperature == 0 for r in first + second)
     assert all(r.temperature > 0 for r in follow_ups)
+
+
+def test_an_answer_ends_as_the_template_says_once_the_conversation_goes_on(
+    tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    """GPT-OSS ends its answers by <|return|>, and its template those of the past by what ends a message. The token that
+    the target did not write is not learnt."""
+    tokenizer = chat_tokenizer(tiny_target_folder, HARMONY, eos="<|return|>")
+    chat = ChatTemplate.of(tokenizer)
+    fig, elm, why = (f"<|channel|>final<|message|>{text}<|return|>" for text in ("fig", "elm", "Sweet."))
+    config = replace(CONFIG, answer_tokens=60, follow_up_share=1.0)
+    prompts = [Prompt(text, chat.first_turn(text)) for text in ("Name a fruit.", "Name a tree.")]
+    answer = Scripted(tokenizer, [fig, elm], ["Why so?<|im_end|>", "never ended"], [why])
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat)
+    said = ["Name a fruit.", "fig", "Why so?", "Sweet."]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text.count("<|im_end|>") == 5
+    long, short = stored(tmp_path / "a")
+    assert [i for i, _ in long] == chat.encode(text.removesuffix("<|im_end|>") + "<|return|>")
+    learnt = chat.encode(fig.removesuffix("<|return|>") + why)
+    assert [i for i, is_learnt in long if is_learnt] == learnt
+    assert short == marked(chat, "Name a tree.", elm), "which did not go on"
+    opened = tokenizer.apply_chat_template(messages[:3], tokenize=False).removesuffix("Why so?<|im_end|>")
+    assert list(answer.asked[1][0].prompt_ids) == chat.encode(opened)
 
 
 def test_a_conversation_ends_where_a_sequence_has_no_room(chat: ChatTemplate, tmp_path: Path) -> None:

@@ -54,6 +54,12 @@ class Row:
         self.ids += ids
         self.mask += [is_answer] * len(ids)
 
+    def set_end(self, token: int) -> None:
+        """Let the last answer end by `token`, as the chat template writes it once the conversation goes on. Where the
+        target has ended it by another, there is nothing to learn from it."""
+        if self.ids[-1] != token:
+            self.ids[-1], self.mask[-1] = token, False
+
 
 class Shard(NamedTuple):
     ids_M: Tensor  # int32
