@@ -20,6 +20,7 @@ from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
 HIDDEN_STATES = ("online", "offline")
+MAX_WORKERS = 1000  # Ray would wait for ever for machines that nobody has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,10 @@ class WorkersConfig(Settings):
 
     def __post_init__(self) -> None:
         for name in ("count", "num_cpus"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"workers.{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_WORKERS:
+                raise ValueError(
+                    f"workers.{name} must be at least 1 and at most {MAX_WORKERS}, got {getattr(self, name)}"
+                )
         if self.num_gpus not in (0, 1):
             raise ValueError(
                 f"workers.num_gpus must be 0 or 1, since a worker computes on one, got {self.num_gpus}; more GPUs are "

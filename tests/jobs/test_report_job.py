@@ -26,10 +26,10 @@ def report(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
 def test_a_store_without_sweeps(tmp_path: Path) -> None:
     run = report(tmp_path)
     assert run.returncode == 2
-    assert run.stderr.startswith("error: no run in sqlite:///")
-    assert "sweeps there, newest first: none" in run.stderr
-    assert "rayspec sweep makes a sweep" in run.stderr
+    assert run.stderr.startswith("error: there is no MLflow store at sqlite:///")
+    assert "that a sweep or rayspec report --promote has written" in run.stderr
     assert "Traceback" not in run.stderr
+    assert list(tmp_path.iterdir()) == [], "who reads makes none"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def test_a_run_goes_on_in_pieces_where_it_was_cut_off_in_one(tiny_target: Frozen
         (["workers.count=9"], r"batch_size=8 sequences .* workers\.count=9 .* must be at least 9"),
         (["workers.count=3", "recipe.accumulate=3"], "must be at least 9"),
         (["workers.count=0"], r"workers\.count must be at least 1, got 0"),
+        (["workers.count=100000"], r"workers\.count must be at least 1 and at most 1000, got 100000"),
+        (["engines.count=100000"], r"engines\.count must be at least 1 and at most 1000, got 100000"),
         (["workers.num_cpus=0"], r"workers\.num_cpus must be at least 1, got 0"),
         (["workers.num_gpus=2"], r"workers\.num_gpus must be 0 or 1.*more workers"),
         (["workers.shard_target=true"], r"workers\.count is 1; raise it"),
