@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayspec.entries import entry_of
 from rayspec.home import home
-from rayspec.shipped import drafter_path, own_folder, target_path
-from rayspec.targets.catalogue import DEFAULT_TARGET
+from rayspec.shipped import calibration_path, drafter_path, own_folder, target_path
+from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET
 from rayspec.training.data.answer_engines import AnswerEnginesConfig
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
@@ -264,3 +266,25 @@ class DrafterTrainConfig(Settings):
     @property
     def work_folder(self) -> Path:
         return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name
+
+    def absolute(self) -> DrafterTrainConfig:
+        """The same with every folder in full, for engines and workers whose current folder is another one. A target
+        that is named stays a name, and is looked for under RAYSPEC_HOME; so does a base that is still to be trained."""
+        target = os.path.expanduser(self.target)
+        is_folder = self.target not in CATALOGUE and os.path.isdir(target)
+        return replace(
+            self,
+            target=os.path.abspath(target) if is_folder else self.target,
+            output_dir=os.path.abspath(self.output_folder),
+            work_dir=os.path.abspath(self.work_folder),
+            drafters=[self._absolute_entry(head) for head in self.drafters],
+        )
+
+    def _absolute_entry(self, head: DrafterEntry) -> DrafterEntry:
+        with suppress(ValueError):
+            base = self.base_folder(head)
+            head = replace(head, base=None if base is None else os.path.abspath(base))
+        with suppress(ValueError):
+            found = None if head.artifacts is None else calibration_path(head.artifacts, self.target)
+            head = replace(head, artifacts=found)
+        return head

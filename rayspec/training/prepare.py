@@ -41,7 +41,7 @@ from rayspec.training.data.self_prompts import prompt_hash, written_prompts
 from rayspec.training.data.shards import PATTERN
 from rayspec.training.drafter_config import DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.hidden_states import plan_states, with_states
+from rayspec.training.hidden_states import are_stored, plan_states, with_states
 
 SETS = ("answers", "held_out")
 
@@ -99,11 +99,25 @@ def prepare(config: DrafterTrainConfig) -> None:
         torch.set_num_threads(config.num_threads)
     check_answers(config)
     sha256 = target_sha256(config.target_folder)
+    config = config.absolute()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
         # engines hold the weights meanwhile
         sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
-        if config.hidden_states == "offline":
-            with_states(config, load_target(config, sha256), sets)
+        if not are_stored(config, sha256, sets):
+            target_with_states(config, sha256, sets)
+
+
+def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> FrozenTarget:
+    """As this process trains with it. Hidden states that are asked for and not stored yet are computed by who has the
+    device: this process, or the workers, beside whom it keeps the target to check what was trained. Raises ValueError,
+    and as `states_by_workers`."""
+    if config.workers is None:
+        return with_states(config, load_target(config, sha256), sets)
+    if not are_stored(config, sha256, sets):
+        from rayspec.training.ray_train import states_by_workers  # with Ray, some seconds
+
+        states_by_workers(config, sha256)
+    return load_target(config, sha256)
 
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:
