@@ -219,13 +219,13 @@ def test_too_few_prompts_are_known_before_anything_is_written(
     config = DrafterTrainConfig(
         target=str(tmp_path / "chat"),
         work_dir=str(tmp_path / "work"),
-        answers=replace(CONFIG, prompts=str(workload), count=4),
-        held_out=replace(CONFIG, count=1),
+        answers=replace(CONFIG, prompts=str(workload), count=4, max_prompt_tokens=52),
+        held_out=replace(CONFIG, count=1, max_prompt_tokens=52),
         drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
     )
     for refused in (lambda: prepare.plan_prepare(config), lambda: prepare.make_all_answers(config, target)):
         with pytest.raises(
-            ValueError, match=r"own.jsonl holds 3 prompts of 8 to 60 tokens .* not answers.count=4; low"
+            ValueError, match=r"own.jsonl holds 3 prompts of 8 to 52 tokens .* not answers.count=4; low"
         ):
             refused()
     assert not (tmp_path / "work").exists()
