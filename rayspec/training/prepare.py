@@ -155,6 +155,7 @@ def make_all_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
         for name, settings in missing.items():
             prompts = given.get(name)
             if prompts is None:
+                assert pool is not None, "of answers as given the prompts are there"
                 folder = config.work_folder / f"{name}_prompts"
                 prompts = own_prompts(settings, name, folder, chat, pool, avoid)
                 avoid |= _hashes(prompts)

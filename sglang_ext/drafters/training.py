@@ -97,8 +97,9 @@ class Batch:
         # row p predicts p + 1, so the mask moves one to the left
         mask_BT = answers.loss_mask_NL[indices, 1:T]
         sequence_N, position_N = mask_BT.nonzero(as_tuple=True)
-        rows = (t.to(device) for t in (answers.token_ids_NL[indices, :T].long(), sequence_N, position_N))
-        return cls(*rows, numbers=tuple(indices.tolist()), step=step)
+        ids_BT = answers.token_ids_NL[indices, :T].long()
+        numbers = tuple(indices.tolist())
+        return cls(ids_BT.to(device), sequence_N.to(device), position_N.to(device), numbers, step)
 
     @property
     def next_ids_N(self) -> Tensor:

@@ -7,13 +7,10 @@ import pytest
 from engines import running_engine
 from laws import check_greedy_in_a_mixed_batch, check_laws
 from target_kinds import TARGETS, random_model
-from test_laws import FILTERS, REQUESTS, check_pairs
+from test_laws import FEWER, FILTERS, REQUESTS, check_pairs
 from toy import DRAFT_STEPS, Toy, V, toy_of
-from volume import volume
 
 from sglang_ext.adapter.engine import swap_drafter
-
-PAIRS = volume(20_000, 6_000)
 
 
 def make(folder: Path, name: str) -> Toy:
@@ -33,4 +30,4 @@ def test_law_with_reduced_heads(name: str, tmp_path: Path) -> None:
         check_laws(engine, toy, {name: FILTERS[name] for name in ("top_k_and_top_p", "all")}, requests=REQUESTS)
         check_greedy_in_a_mixed_batch(engine, toy)
         swap_drafter(engine, str(slim))
-        check_pairs(engine, toy, PAIRS)
+        check_pairs(engine, toy, FEWER)
