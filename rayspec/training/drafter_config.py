@@ -21,6 +21,7 @@ from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
+SETS = ("answers", "held_out")  # of answers, the settings and folders of each
 HIDDEN_STATES = ("online", "offline")
 MAX_WORKERS = 1000  # Ray would wait for ever for machines that nobody has
 

@@ -39,11 +39,9 @@ from rayspec.training.data.prompts import (
 )
 from rayspec.training.data.self_prompts import prompt_hash, written_prompts
 from rayspec.training.data.shards import PATTERN
-from rayspec.training.drafter_config import DrafterTrainConfig
+from rayspec.training.drafter_config import SETS, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.hidden_states import are_stored, plan_states, with_states
-
-SETS = ("answers", "held_out")
 
 
 class WorkFolderInUse(ValueError):

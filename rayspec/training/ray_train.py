@@ -28,11 +28,10 @@ from rayspec.home import home, tracking_uri
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.data.answers import read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_config import SETS, DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import Group
 from rayspec.training.hidden_states import with_states
-from rayspec.training.prepare import SETS
 
 logger = logging.getLogger(__name__)
 
