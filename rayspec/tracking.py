@@ -290,14 +290,14 @@ class Tracker:
         return Run(self.client, run.info.run_id)
 
 
-def connect(uri: str) -> MlflowClient:
-    """A client of the store, once it has answered. Raises TrackingError.
+def connect(uri: str, *, create: bool = True) -> MlflowClient:
+    """A client of the store, once it has answered. `create`: make it where there is none. Raises TrackingError.
 
     Who may log in is MLflow's own business: MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN.
     """
     try:
         with _quiet_migrations(), few_retries():
-            _try_database(uri)
+            _try_database(uri, create)
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
@@ -314,21 +314,32 @@ def connect(uri: str) -> MlflowClient:
     return client
 
 
-def _try_database(uri: str) -> None:
+def _try_database(uri: str, create: bool) -> None:
     """Connect once where MLflow would try for minutes, with warnings. Raises TrackingError for a store that a newer
-    MLflow has written."""
+    MLflow has written, and for none unless it may `create` one."""
+    none = TrackingError(
+        f"there is no MLflow store at {redacted(uri)} yet, so nothing is registered there; set MLFLOW_TRACKING_URI, or "
+        "RAYSPEC_HOME, to the one that a sweep or rayspec report --promote has written"
+    )
     if not uri.startswith(DATABASES):
+        if not create and "://" not in uri and not os.path.isdir(uri):  # a folder, which MLflow would make
+            raise none
         return
     engine = sqlalchemy.create_engine(uri)
     if engine.dialect.name == "sqlite" and engine.url.database:
         file = Path(engine.url.database)
+        is_missing = file.name != ":memory:" and not file.exists()
+        if is_missing and not create:
+            raise none
         file.parent.mkdir(parents=True, exist_ok=True)  # as MLflow does
-        if file.name != ":memory:" and not file.exists():
+        if is_missing:
             make_sqlite_store(file)
     with engine.connect() as connection:
         found = MigrationContext.configure(connection).get_current_revision()  # reads: a file may be no database
     engine.dispose()
     if found is None:  # a new store
+        if not create:
+            raise none
         return
     try:
         ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations")).get_revision(found)

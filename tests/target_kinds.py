@@ -17,6 +17,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -80,8 +81,17 @@ TARGETS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 def save_target(folder: Path, name: str) -> Path:
     """Random weights that earlier tokens matter to without chaos, so that seconds of training teach a drafter a bit."""
+    random_model(TARGETS[name]()).save_pretrained(folder)
+    vocabulary = {f"t{v}": v for v in range(WORDS - 1)} | {"<|endoftext|>": WORDS - 1}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", eos_token="<|endoftext|>").save_pretrained(folder)
+    return folder
+
+
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Its weights are those of `save_target`."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(TARGETS[name]())
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
@@ -92,8 +102,4 @@ def save_target(folder: Path, name: str) -> Path:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif "o_proj" in parameter_name or "down_proj" in parameter_name:
                 parameter.mul_(0.1)
-    model.save_pretrained(folder)
-    vocabulary = {f"t{v}": v for v in range(WORDS - 1)} | {"<|endoftext|>": WORDS - 1}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", eos_token="<|endoftext|>").save_pretrained(folder)
-    return folder
+    return model

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     from rayspec.tracking import connect
 
     try:
-        sweep = find_sweep(connect(tracking_uri()), options.sweep)
+        sweep = find_sweep(connect(tracking_uri(), create=False), options.sweep)
         folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
         if options.plan:
             print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")

@@ -86,8 +86,9 @@ def main(arguments: list[str]) -> int:
     try:
         scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
         access = Access.given(options.api_key_file, options.max_body_mib)
-        prepared_home()
-        client = None if is_folder(options.source) else connect(tracking_uri())
+        if not options.plan:
+            prepared_home()
+        client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
         source = options.source if scale is None or client is None else pinned_source(options.source, client)
         champion = find_champion(source, client, target=options.target, force=options.force)
         command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
@@ -222,7 +223,7 @@ def _webhook(options: argparse.Namespace) -> "WebhookSettings | None":
     from rayspec.serving.webhook import WebhookSettings
 
     return WebhookSettings(
-        host=options.webhook_host or "127.0.0.1",
+        host="127.0.0.1" if options.webhook_host is None else options.webhook_host,
         port=options.webhook_port,
         secret=os.environ.get(WEBHOOK_VARIABLE, "").strip(),
     )

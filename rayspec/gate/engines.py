@@ -81,7 +81,7 @@ def _champion(source: str, config: GateConfig) -> tuple[str, ServingRecord, str]
     if not is_registered and not (Path(source) / RECORD).is_file():
         return None
     # force: a gate is what finds out how fast it is
-    client = None if is_folder(source) else connect(tracking_uri())
+    client = None if is_folder(source) else connect(tracking_uri(), create=False)
     champion = find_champion(source, client, target=config.target, force=True)
     return str(champion.folder), champion.record, champion.target
 

@@ -62,7 +62,7 @@ def servers(args: dict[str, Any]) -> serve.Application:
     given = build(ServiceArgs, args)
     scale = given.scale
     prepared_home()
-    client = None if is_folder(given.source) else connect(tracking_uri())
+    client = None if is_folder(given.source) else connect(tracking_uri(), create=False)
     source = given.source if client is None else pinned_source(given.source, client)
     champion = find_champion(source, client, target=given.target, force=given.force)
     version = served_version(

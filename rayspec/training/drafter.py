@@ -195,7 +195,7 @@ def train_drafter(
             started = time.monotonic()
             step = progress.step
             pieces = group.part(batch_indices(len(answers), recipe, step), recipe.accumulate)
-            batches = [Batch.of(answers, indices, device) for indices in pieces]
+            batches = [Batch.of(answers, indices, device, step) for indices in pieces]
             loss_K, figures, num_rows = train_step(drafter, target, batches, recipe, optimizers, step, group)
             progress.step = step + 1
             tokens += num_rows

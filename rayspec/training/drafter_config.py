@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayspec.entries import entry_of
 from rayspec.home import home
-from rayspec.shipped import drafter_path, own_folder, target_path
-from rayspec.targets.catalogue import DEFAULT_TARGET
+from rayspec.shipped import calibration_path, drafter_path, own_folder, target_path
+from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET
 from rayspec.training.data.answer_engines import AnswerEnginesConfig
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
@@ -19,7 +21,9 @@ from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
 
+SETS = ("answers", "held_out")  # of answers, the settings and folders of each
 HIDDEN_STATES = ("online", "offline")
+MAX_WORKERS = 1000  # Ray would wait for ever for machines that nobody has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +130,10 @@ class WorkersConfig(Settings):
 
     def __post_init__(self) -> None:
         for name in ("count", "num_cpus"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"workers.{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_WORKERS:
+                raise ValueError(
+                    f"workers.{name} must be at least 1 and at most {MAX_WORKERS}, got {getattr(self, name)}"
+                )
         if self.num_gpus not in (0, 1):
             raise ValueError(
                 f"workers.num_gpus must be 0 or 1, since a worker computes on one, got {self.num_gpus}; more GPUs are "
@@ -261,3 +267,25 @@ class DrafterTrainConfig(Settings):
     @property
     def work_folder(self) -> Path:
         return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name
+
+    def absolute(self) -> DrafterTrainConfig:
+        """The same with every folder in full, for engines and workers whose current folder is another one. A target
+        that is named stays a name, and is looked for under RAYSPEC_HOME; so does a base that is still to be trained."""
+        target = os.path.expanduser(self.target)
+        is_folder = self.target not in CATALOGUE and os.path.isdir(target)
+        return replace(
+            self,
+            target=os.path.abspath(target) if is_folder else self.target,
+            output_dir=os.path.abspath(self.output_folder),
+            work_dir=os.path.abspath(self.work_folder),
+            drafters=[self._absolute_entry(head) for head in self.drafters],
+        )
+
+    def _absolute_entry(self, head: DrafterEntry) -> DrafterEntry:
+        with suppress(ValueError):
+            base = self.base_folder(head)
+            head = replace(head, base=None if base is None else os.path.abspath(base))
+        with suppress(ValueError):
+            found = None if head.artifacts is None else calibration_path(head.artifacts, self.target)
+            head = replace(head, artifacts=found)
+        return head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,13 @@ from rayspec.training.data.answers import missing_shards, read_answers
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.hidden_states import with_states
-from rayspec.training.prepare import load_target, own_device, plan_sets, prepared_answers
+from rayspec.training.prepare import (
+    own_device,
+    plan_sets,
+    prepared_answers,
+    target_with_states,
+    work_folder_of_our_own,
+)
 from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
@@ -63,23 +69,27 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     sha256 = target_sha256(config.target_folder)
     check_config(config)
     results: dict[str, Acceptance | None] = {}
-    todo = []
     for head in config.drafters:
         if is_exported(config, head, sha256):
             print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
             results[head.name] = None
-        else:
-            todo.append(head)
-    if not todo:
+    if len(results) == len(config.drafters):
         return results
     if config.mlflow:
         from rayspec.tracking import connect  # seconds of import, not paid where it is off
 
         connect(tracking_uri())  # a store that does not answer should not wait for the answers
+    config = config.absolute()  # engines and workers may have another current folder
+    with work_folder_of_our_own(config):
+        return results | _train(config, [head for head in config.drafters if head.name not in results], sha256)
+
+
+def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str) -> dict[str, Acceptance]:
     # the target is not loaded before: on a GPU the engines that make the answers want its memory
     named = replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256)
     answers, held_out = sets = prepared_answers(config, named)
-    target = with_states(config, load_target(config, sha256), sets)
+    target = target_with_states(config, sha256, sets)
+    results = {}
     for head in todo:
         if config.workers is None:
             acceptance = train_drafter(config, head, target, answers, held_out)

@@ -52,5 +52,13 @@ class Group:
             for tensor in tensors:
                 distributed.broadcast(tensor, src=0)
 
+    def first_of(self, found: str | None) -> str | None:
+        """What the first of those workers that have found something says, on all of them; None where nobody has."""
+        if self.size == 1:
+            return found
+        gathered: list[str | None] = [None] * self.size
+        distributed.all_gather_object(gathered, found)
+        return next((text for text in gathered if text is not None), None)
+
 
 ALONE = Group()

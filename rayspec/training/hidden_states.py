@@ -30,6 +30,7 @@ from rayspec.training.data.answers import AnswerSet, missing_shards, read_answer
 from rayspec.training.drafter import autocast
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.group import ALONE, Group
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint_config import read_info
@@ -177,16 +178,31 @@ class StoredTarget(FrozenTarget):
         return super().last_hidden(ids_BT) if found is None else found[0]
 
 
-def with_states(config: DrafterTrainConfig, target: FrozenTarget, sets: Iterable[AnswerSet]) -> FrozenTarget:
+def with_states(
+    config: DrafterTrainConfig, target: FrozenTarget, sets: Iterable[AnswerSet], group: Group = ALONE
+) -> FrozenTarget:
     """The target that training asks: itself, or with `hidden_states: offline` one that reads the states of these
-    answers, computed here where they are not stored yet. Raises ValueError where the disk has no room for them."""
+    answers, computed where they are not stored yet: here, or by the workers of `group`, all of which call this and take
+    files in turn, or with shared layers compute each together. Raises ValueError where the disk has no room for
+    them."""
     if config.hidden_states == "online":
         return target
     stored = [_stored_set(config, target, target.sha256, answers) for answers in sets]
     _check_room(config, sum(own.missing_bytes for own in stored))
     for own in stored:
-        _store(config, target, own)
+        _store(config, target, own, group)
+    group.first_of(None)  # all files are there before anybody reads one
     return StoredTarget.of(target, StoredStates(stored))
+
+
+def are_stored(config: DrafterTrainConfig, target_sha256: str, sets: Iterable[AnswerSet]) -> bool:
+    """Whether nothing is to be computed. Raises ValueError where the disk has no room for what is."""
+    if config.hidden_states == "online":
+        return True
+    target = FrozenTarget.without_weights(config.target_folder)
+    missing = sum(_stored_set(config, target, target_sha256, answers).missing_bytes for answers in sets)
+    _check_room(config, missing)
+    return not missing
 
 
 def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
@@ -214,10 +230,10 @@ def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
 
 
 def _where_computed(config: DrafterTrainConfig, needed: int) -> str:
-    """Workers read what the process that starts them has stored, and it leaves their GPUs alone."""
-    if not needed or config.workers is None or not config.workers.num_gpus:
+    workers = config.workers
+    if not needed or workers is None:
         return ""
-    return "; computed on the CPU of this process: on a GPU, run rayspec prepare without workers first"
+    return f"; computed by the {workers.count} worker(s){', on a GPU each' if workers.num_gpus else ''}"
 
 
 def _folder(config: DrafterTrainConfig) -> Path:
@@ -265,13 +281,16 @@ def _check_room(config: DrafterTrainConfig, needed: int) -> int:
 
 
 @torch.no_grad()
-def _store(config: DrafterTrainConfig, target: FrozenTarget, own: StoredSet) -> None:
+def _store(config: DrafterTrainConfig, target: FrozenTarget, own: StoredSet, group: Group) -> None:
     own.folder.mkdir(parents=True, exist_ok=True)
-    total = sum(own.tokens(chunk) for chunk, _ in own.missing)
+    is_shared = config.workers is not None and config.workers.shard_target and group.size > 1
+    # by the number of a file, since others are written while this one looks which are missing
+    todo = [found for found in own.missing if is_shared or found[0].start // CHUNK % group.size == group.rank]
+    total = sum(own.tokens(chunk) for chunk, _ in todo)
     with tqdm(total=total, desc=f"hidden states: {own.answers.name}", unit="token", disable=not total) as bar:
-        for chunk, names in own.missing:
+        for chunk, names in todo:
             states = _compute(config, target, own, chunk, names)
-            for name in names:
+            for name in names if group.is_writer or not is_shared else ():
                 with whole_file(own.file(chunk, name)) as draft:
                     save_tensors({STATES: states[name]}, draft, {IDENTITY: own.identity(chunk)})
             bar.update(own.tokens(chunk))
@@ -283,8 +302,8 @@ def _compute(
     """[M, G] of each layer along the sequences of a file."""
     taps = tuple(int(name.removeprefix("layer-")) for name in names if name != LAST)
     found: dict[str, list[Tensor]] = {name: [] for name in names}
-    for start in range(chunk.start, chunk.stop, config.recipe.batch_size):
-        numbers = range(start, min(start + config.recipe.batch_size, chunk.stop))
+    for start in range(chunk.start, chunk.stop, config.sequences_at_once):
+        numbers = range(start, min(start + config.sequences_at_once, chunk.stop))
         lengths = own.answers.length_N[numbers.start : numbers.stop].tolist()
         ids_BT = own.answers.token_ids_NL[numbers.start : numbers.stop, : max(lengths)].long().to(target.device)
         with autocast(config.recipe, target.device):

@@ -6,30 +6,62 @@ from the target as training loads it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from rayspec.lock import held
 from rayspec.training.checks import check_answers
 from rayspec.training.data.answer_engines import answer_engines
 from rayspec.training.data.answers import (
     AnswersConfig,
     AnswerSet,
+    Prompt,
     TargetName,
     check_index,
     make_answers,
     missing_shards,
     read_answers,
 )
+from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.prompts import check_source, evaluation_hashes, prompts_of
-from rayspec.training.data.self_prompts import prompt_hash
+from rayspec.training.data.prompts import (
+    CORPUS,
+    SELF,
+    check_source,
+    evaluation_hashes,
+    given_prompts,
+    is_text,
+    own_prompts,
+)
+from rayspec.training.data.self_prompts import prompt_hash, written_prompts
 from rayspec.training.data.shards import PATTERN
-from rayspec.training.drafter_config import DrafterTrainConfig
+from rayspec.training.drafter_config import SETS, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.hidden_states import plan_states, with_states
+from rayspec.training.hidden_states import are_stored, plan_states, with_states
 
-SETS = ("answers", "held_out")
+
+class WorkFolderInUse(ValueError):
+    """Another process prepares or trains in it; the message says which."""
+
+
+@contextmanager
+def work_folder_of_our_own(config: DrafterTrainConfig) -> Iterator[None]:
+    """Keep other processes from writing into work_dir, which is made if it is missing, during the block. Raises
+    WorkFolderInUse where one does."""
+
+    def refusal(holder: str) -> WorkFolderInUse:
+        return WorkFolderInUse(
+            f"work_dir={config.work_folder} is in use by another rayspec train or prepare (process {holder}); wait for "
+            "it, end it, or name another folder with work_dir=..."
+        )
+
+    config.work_folder.mkdir(parents=True, exist_ok=True)
+    with held(config.work_folder / "lock", refusal):
+        yield
 
 
 def plan_sets(config: DrafterTrainConfig, sha256: str) -> list[str]:
@@ -46,6 +78,9 @@ def plan_sets(config: DrafterTrainConfig, sha256: str) -> list[str]:
             state += f", for {engines} engines (lower {name}.batch_size to give each one)"
         source = f"{settings.prompts} as given" if settings.as_given else settings.prompts
         lines.append(f"{name}: {settings.count} sequences from {source} in {folder}: {state}")
+    if _missing_sets(config):
+        tokenizer = FrozenTarget.without_weights(config.target_folder).tokenizer
+        given_sets(config, tokenizer, _chat(tokenizer), skip=CORPUS)  # which it would take long to read
     return lines + plan_states(config, sha256)
 
 
@@ -62,10 +97,25 @@ def prepare(config: DrafterTrainConfig) -> None:
         torch.set_num_threads(config.num_threads)
     check_answers(config)
     sha256 = target_sha256(config.target_folder)
-    # engines hold the weights meanwhile
-    sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
-    if config.hidden_states == "offline":
-        with_states(config, load_target(config, sha256), sets)
+    config = config.absolute()  # engines and workers may have another current folder
+    with work_folder_of_our_own(config):
+        # engines hold the weights meanwhile
+        sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
+        if not are_stored(config, sha256, sets):
+            target_with_states(config, sha256, sets)
+
+
+def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> FrozenTarget:
+    """As this process trains with it. Hidden states that are asked for and not stored yet are computed by who has the
+    device: this process, or the workers, beside whom it keeps the target to check what was trained. Raises ValueError,
+    and as `states_by_workers`."""
+    if config.workers is None:
+        return with_states(config, load_target(config, sha256), sets)
+    if not are_stored(config, sha256, sets):
+        from rayspec.training.ray_train import states_by_workers  # with Ray, some seconds
+
+        states_by_workers(config, sha256)
+    return load_target(config, sha256)
 
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:
@@ -90,28 +140,67 @@ def prepared_answers(config: DrafterTrainConfig, target: FrozenTarget) -> tuple[
 
 
 def make_all_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
-    """The answers of both sets where shards are missing, the held-out ones first: no prompt of theirs is trained on."""
-    todo: dict[str, AnswersConfig] = {name: getattr(config, name) for name in SETS[::-1]}
-    for name, settings in todo.items():
-        check_index(config.work_folder / name, target.sha256, settings)
-    if not any(missing_shards(config.work_folder / name, settings) for name, settings in todo.items()):
+    """The answers of both sets where shards are missing, the held-out ones first: no prompt of theirs is trained on.
+    Engines are started where somebody has to answer. Raises ValueError, of too few prompts before any is answered."""
+    for name in SETS:
+        check_index(config.work_folder / name, target.sha256, getattr(config, name))
+    missing = _missing_sets(config)
+    if not missing:
         return
-    chat = ChatTemplate.of(target.tokenizer) if target.tokenizer.chat_template else None
-    longest = max(settings.most_tokens for settings in todo.values())
+    chat = _chat(target.tokenizer)
+    given, avoid = given_sets(config, target.tokenizer, chat)
+    with _answerers(config, target) if any(not s.as_given for s in missing.values()) else nullcontext() as pool:
+        for name, settings in missing.items():
+            prompts = given.get(name)
+            if prompts is None:
+                assert pool is not None, "of answers as given the prompts are there"
+                folder = config.work_folder / f"{name}_prompts"
+                prompts = own_prompts(settings, name, folder, chat, pool, avoid)
+                avoid |= _hashes(prompts)
+            made_by = TargetName(config.target_name, target.sha256)
+            make_answers(config.work_folder / name, made_by, settings, prompts, pool, chat)
+
+
+def given_sets(
+    config: DrafterTrainConfig, tokenizer: Any, chat: ChatTemplate | None, skip: Collection[str] = ()
+) -> tuple[dict[str, list[Prompt]], set[str]]:
+    """({set: prompts} of those with shards missing whose prompts nobody has to write, hashes that no prompt to be
+    written may have). `skip`: sources that are left out. Raises ValueError where there are too few."""
+    avoid, given = evaluation_hashes(), {}
+    for name in SETS:
+        if getattr(config, name).prompts == SELF:
+            there = written_prompts(config.work_folder / f"{name}_prompts", getattr(config, name).count)
+            avoid |= {prompt_hash(text) for text in there}
+    missing = _missing_sets(config)
+    for name in SETS[::-1]:
+        settings: AnswersConfig = getattr(config, name)
+        if settings.prompts in (SELF, *skip) or (is_text(settings.prompts) and name not in missing):
+            continue
+        prompts = given_prompts(settings, name, config.corpus, tokenizer, chat, avoid)
+        avoid |= _hashes(prompts)
+        if name in missing:
+            given[name] = prompts
+    return given, avoid
+
+
+def _hashes(prompts: Iterable[Prompt]) -> set[str]:
+    return {prompt_hash(prompt.text) for prompt in prompts}
+
+
+def _missing_sets(config: DrafterTrainConfig) -> dict[str, AnswersConfig]:
+    """Those with shards missing, in the order in which they are made."""
+    sets: dict[str, AnswersConfig] = {name: getattr(config, name) for name in SETS[::-1]}
+    return {name: settings for name, settings in sets.items() if missing_shards(config.work_folder / name, settings)}
+
+
+def _chat(tokenizer: Any) -> ChatTemplate | None:
+    return ChatTemplate.of(tokenizer) if tokenizer.chat_template else None
+
+
+def _answerers(config: DrafterTrainConfig, target: FrozenTarget) -> AbstractContextManager[Pool]:
+    longest = max(config.answers.most_tokens, config.held_out.most_tokens)
     logs = config.work_folder / "logs"
     print(f"starting {config.engines.count} engine(s) for the answers; log in {logs}", flush=True)
-    avoid = evaluation_hashes()
     made = len([*config.work_folder.glob(f"*/{PATTERN}"), *config.work_folder.glob("*/prompts-*")])
     seed = 1000 * config.answers.seed + made  # a resumed run must not draw again what it has
-    with answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs, seed) as pool:
-        for name, settings in todo.items():
-            prompts = prompts_of(settings, name, config.work_folder, config.corpus, target.tokenizer, chat, pool, avoid)
-            make_answers(
-                config.work_folder / name,
-                TargetName(config.target_name, target.sha256),
-                settings,
-                prompts,
-                pool,
-                chat,
-            )
-            avoid |= {prompt_hash(prompt.text) for prompt in prompts}
+    return answer_engines(config.engines, config.target_folder, longest, target.eos_ids, logs, seed)

@@ -9,7 +9,10 @@ several machines they lie in a file system that all share.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rayspec.farm.actor import cluster
 from rayspec.farm.processes import environment
+from rayspec.home import home, tracking_uri
 from rayspec.training.acceptance import Acceptance
 from rayspec.training.data.answers import read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_config import SETS, DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import Group
 from rayspec.training.hidden_states import with_states
-from rayspec.training.prepare import SETS
 
 logger = logging.getLogger(__name__)
 
@@ -43,37 +46,70 @@ class _Trainer(TorchTrainer):
         connection to Ray."""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What every worker is sent. Folders are in full, and `variables` of the environment say where names lead to."""
+
+    config: DrafterTrainConfig
+    target_sha256: str
+    head: DrafterEntry | None  # None: store hidden states, and train nothing
+    log: Path  # of the first worker
+    variables: dict[str, str]
+
+
 def train_by_workers(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> Acceptance:
     """`train_drafter` on `config.workers`; answers and held-out ones are there. Raises FloatingPointError as it does,
-    and WorkersFailed."""
+    ValueError where a worker does not see the folders, and WorkersFailed."""
+    return Acceptance(**_by_workers(config, head, target_sha256, head.name, log_file(config, head)))
+
+
+def states_by_workers(config: DrafterTrainConfig, target_sha256: str) -> None:
+    """Store the hidden states of both sets of answers, on the workers' devices. Raises as `train_by_workers`."""
+    log = config.work_folder / "logs" / "hidden-states.log"
+    _by_workers(config, None, target_sha256, "hidden states", log)
+
+
+def _by_workers(
+    config: DrafterTrainConfig, head: DrafterEntry | None, target_sha256: str, what: str, log: Path
+) -> dict[str, Any]:
     workers = config.workers
     assert workers is not None, "the caller looked"
-    log = log_file(config, head)
+    config = config.absolute()
+    config.output_folder.mkdir(parents=True, exist_ok=True)  # by which a worker sees that it is not alone
+    asked = _Asked(config, target_sha256, head, Path(os.path.abspath(log)), _variables())
     with cluster(None, min_cpus=workers.count * workers.num_cpus):
         _warn_of_wait(workers.count * workers.num_cpus, workers.count * workers.num_gpus)
-        print(f"{head.name}: training on {workers.count} worker(s); log in {log}", flush=True)
+        print(f"{what}: {workers.count} worker(s) at it; log in {log}", flush=True)
         trainer = _Trainer(
             _work,
-            train_loop_config={"config": config, "head": head, "target_sha256": target_sha256},
+            train_loop_config={"asked": asked},
             scaling_config=train.ScalingConfig(
                 num_workers=workers.count,
                 use_gpu=bool(workers.num_gpus),
                 resources_per_worker={"CPU": workers.num_cpus, "GPU": workers.num_gpus},
             ),
             run_config=train.RunConfig(
-                name=head.name,
-                storage_path=str((config.work_folder / "ray").resolve()),
+                name=what.replace(" ", "-"),
+                storage_path=str(config.work_folder / "ray"),
                 failure_config=train.FailureConfig(max_failures=workers.max_failures),
             ),
         )
         try:
-            with environment({"RAY_CHDIR_TO_TRIAL_DIR": "0"}):  # paths of the configuration are relative to here
-                found = trainer.fit().return_value
+            found = trainer.fit().return_value
         except train.TrainingFailedError as error:
-            raise WorkersFailed(_what_failed(head, error, log)) from error
-    if isinstance(found, FloatingPointError):
+            raise WorkersFailed(_what_failed(what, error, log)) from error
+    if isinstance(found, FloatingPointError | ValueError):
         raise found
-    return Acceptance(**found)
+    return found
+
+
+def _variables() -> dict[str, str]:
+    """Of this process's environment, what says where names lead to; no login, which each machine has by itself."""
+    uri = tracking_uri()
+    scheme, _, path = uri.rpartition(":///")
+    if scheme == "sqlite" or "://" not in uri:  # a file, or a folder
+        uri = f"{scheme}:///" * bool(scheme) + os.path.abspath(path)
+    return {"RAYSPEC_HOME": str(home()), "MLFLOW_TRACKING_URI": uri}
 
 
 def log_file(config: DrafterTrainConfig, head: DrafterEntry) -> Path:
@@ -81,36 +117,61 @@ def log_file(config: DrafterTrainConfig, head: DrafterEntry) -> Path:
     return config.work_folder / "logs" / f"train-{head.name}.log"
 
 
-def _work(asked: dict[str, Any]) -> dict[str, Any] | FloatingPointError | None:
+def _work(sent: dict[str, _Asked]) -> dict[str, Any] | FloatingPointError | ValueError:
     """One worker, from its start to the export. What every further attempt would meet again is returned, since Ray
     Train tries again after whatever is raised."""
-    config: DrafterTrainConfig = asked["config"]
+    asked, group = sent["asked"], Group.joined()
+    with ExitStack() as stack:
+        stack.enter_context(environment(asked.variables))
+        unseen = group.first_of(_unseen(asked.config, group.rank))
+        if unseen is not None:
+            return ValueError(unseen)
+        if group.is_writer:
+            asked.log.parent.mkdir(parents=True, exist_ok=True)
+            log = stack.enter_context(asked.log.open("a"))
+            stack.enter_context(redirect_stdout(log))
+            stack.enter_context(redirect_stderr(log))
+        return _compute(asked, group)
+
+
+def _compute(asked: _Asked, group: Group) -> dict[str, Any] | FloatingPointError:
+    config = asked.config
     workers = config.workers
     assert workers is not None, "the driver looked"
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = get_device() if workers.num_gpus else torch.device("cpu")
-    group = Group.joined()
-    with ExitStack() as stack:
-        if group.is_writer:
-            path = log_file(config, asked["head"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            log = stack.enter_context(path.open("a"))
-            stack.enter_context(redirect_stdout(log))
-            stack.enter_context(redirect_stderr(log))
-        target = FrozenTarget.load(
-            config.target_folder,
-            config.recipe.target_dtype,
-            device=device,
-            shards=init_device_mesh(device.type, (group.size,)) if workers.shard_target else None,
-            sha256=asked["target_sha256"],
-        )
-        answers, held_out = sets = tuple(read_answers(config.work_folder / name) for name in SETS)
-        target = with_states(config, target, sets)  # which are stored by now
-        try:
-            return train_drafter(config, asked["head"], target, answers, held_out, group=group).to_dict()
-        except FloatingPointError as error:
-            return error
+    target = FrozenTarget.load(
+        config.target_folder,
+        config.recipe.target_dtype,
+        device=device,
+        shards=init_device_mesh(device.type, (group.size,)) if workers.shard_target else None,
+        sha256=asked.target_sha256,
+    )
+    answers, held_out = sets = tuple(read_answers(config.work_folder / name) for name in SETS)
+    target = with_states(config, target, sets, group)
+    if asked.head is None:
+        return {}
+    try:
+        return train_drafter(config, asked.head, target, answers, held_out, group=group).to_dict()
+    except FloatingPointError as error:
+        return error
+
+
+def _unseen(config: DrafterTrainConfig, rank: int) -> str | None:
+    """What a worker misses of what the process that started it sees; None where that is nothing."""
+    try:
+        config.target_folder  # noqa: B018  (raises ValueError)
+        folders = {"work_dir": config.work_folder, "output_dir": config.output_folder}
+        missing = [f"{name}={folder} is not there" for name, folder in folders.items() if not folder.is_dir()]
+    except ValueError as error:
+        missing = [str(error)]
+    if not missing:
+        return None
+    return (
+        f"worker {rank} on {socket.gethostname()}: {missing[0]}; all workers read the same folders, so put target, "
+        "work_dir, output_dir and RAYSPEC_HOME into a file system that their machines share"
+    )
 
 
 def _warn_of_wait(cpus: int, gpus: int) -> None:
@@ -127,12 +188,12 @@ def _warn_of_wait(cpus: int, gpus: int) -> None:
             )
 
 
-def _what_failed(head: DrafterEntry, error: train.TrainingFailedError, log: Path) -> str:
+def _what_failed(what: str, error: train.TrainingFailedError, log: Path) -> str:
     causes = error.worker_failures if isinstance(error, train.WorkerGroupError) else {}
     lines = [f"worker {rank}: {_last_line(cause)}" for rank, cause in sorted(causes.items())] or [_last_line(error)]
     attempts = "; ".join(lines)
     return (
-        f"{head.name}: training failed on its workers ({attempts}). Its progress is in {log}. The same command goes on "
+        f"{what}: failed on its workers ({attempts}). Its progress is in {log}. The same command goes on "
         "from the newest checkpoint; a larger workers.max_failures tries more often by itself"
     )
 

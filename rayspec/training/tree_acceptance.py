@@ -42,6 +42,15 @@ def measure_tree(
     limit: int | None = None,
 ) -> TreeAcceptance:
     """Greedy decoding along the first `limit` greedy answers. Raises ValueError if there are none long enough."""
+    try:
+        return _measured(drafter, proposer, target, answers, draft_steps, limit)
+    finally:
+        drafter.lm_head.expect_rows((1,))  # the proposer has told it the rows of this tree
+
+
+def _measured(
+    drafter: Drafter, proposer: Proposer, target: FrozenTarget, answers: AnswerSet, draft_steps: int, limit: int | None
+) -> TreeAcceptance:
     carried = family(drafter.kind).training.carried
     emitted = nodes = steps = 0
     for n in (answers.temperature_N == 0).nonzero().squeeze(1)[:limit].tolist():

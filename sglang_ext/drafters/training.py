@@ -78,20 +78,28 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences (trimmed to the longest) and their rows as (sequence, position) pairs, in order."""
+    """Sequences (trimmed to the longest) and their rows as (sequence, position) pairs, in order.
+
+    `numbers` of the sequences in their set and the `step` of training: what is drawn for a sequence hangs on these
+    alone, so that an update comes out the same whole, in pieces and spread over workers.
+    """
 
     ids_BT: Tensor  # int64
     sequence_N: Tensor  # int64
     position_N: Tensor  # int64, p
+    numbers: tuple[int, ...] = ()  # B of them; none where nothing is drawn
+    step: int = 0
 
     @classmethod
-    def of(cls, answers: Answers, indices: Tensor, device: torch.device | None = None) -> Batch:
+    def of(cls, answers: Answers, indices: Tensor, device: torch.device | None = None, step: int = 0) -> Batch:
         """`device`: where the target computes; None for where the answers are."""
         T = int(answers.length_N[indices].max())
         # row p predicts p + 1, so the mask moves one to the left
         mask_BT = answers.loss_mask_NL[indices, 1:T]
         sequence_N, position_N = mask_BT.nonzero(as_tuple=True)
-        return cls(*(t.to(device) for t in (answers.token_ids_NL[indices, :T].long(), sequence_N, position_N)))
+        ids_BT = answers.token_ids_NL[indices, :T].long()
+        numbers = tuple(indices.tolist())
+        return cls(ids_BT.to(device), sequence_N.to(device), position_N.to(device), numbers, step)
 
     @property
     def next_ids_N(self) -> Tensor:

@@ -103,7 +103,7 @@ HTTP = "http://127.0.0.1:9/v1"
         ([HTTP, HTTP, "--candidate-key-file", "/nowhere"], "--candidate-key-file /nowhere cannot be read"),
         ([str(DRAFTERS["full"]), "/nowhere", f"target={TARGET}"], "no drafter '/nowhere'"),
         (["full", "full", "--baseline-model", "x"], "belong to endpoints (http://...)"),
-        ([str(DRAFTERS["full"]), "models:/nothing@champion", f"target={TARGET}"], "has no models:/nothing@champion"),
+        ([str(DRAFTERS["full"]), "models:/nothing@champion", f"target={TARGET}"], "MLflow"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,12 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_a_store_without_sweeps() -> None:
+def test_a_store_without_sweeps(tmp_path: Path) -> None:
     answer = ask("report")
     assert answer.is_refusal, answer
-    assert answer.err.startswith("error: no run in sqlite:///")
-    assert "sweeps there, newest first: none" in answer.err
-    assert "rayspec sweep makes a sweep" in answer.err
+    assert answer.err.startswith("error: there is no MLflow store at sqlite:///")
+    assert "that a sweep or rayspec report --promote has written" in answer.err
+    assert list(tmp_path.iterdir()) == [], "who reads makes none"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from answerers import InTurn, answer_in_process, answerer, as_prompts, name_of
-from safetensors.torch import save_file
+from pyarrow import parquet as pq
+from safetensors.torch import load_file, save_file
 
 from rayspec.training.data.answers import AnswersConfig, check_index, make_answers, read_answers
 from rayspec.training.data.asking import Request
-from rayspec.training.data.shards import read_shard, shard_files
+from rayspec.training.data.shards import SCHEMA, read_shard, shard_files
 from rayspec.training.frozen_target import FrozenTarget
 
 CONFIG = AnswersConfig(
@@ -170,6 +171,26 @@ def test_what_is_no_shard_is_refused(tiny_target: FrozenTarget, tmp_path: Path) 
     frame.assign(temperature=None).to_parquet(file)
     with pytest.raises(ValueError, match="temperature has gaps"):
         read_answers(tmp_path)
+    for change, problem in (
+        ({"prompt_length": 99}, "a prompt_length that is not within its sequence"),
+        ({"token_ids": [[-1] * len(ids) for ids in frame["token_ids"]]}, "the token -1"),
+        ({"token_ids": [[]] * len(frame), "loss_mask": [[]] * len(frame)}, "a sequence without tokens"),
+    ):
+        frame.assign(**change).to_parquet(file)
+        with pytest.raises(ValueError, match=rf"00001.parquet holds no answers \({problem}\); delete it to have it"):
+            read_answers(tmp_path)
+    pq.write_table(SCHEMA.empty_table(), file)
+    with pytest.raises(ValueError, match=r"00001.parquet holds no answers \(no sequence\)"):
+        read_answers(tmp_path)
+    file.write_bytes(whole)
+    as_before(tmp_path, 1)
+    old = file.with_suffix(".safetensors")
+    tensors = load_file(old)
+    mask, length = tensors["loss_mask"][:, 1:], tensors["length"]
+    for change in ({"loss_mask": mask}, {"length": length + 99}, {"length": length[:1]}):
+        save_file({name: t.contiguous() for name, t in {**tensors, **change}.items()}, old)
+        with pytest.raises(ValueError, match=r"00001.safetensors holds no answers \(its tensors do not fit each other"):
+            read_answers(tmp_path)
     file.write_bytes(whole)
     file.with_suffix(".safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds shard 00001 twice, as .parquet and .safetensors; delete one"):

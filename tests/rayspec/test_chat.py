@@ -22,18 +22,13 @@ def test_a_grown_conversation_is_the_template_s(template: str, tiny_target_folde
     assert ids == tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_another_stop_token_than_the_template_s_stays_in_the_conversation(tiny_target_folder: Path) -> None:
-    chat = ChatTemplate.of(chat_tokenizer(tiny_target_folder, eos="<|endoftext|>"))
-    assert chat.reopen == "<|im_end|>\n<|im_start|>user\n"
-
-
 def test_a_stop_token_of_the_template_is_not_said_twice(tiny_target_folder: Path) -> None:
     """As Gemma's end of a turn, which is not its end of text: the target ends its answers by it."""
     tokenizer = chat_tokenizer(tiny_target_folder, eos="<|endoftext|>")
     chat = ChatTemplate.of(tokenizer)
     assert chat.answer_stop == chat.user_stop
     answer = [*chat.encode("fig"), chat.user_stop]
-    ids = [*chat.first_turn("Name a fruit."), *answer, *chat.next_turn("And a nut?", answer[-1])]
+    ids = [*chat.first_turn("Name a fruit."), *answer, *chat.next_turn("And a nut?")]
     given = [ids for ids, _ in chat.as_given(["fig", "elm"], ["And a nut?"], 64, 64)]
     messages = [
         {"role": "user", "content": "Name a fruit."},

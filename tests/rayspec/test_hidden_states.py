@@ -17,9 +17,10 @@ from torch import Tensor
 from rayspec.training import hidden_states
 from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
 from rayspec.training.drafter import train_drafter
-from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
+from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig, WorkersConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.hidden_states import StoredTarget, plan_states, with_states
+from rayspec.training.group import Group
+from rayspec.training.hidden_states import StoredTarget, _store, _stored_set, plan_states, with_states
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch
@@ -196,6 +197,29 @@ def test_a_cut_off_run_goes_on_and_what_changed_is_computed_again(
     computed.clear()
     with_states(asked, replace(tiny_target, sha256="other"), [other])
     assert computed == [2]
+
+
+@pytest.mark.parametrize("shard_target", [False, True])
+def test_workers_share_out_the_files_or_compute_each_together(
+    tiny_target: FrozenTarget, tmp_path: Path, computed: list[int], shard_target: bool
+) -> None:
+    """Where layers are shared out, nobody can compute alone, and the first writes."""
+    asked = config(tmp_path, tiny_target, "medusa", workers=WorkersConfig(count=2, shard_target=shard_target))
+    both = [_stored_set(asked, tiny_target, tiny_target.sha256, random_rows()) for _ in range(2)]
+    assert [len(own.missing) for own in both] == [3, 3], "they look before anything is written"
+    written = []
+    for rank, own in enumerate(both):
+        _store(asked, tiny_target, own, Group(rank, 2))
+        written.append(sorted(files(tmp_path)))
+    names = [f"last-0000{n}.safetensors" for n in range(3)]
+    assert written == ([names, names] if shard_target else [[names[0], names[2]], names])
+    assert sum(computed) == (20 if shard_target else 10)
+    assert _stored_set(asked, tiny_target, tiny_target.sha256, random_rows()).missing == []
+
+
+def test_the_plan_says_who_computes_them(tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    asked = config(tmp_path, tiny_target, workers=WorkersConfig(count=2, num_gpus=1))
+    assert plan_states(asked, tiny_target.sha256)[0].endswith("; computed by the 2 worker(s), on a GPU each")
 
 
 def test_sequences_and_layers_that_are_not_stored_are_computed(

@@ -1,6 +1,7 @@
 """Where prompts come from, that none is in two sets, and which tokens of a conversation are learnt."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 from rayspec.training import prepare
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.prompts import check_source, evaluation_hashes, hashes, prompts_of
+from rayspec.training.data.prompts import check_source, evaluation_hashes, given_prompts, hashes, own_prompts
 from rayspec.training.data.self_prompts import prompt_hash
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
-from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.workloads import load_workload
 
 CONFIG = AnswersConfig(
@@ -38,7 +39,9 @@ def workload(tmp_path: Path) -> Path:
 
 
 def found(config: AnswersConfig, folder: Path, tokenizer: Any, chat: ChatTemplate | None = None, **options: Any) -> Any:
-    return prompts_of(config, "answers", folder, CorpusConfig(), tokenizer, chat, Scripted(tokenizer), **options)
+    if config.prompts == "self":
+        return own_prompts(config, "answers", folder, chat, Scripted(tokenizer), **options)
+    return given_prompts(config, "answers", CorpusConfig(), tokenizer, chat, **options)
 
 
 def test_pieces_of_a_folder_of_texts(tiny_target: FrozenTarget, text_folder: Path, tmp_path: Path) -> None:
@@ -202,6 +205,87 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         assert starts == wanted
 
 
+class NoEngines:
+    def __init__(self, *_: Any) -> None:
+        raise AssertionError("an engine was started")
+
+
+def test_too_few_prompts_are_known_before_anything_is_written(
+    tiny_target_folder: Path, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plan, and by the run before its engines start for the held-out prompts, which the target writes."""
+    target = chat_target(tiny_target_folder, tmp_path / "chat")
+    monkeypatch.setattr(prepare, "answer_engines", NoEngines)
+    config = DrafterTrainConfig(
+        target=str(tmp_path / "chat"),
+        work_dir=str(tmp_path / "work"),
+        answers=replace(CONFIG, prompts=str(workload), count=4, max_prompt_tokens=52),
+        held_out=replace(CONFIG, count=1, max_prompt_tokens=52),
+        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+    )
+    for refused in (lambda: prepare.plan_prepare(config), lambda: prepare.make_all_answers(config, target)):
+        with pytest.raises(
+            ValueError, match=r"own.jsonl holds 3 prompts of 8 to 52 tokens .* not answers.count=4; low"
+        ):
+            refused()
+    assert not (tmp_path / "work").exists()
+    enough = replace(config, answers=replace(config.answers, count=3))
+    assert "answers: 3 sequences" in "\n".join(prepare.plan_prepare(enough))
+
+
+def test_prompts_that_the_target_has_written_are_in_no_other_set(
+    tiny_target_folder: Path, workload: Path, tmp_path: Path
+) -> None:
+    """A run that goes on finds the same prompts as one that does not: those on the disk are left out of the others."""
+    target = chat_target(tiny_target_folder, tmp_path / "chat")
+    config = DrafterTrainConfig(
+        target=str(tmp_path / "chat"),
+        work_dir=str(tmp_path / "work"),
+        answers=replace(CONFIG, prompts=str(workload), count=2),
+        held_out=replace(CONFIG, count=1),
+        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+    )
+    chat = ChatTemplate.of(target.tokenizer)
+    given, avoid = prepare.given_sets(config, target.tokenizer, chat)
+    first, *_ = given["answers"]
+    assert prompt_hash(first.text) in avoid
+    folder = tmp_path / "work" / "held_out_prompts"
+    folder.mkdir(parents=True)
+    (folder / "prompts-00000.jsonl").write_text(json.dumps({"turns": [first.text]}) + "\n")
+    assert first.text not in [p.text for p in prepare.given_sets(config, target.tokenizer, chat)[0]["answers"]]
+
+
+def test_answers_as_given_need_no_engine(
+    tiny_target_folder: Path, conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the held-out set is complete."""
+    target = chat_target(tiny_target_folder, tmp_path / "chat")
+    config = DrafterTrainConfig(
+        target=str(tmp_path / "chat"),
+        work_dir=str(tmp_path / "work"),
+        answers=AnswersConfig(
+            prompts=str(conversations), as_given=True, count=2, max_prompt_tokens=80, answer_tokens=12, batch_size=2
+        ),
+        held_out=replace(CONFIG, count=1),
+        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+    )
+    chat = ChatTemplate.of(target.tokenizer)
+    own = [Prompt("Name a bird.", chat.first_turn("Name a bird."))]
+    said = Scripted(target.tokenizer, ["wren<|im_end|>"])
+    name = TargetName("chat", target.sha256)
+    make_answers(tmp_path / "work" / "held_out", name, config.held_out, own, said)
+    monkeypatch.setattr(prepare, "answer_engines", NoEngines)
+    prepare.make_all_answers(config, target)
+    assert len(read_answers(tmp_path / "work" / "answers")) == 2
+
+
+def chat_target(tiny: Path, folder: Path) -> FrozenTarget:
+    """The tiny target as a chat model, in a folder of its own."""
+    shutil.copytree(tiny, folder)
+    chat_tokenizer(tiny).save_pretrained(folder)
+    return replace(FrozenTarget.without_weights(folder), sha256=target_sha256(folder))
+
+
 def test_a_message_may_end_by_a_token_that_is_only_marked_as_special(tiny_target_folder: Path, tmp_path: Path) -> None:
     """As in GPT-OSS, whose tokenizer names the end of an answer and not that of a message."""
     tokenizer = chat_tokenizer(tiny_target_folder, HARMONY)
@@ -257,6 +341,31 @@ def test_only_answers_are_learnt_and_a_second_turn_follows_an_ended_one(chat: Ch
     assert list(follow_ups[0].prompt_ids) == opened
     assert all(r.temperature == 0 for r in first + second)
     assert all(r.temperature > 0 for r in follow_ups)
+
+
+def test_an_answer_ends_as_the_template_says_once_the_conversation_goes_on(
+    tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    """GPT-OSS ends its answers by <|return|>, and its template those of the past by what ends a message. The token that
+    the target did not write is not learnt."""
+    tokenizer = chat_tokenizer(tiny_target_folder, HARMONY, eos="<|return|>")
+    chat = ChatTemplate.of(tokenizer)
+    fig, elm, why = (f"<|channel|>final<|message|>{text}<|return|>" for text in ("fig", "elm", "Sweet."))
+    config = replace(CONFIG, answer_tokens=60, follow_up_share=1.0)
+    prompts = [Prompt(text, chat.first_turn(text)) for text in ("Name a fruit.", "Name a tree.")]
+    answer = Scripted(tokenizer, [fig, elm], ["Why so?<|im_end|>", "never ended"], [why])
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat)
+    said = ["Name a fruit.", "fig", "Why so?", "Sweet."]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text.count("<|im_end|>") == 5
+    long, short = stored(tmp_path / "a")
+    assert [i for i, _ in long] == chat.encode(text.removesuffix("<|im_end|>") + "<|return|>")
+    learnt = chat.encode(fig.removesuffix("<|return|>") + why)
+    assert [i for i, is_learnt in long if is_learnt] == learnt
+    assert short == marked(chat, "Name a tree.", elm), "which did not go on"
+    opened = tokenizer.apply_chat_template(messages[:3], tokenize=False).removesuffix("Why so?<|im_end|>")
+    assert list(answer.asked[1][0].prompt_ids) == chat.encode(opened)
 
 
 def test_a_conversation_ends_where_a_sequence_has_no_room(chat: ChatTemplate, tmp_path: Path) -> None:

@@ -86,3 +86,17 @@ def test_a_target_that_writes_nothing_usable_is_given_up(chat: ChatTemplate, tmp
     answer = Scripted(chat.tokenizer, *[["no", "no"]] * 9)
     with pytest.raises(ValueError, match=r"wrote 0 usable prompts in 8, too few for 1; name a workload or a folder"):
         write_prompts(tmp_path, replace(CONFIG, count=1), chat, answer)
+
+
+@pytest.mark.parametrize("line", ['{"turns": ["Name', '{"turn": ["Name a fruit."]}', '{"turns": []}', '{"turns": [3]}'])
+def test_a_damaged_file_of_prompts_is_named(line: str, chat: ChatTemplate, tmp_path: Path) -> None:
+    (tmp_path / "prompts-00000.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"prompts-00000.jsonl holds .*; delete it to have them written again"):
+        write_prompts(tmp_path, CONFIG, chat, Scripted(chat.tokenizer))
+
+
+def test_a_prompt_may_hold_any_character(chat: ChatTemplate, tmp_path: Path) -> None:
+    """A line separator, say, at which no line of the file ends."""
+    odd = "Tell me about\u2028the fig tree"
+    (tmp_path / "prompts-00000.jsonl").write_text(json.dumps({"turns": [odd]}, ensure_ascii=False) + "\n")
+    assert write_prompts(tmp_path, replace(CONFIG, count=1), chat, Scripted(chat.tokenizer)) == [odd]

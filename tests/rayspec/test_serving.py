@@ -312,6 +312,7 @@ BAD_OPTIONS = {
     f"--port {10**25}": "--port must be in 1..65535",
     "--webhook-port 31001": "add --follow, or leave --webhook-port out",
     "--follow --webhook-host ::": "--webhook-host goes with --webhook-port",
+    "--follow --webhook-port 31001 --webhook-host=": "--webhook-host must be an address without spaces, got ''",
     "--follow --webhook-port 30000": "--webhook-port must be another than --port, got 30000 for both",
     "--follow --webhook-port 0": "--webhook-port must be in 1..65535, got 0",
     "--follow --webhook-port 31001": "needs the secret of MLflow's webhook in RAYSPEC_WEBHOOK_SECRET",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rayspec.cli import main
 from rayspec.new_store import make_sqlite_store
 from rayspec.tracking import TrackingError, connect
 
@@ -57,6 +58,33 @@ def test_a_store_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrackingError, match=r"does not answer: .*(Not a directory|File exists)"):
         connect(f"sqlite:///{tmp_path}/file/mlflow.db")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///{}/home/mlflow.db", "{}/mlruns"])
+def test_who_only_reads_makes_no_store(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match=r"there is no MLflow store at .* yet.*set MLFLOW_TRACKING_URI"):
+        connect(uri.format(tmp_path), create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mlflow.db").touch()
+    with pytest.raises(TrackingError, match="there is no MLflow store"):
+        connect(f"sqlite:///{tmp_path}/home/mlflow.db", create=False)
+    assert (tmp_path / "home" / "mlflow.db").stat().st_size == 0
+
+
+def test_who_only_reads_reads_what_is_there(store: Path) -> None:
+    assert connect(f"sqlite:///{store}", create=False).search_experiments() != []
+
+
+@pytest.mark.parametrize("words", [["serve", "models:/m@champion"], ["gate", "models:/m@champion", "other"]])
+def test_a_plan_makes_no_store(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main([*words, "--plan"]) == 2
+    assert "error: there is no MLflow store at sqlite:///" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 HALF_MADE = "pragma foreign_keys = off", "drop table alembic_version", "drop table metrics"

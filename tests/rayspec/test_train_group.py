@@ -26,6 +26,7 @@ from sglang_ext.drafters.training import Batch
 FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
 SLIM = DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8})
 MEDUSA = DrafterEntry(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3})
+EAGLE = DrafterEntry(name="eagle", draft_head={"kind": "full"}, drafter={"kind": "eagle"})  # draws noise
 # AdamW: Muon's steps round in bfloat16, where a last digit of a gradient becomes a hundredth of a step
 RECIPE = Recipe(
     num_steps=6, batch_size=5, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16, optimizer="adamw"
@@ -65,7 +66,7 @@ def gradients(target: FrozenTarget, entry: DrafterEntry, pieces: list[Tensor]) -
     return loss_K, {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("entry", [FULL, SLIM, MEDUSA], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [FULL, SLIM, MEDUSA, EAGLE], ids=lambda entry: entry.name)
 @pytest.mark.parametrize("count", [2, 3, 5], ids=["two_pieces", "three_pieces", "a_sequence_each"])
 def test_pieces_add_up_to_the_update(tiny_target: FrozenTarget, entry: DrafterEntry, count: int) -> None:
     indices = torch.tensor([0, 4, 7, 2, 9])
@@ -139,8 +140,10 @@ def test_a_run_goes_on_in_pieces_where_it_was_cut_off_in_one(tiny_target: Frozen
         (["workers.count=2", "recipe.csra_weight=0.1"], "which workers.count=2 share out"),
         (["workers.count=9"], r"batch_size=8 sequences .* workers\.count=9 .* must be at least 9"),
         (["workers.count=3", "recipe.accumulate=3"], "must be at least 9"),
-        (["workers.count=0"], r"workers\.count must be at least 1, got 0"),
-        (["workers.num_cpus=0"], r"workers\.num_cpus must be at least 1, got 0"),
+        (["workers.count=0"], r"workers\.count must be at least 1 and at most 1000, got 0"),
+        (["workers.count=100000"], r"workers\.count must be at least 1 and at most 1000, got 100000"),
+        (["engines.count=100000"], r"engines\.count must be at least 1 and at most 1000, got 100000"),
+        (["workers.num_cpus=0"], r"workers\.num_cpus must be at least 1 and at most 1000, got 0"),
         (["workers.num_gpus=2"], r"workers\.num_gpus must be 0 or 1.*more workers"),
         (["workers.shard_target=true"], r"workers\.count is 1; raise it"),
         (["workers.max_failures=-1"], r"workers\.max_failures must be at least 0"),

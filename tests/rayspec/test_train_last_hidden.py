@@ -362,3 +362,12 @@ def test_tree_acceptance_is_that_of_literal_decoding(
     assert found.tau == pytest.approx(emitted / steps)
     assert found.nodes == pytest.approx(nodes / steps)
     assert found.tau > 1, "something was to be accepted"
+
+
+def test_measuring_a_tree_leaves_the_head_as_it_was(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
+    """Hydra tells its head how many rows a tree has at each level; what follows has one a request again."""
+    drafter = random_drafter(tiny_target, HYDRA, answers)
+    proposer = StaticTree(PATHS).fit(3, 6, len(PATHS) + 1, torch.device("cpu"))
+    assert proposer.rows_by_level()[1] > 1
+    measure_tree(drafter, proposer, tiny_target, answers, draft_steps=3)
+    assert [drafter.lm_head.at(step).rows_of_a_request(step) for step in range(3)] == [1, 1, 1]

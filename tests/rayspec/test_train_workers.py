@@ -1,7 +1,11 @@
 """Workers of Ray Train against one process: real workers, gloo, a small target."""
 
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +31,8 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Ev
 from rayspec.training.drafter_runs import train_all
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import Group
-from rayspec.training.ray_train import WorkersFailed, log_file, train_by_workers
+from rayspec.training.prepare import prepare, work_folder_of_our_own
+from rayspec.training.ray_train import WorkersFailed, _unseen, log_file, train_by_workers
 from rayspec.training.recipe import Recipe
 from sglang_ext.drafters.checkpoint import load_drafter
 
@@ -150,6 +155,79 @@ def test_two_workers_train_what_one_process_trains(
     assert bool((found[-1] != found[0]).all()), "it trained"
 
 
+def test_workers_elsewhere_store_the_states_and_train(
+    data: Path, tiny_target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their current folder is another one than that in which the paths were meant, and so are home and MLflow's store;
+    the target runs on them alone."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny").symlink_to(tiny_target.folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYSPEC_HOME", "own-home")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
+    config = config_of(data, tiny_target, tmp_path, workers=TWO, hidden_states="offline", mlflow=True)
+    config = replace(config, target="models/tiny", output_dir="out", work_dir="work")
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("the process that started the workers computes nothing")
+
+    with monkeypatch.context() as patch:
+        for name in ("features", "last_hidden"):
+            patch.setattr(FrozenTarget, name, refused)
+        assert train_all(config)["slim"] is not None
+    assert config.target_name == "tiny"
+    stored = sorted(file.parent.name for file in (tmp_path / "work" / "hidden_states").rglob("last-*.safetensors"))
+    assert stored == ["answers", "held_out"]
+    assert "hidden states: answers: 100%" in (tmp_path / "work" / "logs" / "hidden-states.log").read_text()
+    assert (tmp_path / "out" / "slim" / "model.safetensors").is_file()
+    assert len(MlflowClient("sqlite:///own.db").search_experiments(filter_string="name = 'rayspec-drafters'")) == 1
+
+
+def test_what_a_worker_does_not_see_is_named(data: Path, tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    config = config_of(data, tiny_target, tmp_path)
+    config.output_folder.mkdir()
+    assert _unseen(config, 1) is None
+    for name in ("work_dir", "output_dir"):
+        text = _unseen(replace(config, **{name: "/nowhere"}), 1)
+        assert text is not None
+        assert re.match(
+            rf"worker 1 on \S+: {name}=/nowhere is not there; .* a file system that their machines sh", text
+        )
+    assert "there is no model at /nowhere" in (_unseen(replace(config, target="/nowhere"), 1) or "")
+
+
+HOLD = """
+import sys
+from rayspec.lock import held
+with held(sys.argv[1], Exception):
+    print(1, flush=True)
+    input()
+"""
+
+
+def test_a_second_run_in_a_work_folder_is_refused(data: Path, tiny_target: FrozenTarget, tmp_path: Path) -> None:
+    """And none is once the first has ended, by a kill, too: only its file is left then."""
+    config = config_of(data, tiny_target, tmp_path)
+    with work_folder_of_our_own(config):
+        before = sorted(tmp_path.rglob("*"))
+        for run in (train_all, prepare):
+            with pytest.raises(
+                ValueError, match=rf"work_dir=\S+ is in use by .* \(process {os.getpid()}\); wait for it"
+            ):
+                run(config)
+        assert sorted(tmp_path.rglob("*")) == before
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(config.work_folder / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"1\n"
+    with pytest.raises(ValueError, match=rf"\(process {other.pid}\)"):
+        prepare(config)
+    other.kill()
+    other.wait()
+    prepare(config)
+
+
 @pytest.mark.slow
 def test_a_target_whose_layers_are_shared_out_is_the_same(
     data: Path, tiny_target: FrozenTarget, by_two: DrafterTrainConfig, tmp_path: Path
@@ -246,6 +324,9 @@ def test_what_fails_on_every_worker_names_the_cause(data: Path, tiny_target: Fro
     assert "max_failures" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     # not tried again, however many attempts there are: it would be met again
+    gone = config_of(data, tiny_target, tmp_path / "gone", workers=replace(TWO, max_failures=5), target="/nowhere")
+    with pytest.raises(ValueError, match=r"worker 0 on \S+: target is '/nowhere', but there is no model"):
+        train_by_workers(gone, SLIM, tiny_target.sha256)
     wild = replace(RECIPE, lr=1e30, clip_norm=1e30, warmup_steps=0)
     config = config_of(data, tiny_target, tmp_path / "wild", workers=replace(TWO, max_failures=5), recipe=wild)
     with pytest.raises(FloatingPointError, match="gradient norm is"):

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from engines import Ids, generate, output_ids, running_engine
-from last_hidden_cases import as_answers
+from last_hidden_cases import as_answers, save, train
 from small_world import untrained
 from target_kinds import LAYERS, TARGETS, WORDS, save_target
 from torch import Tensor
 
+from rayspec.training.acceptance import verify_steps
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.base import Drafter
@@ -155,3 +156,35 @@ def check(case: Case, *, other_taps: tuple[int, ...]) -> None:
     assert case.drafted(case.drafter, other_taps) != expected
     other = Rope() if rope != Rope() else Rope(rope_type="linear", factor=4.0)
     assert case.drafted(with_rope(case.drafter, other), taps) != expected
+
+
+@pytest.mark.slow
+def test_hydra_reads_the_embeddings_of_gemma_without_their_factor(tmp_path: Path) -> None:
+    """As training gives them to it. Heads of the authors' form, which show a factor: ours bring rows to unit size."""
+    target = FrozenTarget.load(save_target(tmp_path / "target", "gemma3"), torch.float32)
+    prompts = PROMPTS[3:]
+    answers = [greedy_answer(target.model, prompt)[:NEW_TOKENS] for prompt in prompts]
+    rows = as_answers(prompts, answers)
+    torch.manual_seed(0)
+    drafter = untrained(target, "hydra", {"positions": K, "as_published": True}, {"kind": "full"})
+    train(drafter, target, rows, steps=TRAIN_STEPS, batch_size=5, lr=5e-3)
+    drafter = load_drafter(save(tmp_path / "drafter", drafter, target, None).absolute())[0]
+    with running_engine(
+        tmp_path / "drafter", target=tmp_path / "target", draft_steps=K, max_total_tokens=4096
+    ) as engine:
+        found = generate(engine, prompts, NEW_TOKENS, ignore_eos=True)
+    assert output_ids(found) == answers
+
+    def expected(target: FrozenTarget) -> list[int]:
+        return verify_steps(drafter, target, rows, num_steps=K, batch_size=5, chunk_rows=256)
+
+    steps = [answer["meta_info"]["spec_verify_ct"] for answer in found]
+    assert steps == expected(target)
+    assert steps != expected(Scaled(target.folder, target.sha256, target.model, target.tokenizer))
+
+
+class Scaled(FrozenTarget):
+    """Gives drafters the embeddings that Gemma's own layers read."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.model.get_input_embeddings()(ids)

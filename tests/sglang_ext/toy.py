@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
@@ -94,6 +94,11 @@ def make_toy(folder: Path) -> Toy:
         for layer in model.model.layers:  # earlier tokens move the law by a third of its mass: no chaos, no chain
             layer.self_attn.o_proj.weight *= 0.02
             layer.mlp.down_proj.weight *= 0.02
+    return toy_of(model, folder)
+
+
+def toy_of(model: PreTrainedModel, folder: Path) -> Toy:
+    """A target of any architecture with V tokens, saved to `folder`, and its drafter."""
     model.save_pretrained(folder)
     words = Tokenizer(WordLevel({f"t{v}": v for v in range(V)}, unk_token="t0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder)

@@ -6,11 +6,9 @@ away with the process, however it ends.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from huggingface_hub import snapshot_download
 
 from rayspec.config import load_config, to_yaml
 from rayspec.identity import differences
+from rayspec.lock import held
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.prepare import Prepared
@@ -128,18 +127,14 @@ class SweepFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from running the sweep. Raises SweepRuns where one does."""
-        with open(self.path / "lock", "a+") as file:
-            file.seek(0)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise SweepRuns(
-                    f"sweep {self.id} is running (process {file.read() or 'unknown'}), so there is nothing to resume; "
-                    "wait for it, or end it first"
-                ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+
+        def refusal(holder: str) -> SweepRuns:
+            return SweepRuns(
+                f"sweep {self.id} is running (process {holder}), so there is nothing to resume; wait for it, or end it "
+                "first"
+            )
+
+        with held(self.path / "lock", refusal):
             yield
 
 

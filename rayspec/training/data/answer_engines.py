@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rayspec.training.data.engine_pool import EnginePool
 
 
+MAX_ENGINES = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnswerEnginesConfig(Settings):
     """The plain engines that answer. None leaves the choice to SGLang or to the platform."""
@@ -31,8 +34,8 @@ class AnswerEnginesConfig(Settings):
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"engines.count must be at least 1, got {self.count}")
+        if not 1 <= self.count <= MAX_ENGINES:
+            raise ValueError(f"engines.count must be at least 1 and at most {MAX_ENGINES}, got {self.count}")
         for name in ("start_timeout_s", "batch_timeout_s", "num_cpus"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"engines.{name} must be above 0, got {getattr(self, name)}")

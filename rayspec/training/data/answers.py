@@ -216,11 +216,11 @@ def make_answers(
     target: TargetName,
     config: AnswersConfig,
     prompts: Sequence[Prompt],
-    pool: Pool,
+    pool: Pool | None,
     chat: ChatTemplate | None = None,
 ) -> None:
-    """Answer the prompts into `folder`; shards that exist are kept. `chat`: for prompts with later turns, follow-ups
-    and answers as given. Raises ValueError as `check_index`."""
+    """Answer the prompts into `folder`; shards that exist are kept. `pool`: who answers; None where the answers are
+    given. `chat`: for prompts with later turns, follow-ups and answers as given. Raises ValueError as `check_index`."""
     check_index(folder, target.sha256, config)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
@@ -236,6 +236,7 @@ def make_answers(
     if config.as_given:
         done = ((shard, _as_given(*piece, config, chat)) for shard, piece in own.items())
     else:
+        assert pool is not None, "somebody has to answer"
         done = pool.run({shard: partial(_converse, folder.name, *piece, config, chat) for shard, piece in own.items()})
     with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not own) as bar:
         bar.update(config.count - sum(map(len, batches.values())))
@@ -281,9 +282,10 @@ def _converse(
         active = []
         for i in (i for i in ended if later_turns[i]):
             assert chat is not None, "only chats have later turns"
-            asked = chat.next_turn(later_turns[i].pop(0), rows[i].ids[-1])
+            asked = chat.next_turn(later_turns[i].pop(0))
             # engines are started for so many tokens: what is longer ends here
             if len(rows[i].ids) + len(asked) + config.answer_tokens <= config.most_tokens:
+                rows[i].set_end(chat.answer_stop)
                 rows[i].add(asked, is_answer=False)
                 active.append(i)
         turn += 1
@@ -330,11 +332,11 @@ def _follow_ups(
     """What the target, in the user's place, says next; None where that is nothing."""
     if not rows:
         return []
-    opening = chat.encode(chat.reopen)
+    opening = [chat.answer_stop, *chat.encode(chat.reopen)]
     stop = (chat.user_stop,)
     seeds = [seed_of(f"{purpose}/follow-up", config.seed, row.number) for row in rows]
     found = yield [
-        Request([*row.ids, *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop, seed)
+        Request([*row.ids[:-1], *opening], WRITING_TEMPERATURE, config.max_prompt_tokens, stop, seed)
         for row, seed in zip(rows, seeds, strict=True)
     ]
     return [chat.message(ids) or None for ids in found]

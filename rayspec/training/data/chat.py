@@ -20,9 +20,9 @@ class ChatTemplate:
     tokenizer: Any
     opening: str  # up to the first message of the user
     ask: str  # between a message of the user and the answer
-    reopen: str  # between an answer and the next message of the user, without the answer's stop token
+    reopen: str  # between an answer's stop token and the next message of the user
     user_stop: int  # the token that ends a message of the user
-    answer_stop: int  # and an answer
+    answer_stop: int  # and an answer of the past; the target may end its own by another (GPT-OSS)
     takes_answers: bool = True  # what stands before an answer of the past is what asks for one
 
     @classmethod
@@ -48,10 +48,11 @@ class ChatTemplate:
             raise ValueError(
                 "the target's chat template ends a message of the user by no special token; name a folder of text"
             )
-        reopen = reopen.removeprefix(tokenizer.eos_token or "")
         # what ends an answer is the end of text, or what ends a message of the user (Gemma's end of a turn)
-        is_turn_s = reopen.startswith(tokenizer.convert_ids_to_tokens(stop[0]))
-        answer_stop = stop[0] if is_turn_s else tokenizer.eos_token_id
+        end, answer_stop = tokenizer.eos_token or "", tokenizer.eos_token_id
+        if reopen.startswith(tokenizer.convert_ids_to_tokens(stop[0])):
+            end, answer_stop = tokenizer.convert_ids_to_tokens(stop[0]), stop[0]
+        reopen = reopen.removeprefix(end)
         return cls(tokenizer, opening, ask, reopen, stop[0], answer_stop, before_answer == opening + USER + ask)
 
     def check_takes_answers(self) -> None:
@@ -69,11 +70,9 @@ class ChatTemplate:
         """From the beginning to where the first answer begins."""
         return self.encode(self.opening + message + self.ask)
 
-    def next_turn(self, message: str, last: int | None = None) -> list[int]:
-        """From behind an answer's stop token to where the next answer begins. `last`: that token, where the answer has
-        it, which is not said twice."""
-        ids = self.encode(self.reopen + message + self.ask)
-        return ids[1:] if ids[0] == last else ids
+    def next_turn(self, message: str) -> list[int]:
+        """From behind an answer's stop token to where the next answer begins."""
+        return self.encode(self.reopen + message + self.ask)
 
     def as_given(
         self, answers: Sequence[str], later_turns: Sequence[str], prompt_tokens: int, answer_tokens: int
@@ -85,7 +84,7 @@ class ChatTemplate:
         self.check_takes_answers()
         for turn, answer in enumerate(answers):
             if turn > 0:
-                asked = self.next_turn(later_turns[turn - 1], self.answer_stop)
+                asked = self.next_turn(later_turns[turn - 1])
                 if len(asked) > prompt_tokens:
                     return
                 yield asked, False

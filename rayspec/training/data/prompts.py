@@ -60,28 +60,36 @@ def check_source(config: AnswersConfig, name: str) -> None:
         )
 
 
-def prompts_of(
+def given_prompts(
     config: AnswersConfig,
     name: str,
-    work_folder: Path,
     corpus_config: CorpusConfig,
     tokenizer: Encoder,
     chat: ChatTemplate | None,
-    pool: Pool,
     avoid: Iterable[str] = (),
 ) -> list[Prompt]:
-    """`config.count` prompts, none of whose hashes is in `avoid`. Raises ValueError where there are not as many."""
+    """`config.count` prompts of a source that is there already, none of whose hashes is in `avoid`. Raises ValueError
+    where there are not as many."""
     if is_text(config.prompts):
         return _cut(config, corpus_config, tokenizer)
+    return _of_workload(config, name, _needed(chat, config, name), set(avoid))
+
+
+def own_prompts(
+    config: AnswersConfig, name: str, folder: Path, chat: ChatTemplate | None, pool: Pool, avoid: Iterable[str] = ()
+) -> list[Prompt]:
+    """As many that the target has written into `folder`, or writes now. Raises ValueError where it cannot."""
+    chat = _needed(chat, config, name)
+    return [Prompt(text, chat.first_turn(text)) for text in write_prompts(folder, config, chat, pool, avoid)]
+
+
+def _needed(chat: ChatTemplate | None, config: AnswersConfig, name: str) -> ChatTemplate:
     if chat is None:
         raise ValueError(
             f"{name}.prompts={config.prompts} are messages of a chat, but the target's tokenizer has no chat template; "
             "name a folder of text files, whose beginnings the target continues"
         )
-    if config.prompts == SELF:
-        texts = write_prompts(work_folder / f"{name}_prompts", config, chat, pool, avoid)
-        return [Prompt(text, chat.first_turn(text)) for text in texts]
-    return _of_workload(config, name, chat, set(avoid))
+    return chat
 
 
 def hashes(conversations: Iterable[Conversation]) -> set[str]:
@@ -95,8 +103,10 @@ def evaluation_hashes() -> set[str]:
 
 
 def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: set[str]) -> list[Prompt]:
-    prompts = []
+    prompts: list[Prompt] = []
     for conversation in load_workload(config.prompts, config.seed):
+        if len(prompts) == config.count:
+            break
         ids = chat.first_turn(conversation.turns[0])
         fits = config.min_prompt_tokens <= len(ids) <= config.max_prompt_tokens
         if config.as_given:  # an answer that was given under a message of `system` is none without it
@@ -110,7 +120,7 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
             f"{config.max_prompt_tokens} tokens{given} that are in no other set, not {name}.count={config.count}; "
             "lower the count, or raise max_prompt_tokens"
         )
-    return prompts[: config.count]
+    return prompts
 
 
 def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[Prompt]:

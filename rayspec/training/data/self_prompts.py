@@ -59,7 +59,7 @@ def write_prompts(
             bar.update(min(len(texts), config.count - bar.n))
 
         while len(found) < config.count and _file(folder, batches).is_file():
-            keep([json.loads(line)["turns"][0] for line in _file(folder, batches).read_text().splitlines()])
+            keep(_read(_file(folder, batches)))
         while len(found) < config.count:
             if batches >= most_batches:
                 raise ValueError(
@@ -77,8 +77,28 @@ def write_prompts(
     return found[: config.count]
 
 
+def written_prompts(folder: Path, count: int) -> list[str]:
+    """The first `count` messages in `folder`, or as many as are there. Raises ValueError for a damaged file."""
+    found: list[str] = []
+    batch = 0
+    while len(found) < count and _file(folder, batch).is_file():
+        found += _read(_file(folder, batch))
+        batch += 1
+    return found[:count]
+
+
 def _file(folder: Path, batch: int) -> Path:
     return folder / f"prompts-{batch:05d}.jsonl"
+
+
+def _read(file: Path) -> list[str]:
+    try:
+        turns = [json.loads(line)["turns"][0] for line in file.read_text().split("\n") if line]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"{file} holds no prompts ({error!r}); delete it to have them written again") from error
+    if not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"{file} holds a prompt that is no text; delete it to have them written again")
+    return turns
 
 
 def _new_messages(purpose: str, batch: int, config: AnswersConfig, chat: ChatTemplate) -> Asking[list[str | None]]:

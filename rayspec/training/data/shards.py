@@ -54,6 +54,12 @@ class Row:
         self.ids += ids
         self.mask += [is_answer] * len(ids)
 
+    def set_end(self, token: int) -> None:
+        """Let the last answer end by `token`, as the chat template writes it once the conversation goes on. Where the
+        target has ended it by another, there is nothing to learn from it."""
+        if self.ids[-1] != token:
+            self.ids[-1], self.mask[-1] = token, False
+
 
 class Shard(NamedTuple):
     ids_M: Tensor  # int32
@@ -61,6 +67,18 @@ class Shard(NamedTuple):
     length_N: Tensor  # int32
     prompt_length_N: Tensor  # int32
     temperature_N: Tensor  # float32
+
+    def problem(self) -> str | None:
+        """What keeps it from being a set of answers; None where nothing does."""
+        if not len(self.length_N):
+            return "no sequence"
+        if bool((self.length_N < 1).any()):
+            return "a sequence without tokens"
+        if bool((self.prompt_length_N < 1).any() | (self.prompt_length_N > self.length_N).any()):
+            return "a prompt_length that is not within its sequence"
+        if int(self.ids_M.min()) < 0:
+            return f"the token {int(self.ids_M.min())}"
+        return None
 
     def padded(self, values_M: Tensor, width: int) -> Tensor:
         """[N, width], with 0 behind each sequence."""
@@ -99,7 +117,11 @@ def write_shard(folder: Path, number: int, rows: Sequence[Row]) -> None:
 
 def read_shard(file: Path) -> Shard:
     """Raises ValueError for a file that is not whole, or holds something else."""
-    return _read_parquet(file) if file.suffix == ".parquet" else _read_safetensors(file)
+    shard = _read_parquet(file) if file.suffix == ".parquet" else _read_safetensors(file)
+    problem = shard.problem()
+    if problem is not None:
+        raise ValueError(f"{file} holds no answers ({problem}); delete it to have it made again")
+    return shard
 
 
 def _read_parquet(file: Path) -> Shard:
@@ -147,5 +169,9 @@ def _read_safetensors(file: Path) -> Shard:
     if missing:
         raise ValueError(f"{file} holds no answers ({', '.join(missing)} missing); name another folder")
     ids_NL, mask_NL, prompt_length_N, length_N, temperature_N = (tensors[name] for name in OLD_TENSORS)
+    fits = ids_NL.dim() == 2 and mask_NL.shape == ids_NL.shape and mask_NL.dtype == torch.bool
+    fits &= all(tensors[name].shape == ids_NL.shape[:1] for name in OLD_TENSORS[2:])
+    if not fits or (length_N > ids_NL.shape[-1]).any():
+        raise ValueError(f"{file} holds no answers (its tensors do not fit each other); name another folder")
     is_token_NL = torch.arange(ids_NL.shape[1]) < length_N[:, None]
     return Shard(ids_NL[is_token_NL], mask_NL[is_token_NL], length_N, prompt_length_N, temperature_N)

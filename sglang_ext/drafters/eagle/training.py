@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -60,9 +61,9 @@ def roll_out(drafter: EagleDrafter, target: Target, batch: Batch, num_steps: int
 
 
 def _noise(batch: Batch, like_BTH: Tensor) -> Tensor:
-    """Drawn by the batch's own tokens, so that a resumed run meets the same; another epoch has other batches,
-    and an update in pieces other noise."""
-    seed = int(batch.ids_BT.sum()) + batch.ids_BT.numel()
-    generator = torch.Generator().manual_seed(seed)
-    noise_BTH = torch.empty(like_BTH.shape).uniform_(-NOISE, NOISE, generator=generator)
-    return noise_BTH.to(like_BTH.device, like_BTH.dtype)
+    """Drawn for each sequence by its number and the step: a resumed run meets the same, another step other noise, and
+    an update in pieces that of the whole, since a longer row begins as a shorter one."""
+    B, T, H = like_BTH.shape
+    assert len(batch.numbers) == B, "Batch.of numbers the sequences"
+    rows = [np.random.default_rng([batch.step, n]).random((T, H), np.float32) for n in batch.numbers]
+    return torch.from_numpy(NOISE * (2 * np.stack(rows) - 1)).to(like_BTH.device, like_BTH.dtype)
