@@ -91,13 +91,14 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     after = step_times(engine)
     assert before is not None, "no accelerator here, so the clock runs"
     assert after is not None
-    spent = after - before
+    spent, head = after - before, load_drafter(drafter)[0].lm_head
     assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
     assert 0 < spent.head_s < spent.draft_s
+    assert 0 <= spent.embedding_s < spent.draft_s - spent.head_s
+    assert spent.routing_s == 0, "no head that routes is asked to meet this"
     assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
     assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
     most = engine.server_args.speculative_num_draft_tokens * spent.requests
-    head = load_drafter(drafter)[0].lm_head
     assert spent.scoring_rows
     mean = spent.scored_tokens / spent.scoring_rows
     if head.kind in ("full", "slimspec"):

@@ -32,7 +32,7 @@ from volume import volume
 
 from rayspec.training.acceptance import verify_steps
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.adapter.engine import step_times, swap_drafter
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.trees.static import StaticTree
@@ -158,6 +158,19 @@ def test_step_clock_splits_the_step(
     request: pytest.FixtureRequest, engine: Any, drafter: Path, prompts: list[Ids]
 ) -> None:
     check_step_clock(engine, drafter, prompts, is_pruned=request.node.callspec.params["drafter"] == "s")
+
+
+@met(lambda engine: ["dynaspec"], "eagle3_chain")
+def test_a_draft_step_has_four_parts(engine: Any, drafter: Path, prompts: list[Ids]) -> None:
+    """DynaSpec's Fig. 1: looking up tokens, choosing clusters, scoring them, and the body."""
+    before = step_times(engine)
+    generate(engine, prompts[:4])
+    after = step_times(engine)
+    assert before is not None
+    assert after is not None
+    spent = after - before
+    assert 0 < spent.routing_s < spent.head_s
+    assert 0 < spent.embedding_s < spent.draft_s - spent.head_s
 
 
 # by family: what is swapped for what; (message, drafter, whose weights its folder holds); (message, drafter) of others
