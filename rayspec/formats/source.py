@@ -105,6 +105,7 @@ class Source:
                 f"{ALLOW_PICKLE} to have torch read tensors and plain lists out of it and refuse all else"
             )
         try:
+            # asked for by --allow-pickle; torch refuses all but tensors and plain containers
             return torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__

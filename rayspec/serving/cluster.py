@@ -99,8 +99,8 @@ class RayStage:
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
         """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load."""
-        told = replace(self._serving.version(champion, self._source(version)), follows_policy=False)
-        actor: Any = ray.remote(**self._serving.scale.actor_options, max_restarts=0)(Canary).remote(told)
+        tried = replace(self._serving.version(champion, self._source(version)), follows_policy=False)
+        actor: Any = ray.remote(**self._serving.scale.actor_options, max_restarts=0)(Canary).remote(tried)
         try:
             with _readable(f"version {version}"):
                 ray.get(actor.place.remote(), timeout=PLACE_TIMEOUT_S)
@@ -121,13 +121,13 @@ class RayStage:
             ) from error
 
     def put_in(self, champion: Champion, version: str) -> None:
-        told = self._serving.version(champion, self._source(version))
+        new = self._serving.version(champion, self._source(version))
         try:
-            put_in(told, self._serving.scale, self._board)
+            put_in(new, self._serving.scale, self._board)
         except ValueError:
             deploy(self._live, self._serving.scale, self._board)  # what is left of it goes on meanwhile
             raise
-        self._live = told
+        self._live = new
 
     def totals(self, champion: Champion) -> Totals:
         try:

@@ -162,7 +162,7 @@ class Replica:
 
     def _checked(self) -> Champion:
         version = self._version
-        client = None if version.tracking_uri is None else connect(version.tracking_uri)
+        client = None if version.tracking_uri is None else connect(version.tracking_uri, create=False)
         champion = find_champion(version.source, client, target=version.target, force=version.force)
         if file_sha256(champion.folder / RECORD) != version.record_sha256:
             raise ValueError(

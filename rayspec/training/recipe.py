@@ -18,6 +18,7 @@ OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
+TOP_K = 10  # HASS's
 MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 
 
@@ -39,7 +40,7 @@ class Recipe(Settings):
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
     divergence: str = "kl"
     top_k_weight: float = 0.0
-    top_k: int = 10
+    top_k: int = TOP_K
     labels: str = "soft"
     cut_rows: str = "drop"
     csra_weight: float = 0.0
@@ -90,6 +91,11 @@ class Recipe(Settings):
             raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
         if not 0.0 <= self.top_k_weight < math.inf:
             raise ValueError(f"recipe.top_k_weight must be at least 0 (0: off) and finite, got {self.top_k_weight}")
+        if self.top_k != TOP_K and not self.top_k_weight:
+            raise ValueError(
+                f"recipe.top_k={self.top_k} says of which tokens there is a further loss, but recipe.top_k_weight is "
+                "0; set top_k_weight, or leave top_k out"
+            )
         if self.top_k_weight and self.labels == "hard":
             raise ValueError(
                 f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which "

@@ -59,7 +59,7 @@ class BodyLimit:
 
         try:
             await self.app(scope, counted, unless_over)
-        except Exception:
+        except Exception:  # whatever it makes of a body that was cut off here
             if not is_over or has_begun:
                 raise
         if is_over and not has_begun:

@@ -5,6 +5,7 @@ import torch
 
 from rayspec_kernels.common.best import best_reference
 from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn, whole_numbers, with_row_stride
+from rayspec_kernels.common.quantized import Quantized, quantize_reference
 from rayspec_kernels.head_topk import _head_topk, head_topk
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 from rayspec_kernels.head_topk.reference import head_topk_reference
@@ -126,3 +127,10 @@ def test_dispatch_gives_the_references_answer(device: torch.device) -> None:
     for k in (3, 20):  # beyond the kernel's 16 the reference takes over
         exact = head_topk_reference(x_BH.double(), weight_VH.double(), k)
         assert_best(head_topk(x_BH, weight_VH, k), exact, x_BH.double() @ weight_VH.double().T, FLOAT32_SUMS)
+
+
+def test_int4_whose_rows_do_not_begin_at_words_is_refused(interpreter: None) -> None:
+    values, scales = quantize_reference(torch.randn(16, 64), "int4")
+    shifted = torch.empty(values.numel() + 1, dtype=torch.uint8)[1:].view(values.shape)
+    with pytest.raises(ValueError, match=r"read in words of four bytes, but they begin at byte 1 .*contiguous"):
+        head_topk_kernel(torch.randn(1, 64), Quantized(shifted, scales), 4)

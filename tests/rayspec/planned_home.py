@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig
 from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.tree_config import SlimTreeConfig, parse_tree
@@ -29,6 +30,7 @@ from sglang_ext.heads import build_head
 from sglang_ext.trees import build_tree
 from sglang_ext.trees.slim import SlimTree
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 NAME = "smollm2-135m"
 PAIRS = 5
 DTYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
@@ -80,6 +82,12 @@ def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: 
     made_for = target.info(config.target_name, body.tap_layers)
     (folder / "config.json").write_text(json.dumps(config_json(drafter, made_for, {})))
     write_holes(folder / "model.safetensors", drafter.state_dict())
+
+
+def make_shipped_drafter(home: Path, target: FrozenTarget) -> None:
+    """`full`, on which configs stand that train further."""
+    shipped = load_config(DrafterTrainConfig, CONFIGS / "train" / "drafters.yaml")
+    make_drafter(home, target, next(e for e in shipped.drafters if e.name == "full"), shipped)
 
 
 def _tree(entry: DrafterEntry, vocab_size: int) -> Any:

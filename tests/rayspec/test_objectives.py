@@ -72,6 +72,11 @@ def test_an_unknown_choice_is_named(field: str) -> None:
         Recipe(**{field: "other"})
 
 
+def test_tokens_of_a_loss_that_is_off_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"recipe\.top_k=5 .* recipe\.top_k_weight is 0; set top_k_weight"):
+        Recipe(top_k=5)
+
+
 def test_a_further_loss_on_the_likeliest_needs_the_targets_law() -> None:
     with pytest.raises(ValueError, match=r"recipe\.top_k_weight=1\.0 weighs tokens .* set labels=soft"):
         Recipe(top_k_weight=1.0, labels="hard")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned_home import make_calibrations, make_drafter, make_target, make_workloads
+from planned_home import make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
@@ -75,8 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setenv("RAYSPEC_DATA", str(folder / "data"))
         make_workloads(folder / "data")
         target = FrozenTarget.without_weights(make_target(folder))
-        shipped = load_config(DrafterTrainConfig, ROOT / "configs" / "train" / "drafters.yaml")
-        make_drafter(folder, target, next(e for e in shipped.drafters if e.name == "full"), shipped)
+        make_shipped_drafter(folder, target)
         for file in CALIBRATE:
             make_calibrations(folder, target, load_config(CalibrationConfig, file))
         for file in TRAIN:

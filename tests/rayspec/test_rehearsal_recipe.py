@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from planned_home import make_calibrations, make_drafter, make_target, make_workloads
+from planned_home import make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
@@ -21,8 +21,7 @@ def test_the_sweep_is_planned_with_all_that_is_made(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RAYSPEC_DATA", str(tmp_path / "data"))
     make_workloads(tmp_path / "data")
     target = FrozenTarget.without_weights(make_target(tmp_path))
-    shipped = load_config(DrafterTrainConfig, ROOT / "configs" / "train" / "drafters.yaml")
-    make_drafter(tmp_path, target, next(e for e in shipped.drafters if e.name == "full"), shipped)
+    make_shipped_drafter(tmp_path, target)
     make_calibrations(tmp_path, target, load_config(CalibrationConfig, RECIPE / "calibrate.yaml"))
     trainings = [load_config(DrafterTrainConfig, RECIPE / f"{n}.yaml") for n in ("train", "train_truncated", "heads")]
     assert len({repr((c.answers, c.held_out, c.recipe.num_steps, c.recipe.batch_size)) for c in trainings}) == 1

@@ -2,10 +2,10 @@
 
 Weights in floating point are the left operand of the tensor cores (wgmma: 64 rows of them at a time, from shared
 memory), so that a batch of one wastes 15 of 16 columns of a small operand and never rows of the large one. Weights in
-fewer bits become the dtype of x in registers (exactly: int8, e4m3 and 0..15 are bf16 and fp16 numbers) and are the
-right operand of up to 32 rows of x, which is mma.sync: a wgmma is asynchronous, and assemblers before CUDA 13.3
-overwrite registers that it still reads (triton-lang/triton 9433, 11781). Scales are applied to sums, never to single
-weights.
+fewer bits become the dtype of x in registers (exactly: int8, e4m3, 0..15 and 128..143 are bf16 numbers, the first three
+fp16 ones) and are the right operand of up to 32 rows of x, which is mma.sync: a wgmma is asynchronous, and assemblers
+before CUDA 13.3 overwrite registers that it still reads (triton-lang/triton 9433, 11781). Scales are applied to sums,
+never to single weights.
 B = activations, N = rows of the tile, H = width, g = columns that share a scale.
 """
 
