@@ -9,11 +9,11 @@ from torch import Tensor
 
 def ragged_positions(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
     """(request index, position) of all positions start..start+length-1, requests in order; both int64 [sum length]."""
-    length_B = length_B.long()
-    request = torch.repeat_interleave(torch.arange(len(length_B), device=length_B.device), length_B)
-    offset_B = length_B.cumsum(0) - length_B
-    position = torch.arange(len(request), device=request.device) - offset_B[request] + start_B.long()[request]
-    return request, position
+    end_B = length_B.long().cumsum(0)
+    row = torch.arange(int(length_B.sum()), device=length_B.device)
+    # not repeat_interleave, which wakes a second thread for a handful of rows: 0.3 ms in a serving engine
+    request = torch.searchsorted(end_B, row, right=True)
+    return request, row + (start_B.long() - end_B + length_B)[request]
 
 
 def read_slots_reference(table_RC: Tensor, row_B: Tensor, start_B: Tensor, length_B: Tensor) -> Tensor:

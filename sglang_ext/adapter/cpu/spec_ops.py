@@ -72,13 +72,14 @@ def _write_accepted(
 ) -> None:
     """SGLang's form: token after each path node at the node's place, and paths in batch-wide node numbers."""
     B, N = tokens_BN.shape
-    first_B1 = torch.arange(B)[:, None] * N
-    accept_index.copy_(torch.where(accepted.path_BD >= 0, accepted.path_BD + first_B1, -1))
+    path_BD, is_node_BD = accepted.path_BD, accepted.path_BD >= 0
+    index_BD = path_BD + torch.arange(B)[:, None] * N
+    accept_index.copy_(index_BD.where(is_node_BD, -1))
     lens.copy_(accepted.num_drafts_B)
-    for b, (path, bonus) in enumerate(zip(accepted.path_BD.tolist(), accepted.bonus_B.tolist(), strict=True)):
-        path = [node for node in path if node >= 0]
-        after = [int(tokens_BN[b, node]) for node in path[1:]] + [bonus]
-        predicts[torch.tensor(path) + b * N] = torch.tensor(after, dtype=predicts.dtype)
+    next_BD = torch.nn.functional.pad(path_BD[:, 1:], (0, 1), value=-1)
+    drafted_BD = tokens_BN.gather(1, next_BD.clamp(min=0))
+    after_BD = drafted_BD.where(next_BD >= 0, accepted.bonus_B[:, None])
+    predicts[index_BD[is_node_BD]] = after_BD[is_node_BD].to(predicts.dtype)
 
 
 @demands(
