@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
+from typing import NamedTuple
 
 import pytest
 
@@ -27,6 +28,7 @@ from sglang_ext.adapter.internals import (
     WRAPPED,
     Internal,
 )
+from sglang_ext.adapter.server_fields import server_fields
 
 WORKERS = HEAD_WORKERS + LAST_HIDDEN_WORKERS + SPECFORMER_WORKERS
 WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + CPU_FORWARDS + HEAD_WORKERS + WRAPPED + RELIED_ON
@@ -38,23 +40,44 @@ def test_pinned_version_is_installed() -> None:
 
 UNTOUCHED = """
 import inspect, json, pkgutil, sys
-names = {t: list(inspect.signature(pkgutil.resolve_name(t)).parameters) for t in json.loads(sys.argv[1])}
-print(json.dumps(names))
+from typing import get_type_hints
+from sglang.srt.arg_groups.arg_utils import record_fields
+from sglang.srt.server_args import ServerArgs
+parameters = {t: list(inspect.signature(pkgutil.resolve_name(t)).parameters) for t in json.loads(sys.argv[1])}
+arguments = {f.name: repr(get_type_hints(ServerArgs).get(f.name)) for f in record_fields(ServerArgs)}
+print(json.dumps([parameters, arguments]))
 """
 
 
+class Untouched(NamedTuple):
+    """SGLang as it is in a process in which no plugin was loaded."""
+
+    parameters: dict[str, list[str]]  # by the object's name
+    arguments: dict[str, str]  # of a server, and their types
+
+
 @pytest.fixture(scope="module")
-def untouched() -> dict[str, list[str]]:
-    """Parameters of SGLang's own objects, from a process in which no plugin was loaded."""
+def untouched() -> Untouched:
     targets = [i.target for i in WITH_SIGNATURE]
     command = [sys.executable, "-c", UNTOUCHED, json.dumps(targets)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return Untouched(*json.loads(out.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("internal", WITH_SIGNATURE, ids=lambda i: i.target.rsplit(".", 1)[1])
-def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: dict[str, list[str]]) -> None:
-    names = [n for n in untouched[internal.target] if n != "self" or "self" in internal.parameters]
+def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: Untouched) -> None:
+    names = [n for n in untouched.parameters[internal.target] if n != "self" or "self" in internal.parameters]
     assert tuple(names) == internal.parameters
+
+
+def test_arguments_as_read_from_the_source_are_those_that_a_server_has(untouched: Untouched) -> None:
+    ours, theirs = server_fields(), untouched.arguments
+    assert set(ours) <= set(theirs)
+    assert set(theirs) - set(ours) <= {"custom_sigquit_handler"}
+    for name, field in ours.items():
+        if field.kind is not None:
+            kind = field.kind.__name__
+            assert theirs[name] in (f"<class '{kind}'>", f"typing.Optional[{kind}]"), name
 
 
 @pytest.mark.parametrize("name", IMPORTED + PRELOADED)
