@@ -84,6 +84,11 @@ class Update(NamedTuple):
     figures: dict[str, float]  # what is logged beside
     num_rows: int
 
+    @property
+    def logged(self) -> dict[str, float]:
+        steps = {f"loss_step_{i}": loss for i, loss in enumerate(self.loss_K.tolist())}
+        return self.figures | {"loss": self.loss_K.sum().item()} | steps
+
 
 def train_step(
     drafter: Drafter,
@@ -154,90 +159,121 @@ def train_drafter(
     evaluate the same, since their layers of the target may be shared out, and nobody would wait less if one did it.
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
-    recipe = config.recipe
-    origin = origin_of(config, head, target)
-    device = target.device
-    drafter = new_drafter(target, head, recipe, answers, origin).to(device)
-    group.copy_first_(drafter.parameters())
     tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
-    asked = config.evaluation.draft_steps
-    draft_steps = min(asked, drafter.config.max_draft_steps or asked)
-    check_prompt_lengths(answers, training_steps(drafter, recipe))
-    check_prompt_lengths(held_out, draft_steps)
-    num_steps = recipe.num_steps if any(p.requires_grad for p in drafter.parameters()) else 0
-    optimizers = recipe.make_optimizers(drafter)
-    folder = config.work_folder / "unfinished" / head.name
-    fingerprint = {
-        **provenance_of(config, target.sha256, answers),
-        **origin.provenance,
-        "draft_head": dict(head.draft_head),
-        **head.asked(),
-    }
-    progress = load_state(folder, fingerprint, drafter, optimizers) or Progress(fingerprint=fingerprint)
-    _check_same_start(progress.step, folder, group, device)
+    training = _Training(config, head, target, answers, held_out, group)
+    with DrafterLog(config, head, training.progress, group) as log:
+        training.run(log, on_step)
+        return training.finish(log, tree)
 
-    def evaluate(limit: int | None) -> Acceptance:
-        with autocast(recipe, device):
-            return measure(
-                drafter,
-                target,
-                held_out,
-                num_steps=draft_steps,
-                batch_size=config.sequences_at_once,
-                chunk_rows=recipe.chunk_rows,
-                limit=limit,
-            )
 
-    with DrafterLog(config, head, progress, group) as log:
-        bar = tqdm(total=num_steps, initial=progress.step, desc=head.name, unit="step", disable=not group.is_writer)
+class _Training:
+    """One drafter, from step 0 or the step of its last checkpoint to its folder."""
+
+    def __init__(
+        self,
+        config: DrafterTrainConfig,
+        head: DrafterEntry,
+        target: FrozenTarget,
+        answers: AnswerSet,
+        held_out: AnswerSet,
+        group: Group,
+    ) -> None:
+        self.config, self.head, self.target, self.group = config, head, target, group
+        self.answers, self.held_out = answers, held_out
+        self.recipe = recipe = config.recipe
+        self.origin = origin_of(config, head, target)
+        self.drafter = new_drafter(target, head, recipe, answers, self.origin).to(target.device)
+        group.copy_first_(self.drafter.parameters())
+        asked = config.evaluation.draft_steps
+        self.draft_steps = min(asked, self.drafter.config.max_draft_steps or asked)  # that are measured
+        check_prompt_lengths(answers, training_steps(self.drafter, recipe))
+        check_prompt_lengths(held_out, self.draft_steps)
+        self.num_steps = recipe.num_steps if any(p.requires_grad for p in self.drafter.parameters()) else 0
+        self.optimizers = recipe.make_optimizers(self.drafter)
+        self.folder = config.work_folder / "unfinished" / head.name
+        fingerprint = {
+            **provenance_of(config, target.sha256, answers),
+            **self.origin.provenance,
+            "draft_head": dict(head.draft_head),
+            **head.asked(),
+        }
+        found = load_state(self.folder, fingerprint, self.drafter, self.optimizers)
+        self.progress = found or Progress(fingerprint=fingerprint)
+        _check_same_start(self.progress.step, self.folder, group, target.device)
+
+    def run(self, log: DrafterLog, on_step: Callable[[int], None]) -> None:
+        """The steps that are left."""
+        progress, every = self.progress, self.config
+        shown = {"desc": self.head.name, "unit": "step", "disable": not self.group.is_writer}
         tokens, since = 0, time.monotonic()
-        while progress.step < num_steps:
-            started = time.monotonic()
-            step = progress.step
-            pieces = group.part(batch_indices(len(answers), recipe, step), recipe.accumulate)
-            batches = [Batch.of(answers, indices, device, step) for indices in pieces]
-            loss_K, figures, num_rows = train_step(drafter, target, batches, recipe, optimizers, step, group)
-            progress.step = step + 1
-            tokens += num_rows
-            if progress.step % config.log_every == 0 or progress.step == num_steps:
-                elapsed, since = time.monotonic() - since, time.monotonic()
-                figures |= {
-                    "loss": loss_K.sum().item(),
-                    "answer_tokens_per_s": tokens / elapsed,
-                    **memory_figures(device),
-                }
-                figures |= {f"loss_step_{i}": loss for i, loss in enumerate(loss_K.tolist())}
-                tokens = 0
-                log.record(figures)
-                bar.set_postfix(loss=f"{loss_K[0].item():.3f}", refresh=False)
-            progress.seconds += time.monotonic() - started
-            bar.update()
-            if progress.step % config.evaluation.every == 0 and progress.step < num_steps:
-                with averaged(optimizers):
-                    acceptance = evaluate(config.evaluation.sequences)
-                log.evaluated(acceptance)
-                bar.write(f"{head.name} step {progress.step}: {summary(acceptance)}")
-                since = time.monotonic()
-            is_checkpoint = progress.step % config.checkpoint_every == 0 and progress.step < num_steps
-            if is_checkpoint and group.is_writer:
-                save_state(folder, progress, drafter, optimizers)
-            on_step(progress.step)
-        bar.close()
-        with averaged(optimizers):
+        with tqdm(total=self.num_steps, initial=progress.step, **shown) as bar:
+            while progress.step < self.num_steps:
+                started = time.monotonic()
+                update = self._update()
+                tokens += update.num_rows
+                if self._is_due(every.log_every) or progress.step == self.num_steps:
+                    pace, since, tokens = tokens / (time.monotonic() - since), time.monotonic(), 0
+                    log.record(update.logged | {"answer_tokens_per_s": pace, **memory_figures(self.target.device)})
+                    bar.set_postfix(loss=f"{update.loss_K[0].item():.3f}", refresh=False)
+                progress.seconds += time.monotonic() - started
+                bar.update()
+                if self._is_due(every.evaluation.every) and progress.step < self.num_steps:
+                    begun = time.monotonic()
+                    with averaged(self.optimizers):
+                        found = self._measured(log, every.evaluation.sequences)
+                    bar.write(f"{self.head.name} step {progress.step}: {summary(found)}")
+                    since += time.monotonic() - begun
+                if self._is_due(every.checkpoint_every) and progress.step < self.num_steps and self.group.is_writer:
+                    save_state(self.folder, progress, self.drafter, self.optimizers)
+                on_step(progress.step)
+
+    def finish(self, log: DrafterLog, tree: Any) -> Acceptance:
+        """Quantise, find the tree that is asked for unless it is given, measure, export."""
+        head, drafter = self.head, self.drafter
+        with averaged(self.optimizers):
             drafter.lm_head.quantize()
             if head.tree is not None:
-                drafter.draft_tree = tree
-                if tree is None:
-                    with autocast(recipe, device):
-                        at_once = replace(recipe, batch_size=config.sequences_at_once, accumulate=1)
-                        drafter.draft_tree = find_tree(head.tree, drafter, target, answers, at_once)
-            acceptance = evaluate(None)
-            log.evaluated(acceptance)
-            found = _tree_figures(drafter, target, held_out, draft_steps)
+                drafter.draft_tree = self._found_tree() if tree is None else tree
+            acceptance = self._measured(log, limit=None)
+            found = _tree_figures(drafter, self.target, self.held_out, self.draft_steps)
             log.tree_measured(found)
-            if group.is_writer:
-                export(config, head, origin, drafter, target, answers, held_out, progress, acceptance, found)
-    return acceptance
+            if self.group.is_writer:
+                of_answers = (self.answers, self.held_out, self.progress, acceptance, found)
+                export(self.config, head, self.origin, drafter, self.target, *of_answers)
+        return acceptance
+
+    def _is_due(self, every: int) -> bool:
+        return self.progress.step % every == 0
+
+    def _update(self) -> Update:
+        step, device = self.progress.step, self.target.device
+        indices = batch_indices(len(self.answers), self.recipe, step)
+        pieces = self.group.part(indices, self.recipe.accumulate)
+        batches = [Batch.of(self.answers, piece, device, step) for piece in pieces]
+        update = train_step(self.drafter, self.target, batches, self.recipe, self.optimizers, step, self.group)
+        self.progress.step = step + 1
+        return update
+
+    def _measured(self, log: DrafterLog, limit: int | None) -> Acceptance:
+        """On `limit` of the held-out sequences, None for all."""
+        with autocast(self.recipe, self.target.device):
+            found = measure(
+                self.drafter,
+                self.target,
+                self.held_out,
+                num_steps=self.draft_steps,
+                batch_size=self.config.sequences_at_once,
+                chunk_rows=self.recipe.chunk_rows,
+                limit=limit,
+            )
+        log.evaluated(found)
+        return found
+
+    def _found_tree(self) -> Any:
+        assert self.head.tree is not None, "the caller looked"
+        at_once = replace(self.recipe, batch_size=self.config.sequences_at_once, accumulate=1)
+        with autocast(self.recipe, self.target.device):
+            return find_tree(self.head.tree, self.drafter, self.target, self.answers, at_once)
 
 
 def _check_same_start(step: int, folder: Path, group: Group, device: torch.device) -> None:

@@ -101,8 +101,10 @@ def prepare(config: DrafterTrainConfig) -> None:
     with work_folder_of_our_own(config):
         # engines hold the weights meanwhile
         sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
-        if not are_stored(config, sha256, sets):
-            target_with_states(config, sha256, sets)
+        if config.workers is not None:
+            store_by_workers(config, sha256, sets)
+        elif not are_stored(config, sha256, sets):
+            with_states(config, load_target(config, sha256), sets)
 
 
 def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> FrozenTarget:
@@ -111,11 +113,16 @@ def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection
     and as `states_by_workers`."""
     if config.workers is None:
         return with_states(config, load_target(config, sha256), sets)
+    store_by_workers(config, sha256, sets)
+    return load_target(config, sha256)
+
+
+def store_by_workers(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> None:
+    """The hidden states that are asked for and not stored yet. Raises as `states_by_workers`."""
     if not are_stored(config, sha256, sets):
         from rayspec.training.ray_train import states_by_workers  # with Ray, some seconds
 
         states_by_workers(config, sha256)
-    return load_target(config, sha256)
 
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:

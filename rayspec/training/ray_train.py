@@ -74,7 +74,6 @@ def _by_workers(
 ) -> dict[str, Any]:
     workers = config.workers
     assert workers is not None, "the caller looked"
-    config = config.absolute()
     config.output_folder.mkdir(parents=True, exist_ok=True)  # by which a worker sees that it is not alone
     asked = _Asked(config, target_sha256, head, Path(os.path.abspath(log)), _variables())
     with cluster(None, min_cpus=workers.count * workers.num_cpus):

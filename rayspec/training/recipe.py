@@ -19,6 +19,7 @@ OPTIMIZERS = ("adamw", "muon")
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
 TOP_K = 10  # HASS's
+CSRA_TEMPERATURE = 0.07  # CORAL's
 MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 
 
@@ -44,7 +45,7 @@ class Recipe(Settings):
     labels: str = "soft"
     cut_rows: str = "drop"
     csra_weight: float = 0.0
-    csra_temperature: float = 0.07
+    csra_temperature: float = CSRA_TEMPERATURE
     batch_size: int = 8  # sequences of an update, over all workers and pieces
     accumulate: int = 1
     num_steps: int = 1000
@@ -105,6 +106,11 @@ class Recipe(Settings):
             raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
         if not 0.0 < self.csra_temperature < math.inf:
             raise ValueError(f"recipe.csra_temperature must be above 0 and finite, got {self.csra_temperature}")
+        if self.csra_temperature != CSRA_TEMPERATURE and not self.csra_weight:
+            raise ValueError(
+                f"recipe.csra_temperature={self.csra_temperature} is of a loss that recipe.csra_weight=0 leaves out; "
+                "set csra_weight, or leave csra_temperature out"
+            )
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"recipe.accumulate={self.accumulate} pieces need as many sequences, but recipe.batch_size is "

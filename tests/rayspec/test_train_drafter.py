@@ -576,6 +576,7 @@ def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
         ("clip_norm", 0.0),
         ("csra_weight", -0.1),
         ("csra_temperature", 0.0),
+        ("csra_temperature", 0.1),  # of a loss that is off
     ],
 )
 def test_bad_recipes_are_named(field: str, value: object) -> None:
