@@ -9,6 +9,8 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no model is one without asking the hub, some seconds a name
+
 if not torch.cuda.is_available():
     # Triton decides at a kernel's definition whether it is interpreted, and looks again at each launch (the fixture
     # `interpreter`); engines that tests start must not inherit it

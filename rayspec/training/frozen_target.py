@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Mxfp4Config, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.rope import Rope
-from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
+from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
 
 
 def target_sha256(folder: str | Path) -> str:
@@ -191,7 +191,7 @@ class FrozenTarget:
             name=name or Path(self.folder).resolve().name,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
-            tokenizer_sha256=vocabulary_sha256(self.tokenizer.get_vocab()),
+            tokenizer_sha256=tokenizer_sha256(self.tokenizer),
             tap_layers=self.taps if tap_layers is None else tap_layers,
         )
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from sglang_ext.settings import Settings, build
@@ -16,6 +17,12 @@ def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
     """
     pairs = sorted(vocabulary.items(), key=lambda pair: (pair[1], pair[0]))
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """`vocabulary_sha256` of a tokenizer of transformers, a sixth of a second for 150,000 tokens, once."""
+    return vocabulary_sha256(tokenizer.get_vocab())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import fixed_body
 from sglang_ext.adapter.served_target import check_taps
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
-from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
+from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
 from sglang_ext.heads import build_head
 from sglang_ext.heads.clustered import ClusteredHead
 
@@ -64,7 +64,7 @@ def _check_target(info: CheckpointInfo, config: SweepConfig, target: TargetModel
         name=config.target,
         hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
-        tokenizer_sha256=vocabulary_sha256(target.tokenizer.get_vocab()),
+        tokenizer_sha256=tokenizer_sha256(target.tokenizer),
         tap_layers=default_taps(layers) if taps is None else taps,
     )
     if info.target is None:  # a stock drafter, which names none
