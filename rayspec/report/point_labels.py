@@ -32,6 +32,8 @@ def label_points(axes: Sequence[Axes], points: Sequence[Sequence[tuple[float, fl
             label.set_in_layout(False)
             best, least = None, np.inf
             for distance, (right, up) in product(DISTANCES, DIRECTIONS):
+                if least < 1e-6:
+                    break  # nothing is covered: no later place is better
                 step = distance / np.hypot(right, up)
                 label.set_position((step * right, step * up))
                 label.set(ha=ALIGN[right][0], va=ALIGN[up][1])
