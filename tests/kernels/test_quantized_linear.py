@@ -100,7 +100,9 @@ def stored(rows: int, width: int, weight_format: str, device: torch.device) -> Q
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 1, 32), (3, 301, 96), (70, 20, 64)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "width"), [(1, 1, 32), (3, 301, 96), pytest.param(70, 20, 64, marks=pytest.mark.slow)]
+)
 def test_kernel_matches_float64(
     rows: int, outputs: int, width: int, dtype: torch.dtype, weight_format: str, device: torch.device
 ) -> None:
@@ -110,6 +112,13 @@ def test_kernel_matches_float64(
         assert y_BN.dtype == dtype
         assert_close(y_BN, exact, ROUNDED[dtype])
     assert_close(linear_reference(x_BH.double(), weight), exact, ROUNDED[torch.float32])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_more_rows_than_a_tile(weight_format: str, device: torch.device) -> None:
+    """In one type, beside the slow ones in all: an interpreter takes seconds for it."""
+    test_kernel_matches_float64(70, 20, 64, torch.bfloat16, weight_format, device)
 
 
 @pytest.mark.parametrize("kernel", [tiled_kernel, gemv_kernel])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from chi_square import p_value
+from volume import volume
 
 from rayspec_kernels.cpu.tree_verify import (
     Accepted,
@@ -46,7 +47,7 @@ def test_greedy_batch_is_ragged() -> None:
     assert result.num_drafts_B.tolist() == [3, 0, 1]
 
 
-SAMPLES, V = 100_000, 12
+SAMPLES, V = volume(100_000, 20_000), 12
 LAW_VV = torch.softmax(1.2 * torch.randn(V, V, generator=torch.Generator().manual_seed(1)), dim=-1)  # by last token
 DRAFTER_VV = torch.softmax(LAW_VV.log() + 0.8 * torch.randn(V, V, generator=torch.Generator().manual_seed(2)), dim=-1)
 ROOT = 5

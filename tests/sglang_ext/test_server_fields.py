@@ -4,6 +4,7 @@ import pytest
 
 from sglang_ext.adapter.server_fields import check_overrides
 
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
