@@ -16,6 +16,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
@@ -28,6 +29,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from rayspec.serving.access import Access
+    from rayspec.serving.champion import Champion
     from rayspec.serving.cluster import Following
     from rayspec.serving.rollover import RolloverSettings
     from rayspec.serving.scale import Scale
@@ -36,6 +39,24 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     own, more = (arguments, []) if "--" not in arguments else _parted(arguments)
+    parser = _parser()
+    options = parser.parse_args(own)
+    if not 0 <= options.max_body_mib <= LARGEST:
+        parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
+    set_up()
+    set_up_logs(options.log_format)
+    try:
+        asked = _checked(options, more)
+        asked.tell()
+        if options.plan:
+            return 0
+        return asked.serve_here() if asked.scale is None else asked.serve_on_ray(asked.scale)
+    except (ValueError, OSError) as error:
+        told.error("%s", problem(error))
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rayspec serve", description=__doc__.split("\n\n")[0])
     parser.add_argument("source", help="models:/NAME@champion, models:/NAME/VERSION, a run's id, or a folder")
     parser.add_argument("--target", metavar="TARGET", help="where the target lies, if not where the sweep found it")
@@ -71,70 +92,90 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--webhook-host", metavar="HOST", help="address to take them at (127.0.0.1)")
     parser.add_argument("--log-format", choices=FORMATS, default="text", help="json: each line of the log is an object")
     parser.add_argument("--plan", action="store_true", help="check it, print the command and stop")
-    options = parser.parse_args(own)
-    if not 0 <= options.max_body_mib <= LARGEST:
-        parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
-    set_up()
-    set_up_logs(options.log_format)
+    return parser
 
+
+@dataclass(frozen=True)
+class _Asked:
+    """A champion that may be served, and how."""
+
+    options: argparse.Namespace
+    more: tuple[str, ...]  # SGLang's own flags
+    access: "Access"
+    client: "MlflowClient | None"  # None for a folder
+    source: str  # the alias that was named, or the version that it means now
+    champion: "Champion"
+    command: list[str]
+    scale: "Scale | None"
+    settings: "RolloverSettings | None"
+    webhook: "WebhookSettings | None"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"version": self.champion.name, "port": self.options.port}
+
+    def tell(self) -> None:
+        from rayspec.serving.launch import described
+
+        told.info("%s", described(self.champion, self.command), extra=self.about)
+        if self.access.key is None and self.options.host not in LOOPBACK:
+            told.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
+        if self.scale is not None:
+            told.info("through Ray Serve: %s", self.scale.described)
+        if self.webhook is not None:
+            told.info("MLflow's webhook tells of a new version at %s", self.webhook.address)
+
+    def serve_here(self) -> int:
+        """In SGLang's own server process; its exit status."""
+        from rayspec.serving.launch import serve
+
+        file = prepared_home() / "serving" / f"{self.options.port}.logging.json"
+        variables = sglang_variables(self.options.log_format, file, self.about, self.command)
+        return serve(self.command, self.access, num_threads=self.champion.record.num_threads, variables=variables)
+
+    def serve_on_ray(self, scale: "Scale") -> int:
+        """Until it is ended. Raises ValueError."""
+        from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
+        from rayspec.serving.deployed import Serving
+
+        serving = Serving(
+            host=self.options.host,
+            port=self.options.port,
+            access=self.access,
+            target=self.options.target,
+            force=self.options.force,
+            follows_policy=not self.options.no_policy,
+            more=self.more,
+            scale=scale,
+            tracking_uri=None if self.client is None else self.client.tracking_uri,
+            log_format=self.options.log_format,
+        )
+        try:
+            with _following(self.options.source, self.client, self.settings, self.webhook) as following:
+                serve_on_ray(self.champion, self.source, serving, following)
+        except KeyboardInterrupt:
+            told.info("ended by Ctrl-C")
+            return INTERRUPTED
+        return 0
+
+
+def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
+    """Raises ValueError for what may not be served."""
     from rayspec.serving.access import Access
     from rayspec.serving.alias import pinned_source  # imports torch and MLflow
     from rayspec.serving.champion import find_champion, is_folder
-    from rayspec.serving.launch import described, serve, server_command
+    from rayspec.serving.launch import server_command
     from rayspec.tracking import connect
 
-    try:
-        scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
-        access = Access.given(options.api_key_file, options.max_body_mib)
-        if not options.plan:
-            prepared_home()
-        client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
-        source = options.source if scale is None or client is None else pinned_source(options.source, client)
-        champion = find_champion(source, client, target=options.target, force=options.force)
-        command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
-    except (ValueError, OSError) as error:
-        told.error("%s", problem(error))
-        return 2
-    about = {"version": champion.name, "port": options.port}
-    told.info("%s", described(champion, command), extra=about)
-    if access.key is None and options.host not in LOOPBACK:
-        told.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
-    if scale is not None:
-        told.info("through Ray Serve: %s", scale.described)
-    if webhook is not None:
-        told.info("MLflow's webhook tells of a new version at %s", webhook.address)
-    if options.plan:
-        return 0
-    if scale is None:
-        file = prepared_home() / "serving" / f"{options.port}.logging.json"
-        variables = sglang_variables(options.log_format, file, about, command)
-        return serve(command, access, num_threads=champion.record.num_threads, variables=variables)
-
-    from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
-    from rayspec.serving.deployed import Serving
-
-    serving = Serving(
-        host=options.host,
-        port=options.port,
-        access=access,
-        target=options.target,
-        force=options.force,
-        follows_policy=not options.no_policy,
-        more=tuple(more),
-        scale=scale,
-        tracking_uri=None if client is None else client.tracking_uri,
-        log_format=options.log_format,
-    )
-    try:
-        with _following(options.source, client, settings, webhook) as following:
-            serve_on_ray(champion, source, serving, following)
-    except (ValueError, OSError) as error:
-        told.error("%s", problem(error))
-        return 2
-    except KeyboardInterrupt:
-        told.info("ended by Ctrl-C")
-        return INTERRUPTED
-    return 0
+    scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
+    access = Access.given(options.api_key_file, options.max_body_mib)
+    if not options.plan:
+        prepared_home()
+    client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
+    source = options.source if scale is None or client is None else pinned_source(options.source, client)
+    champion = find_champion(source, client, target=options.target, force=options.force)
+    command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
+    return _Asked(options, tuple(more), access, client, source, champion, command, scale, settings, webhook)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
@@ -204,6 +205,8 @@ class ClusteredHead(DraftHead):
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""
         members_Tn = self._members_MC[chosen_Tm].flatten(1)
+        if members_Tn.device.type == "cpu":  # no graph wants a fixed shape, and padding costs as much as a token
+            members_Tn = pad_sequence([ids[ids >= 0] for ids in members_Tn], batch_first=True, padding_value=-1)
         ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))

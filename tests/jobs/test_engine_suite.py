@@ -30,6 +30,7 @@ def test_a_random_drafter_of_every_head(name: str, tmp_path: Path) -> None:
     assert (info.target.vocab_size, len(set(info.target.tap_layers))) == (SHAPE.vocab, 3)
 
 
+@pytest.mark.slow
 def test_a_head_in_sglang(tmp_path: Path) -> None:
     """The drafter that needs most: it routes, in a process as the suite starts it. Three tokens of each step are
     accepted, whatever the drafts are."""

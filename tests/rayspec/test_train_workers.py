@@ -155,6 +155,7 @@ def test_two_workers_train_what_one_process_trains(
     assert bool((found[-1] != found[0]).all()), "it trained"
 
 
+@pytest.mark.slow
 def test_workers_elsewhere_store_the_states_and_train(
     data: Path, tiny_target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
