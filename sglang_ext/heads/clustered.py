@@ -71,6 +71,7 @@ class ClusteredHead(DraftHead):
         self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
+        self._leaves_padding_out = False  # of what is gathered, where it costs as much as a token
         self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
@@ -205,7 +206,7 @@ class ClusteredHead(DraftHead):
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""
         members_Tn = self._members_MC[chosen_Tm].flatten(1)
-        if members_Tn.device.type == "cpu":  # no graph wants a fixed shape, and padding costs as much as a token
+        if self._leaves_padding_out:
             members_Tn = pad_sequence([ids[ids >= 0] for ids in members_Tn], batch_first=True, padding_value=-1)
         ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
@@ -239,6 +240,7 @@ class ClusteredHead(DraftHead):
     def pack(self) -> None:
         super().pack()
         self.pack_rows("weight", None)
+        self._leaves_padding_out = True  # no graph captures what is packed, and wants a fixed shape
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean over

@@ -135,16 +135,26 @@ def test_union_is_the_set_union(kind: str, rows: int, step: int) -> None:
     ],
 )
 def test_no_more_than_half_of_the_vocabulary_is_gathered(spec: dict[str, Any], rows: int, width: int) -> None:
-    """Of 53 tokens, 3 are pinned; dynaspec's clusters are padded to the largest of 6, coral's to 17. On a CPU rows of
-    clusters of their own are no wider than what the one with most of them scores."""
-    head, drawn = make_head(spec).double(), Rows.draw(rows)
-    logits_TS = drawn.candidates(head).logits_TS
-    if width == V or (head.config.union and rows > 1):
-        assert logits_TS.shape == (rows, width)
-    else:
-        scored_T = head.scored(drawn.hidden_TH, 0, drawn.routed(head, 0))
-        assert ((logits_TS > NO_TOKEN / 2).sum(dim=1) == scored_T).all()
-        assert logits_TS.shape[1] == scored_T.max() <= width
+    """Of 53 tokens, 3 are pinned; dynaspec's clusters are padded to the largest of 6, coral's to 17."""
+    assert Rows.draw(rows).candidates(make_head(spec).double()).logits_TS.shape == (rows, width)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_packed_head_gathers_no_padding(rows: int) -> None:
+    """On a CPU: as wide as the row with the most tokens."""
+    head, packed = make_head({**DYNASPEC, "first": 1}), make_head({**DYNASPEC, "first": 1})
+    packed.pack()
+    narrower = 0
+    for seed in range(1, 7):
+        x_TH, embed_TH, feature_TH = Rows.draw(rows, seed=seed).to(torch.float32)
+        routed = head.route(embed_TH, feature_TH, 0)
+        padded, trimmed = head.candidates(x_TH, 0, routed), packed.candidates(x_TH, 0, routed)
+        scored_T = head.scored(x_TH, 0, routed)
+        assert trimmed.logits_TS.shape[1] == scored_T.max()
+        assert ((trimmed.logits_TS > NO_TOKEN / 2).sum(dim=1) == scored_T).all()
+        assert [set(ids) for ids in ids_of(trimmed)] == [set(ids) for ids in ids_of(padded)]
+        narrower += trimmed.logits_TS.shape[1] < padded.logits_TS.shape[1]
+    assert narrower
 
 
 @pytest.mark.parametrize("rows", [1, 2, T])

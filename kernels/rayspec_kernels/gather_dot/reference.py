@@ -5,9 +5,8 @@ from torch import Tensor
 
 from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 
-
-# rows of the matrix that are gathered at a time: a copy that needs fresh pages of memory at each call took a CPU up to six
-# times as long (18,432 rows of 576)
+# Rows of the matrix that are gathered at a time: a copy that needs fresh pages of memory at each call took a CPU up to
+# six times as long (18,432 rows of 576).
 MOST_ROWS = 2048
 
 
