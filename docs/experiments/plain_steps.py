@@ -1,0 +1,102 @@
+"""Where plain decoding under a policy loses time: first tokens and single decode steps against two plain engines.
+
+python docs/experiments/plain_steps.py --policy policy.json --target FOLDER --drafter FOLDER --prompts FILE --out FILE
+    [--streams 16] [--blocks 11] [--new-tokens 48] [--skip 96] [--context 1024]
+
+The policy must choose plain decoding at that many streams. Three engines answer the same blocks of prompts in turn: the
+policy's and two plain ones, whose ratio says how much two processes of the same work differ. A client takes the time of
+each streamed token; of a block, step i is when the last of its requests has token i + 1. Writes the median times and
+the ratios of medians with 95% bootstrap intervals over blocks, above 1 where the first engine is faster.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from policy import Server
+
+from rayspec.provenance import provenance
+from sglang_ext.policy.table import read_table
+from sglang_ext.whole import write_whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("policy", "target", "drafter", "prompts", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    for name, value in (("streams", 16), ("blocks", 11), ("new-tokens", 48), ("skip", 96), ("context", 1024)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    options.topk, options.nodes = 1, None  # a chain
+    prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()][options.skip :]
+    with ExitStack() as stack:
+        longest = read_table(options.policy).lengths[-1]
+        engines = {
+            "policy": Server(stack, options, longest, policy=options.policy),
+            "plain": Server(stack, options, 0),
+            "plain again": Server(stack, options, 0),
+        }
+        names, times = list(engines), {name: list[np.ndarray]() for name in engines}
+        for block in range(-1, options.blocks):  # the first warms up
+            asked = [prompts[(block * options.streams + i) % len(prompts)] for i in range(options.streams)]
+            for name in names[block % 3 :] + names[: block % 3]:
+                found = engines[name].do(token_times, asked, options.new_tokens)
+                if block >= 0:
+                    times[name].append(np.array(found).max(axis=0))
+    at_Bi = {name: np.array(blocks) for name, blocks in times.items()}
+    parts = {
+        "first token": {name: at[:, :1] for name, at in at_Bi.items()},
+        "decode step": {name: np.diff(at, axis=1) for name, at in at_Bi.items()},
+    }
+    pairs = (("policy", "plain"), ("policy", "plain again"), ("plain", "plain again"))
+    report: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), **provenance()}
+    for part, seconds in parts.items():
+        report[part] = {
+            "median_ms": {name: 1e3 * float(np.median(s)) for name, s in seconds.items()},
+            "speed": {f"{a} over {b}": ratio(seconds[a], seconds[b]) for a, b in pairs},
+        }
+    text = json.dumps(report, indent=1) + "\n"
+    write_whole(Path(options.out), text)
+    print(text)
+
+
+def token_times(engine: Any, asked: Sequence[str], new_tokens: int) -> list[list[float]]:
+    """Seconds from the start to each token of each request."""
+    engine.flush_cache()
+    found: list[list[float]] = [[] for _ in asked]
+    sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+
+    async def answer(number: int) -> None:
+        tokens = await engine.async_generate(prompt=asked[number], sampling_params=sampling, stream=True)
+        async for _ in tokens:
+            found[number].append(time.perf_counter() - start)
+
+    async def answer_all() -> None:
+        await asyncio.gather(*(answer(i) for i in range(len(asked))))
+
+    start = time.perf_counter()
+    engine.loop.run_until_complete(answer_all())
+    return found
+
+
+def ratio(own_BN: np.ndarray, other_BN: np.ndarray) -> list[float]:
+    """[speed of the first over the second, low, high]."""
+    generator = np.random.default_rng(0)
+
+    def of(blocks: np.ndarray) -> float:
+        return float(np.median(other_BN[blocks]) / np.median(own_BN[blocks]))
+
+    count = len(own_BN)
+    drawn = [of(generator.integers(0, count, count)) for _ in range(2000)]
+    return [round(x, 4) for x in (of(np.arange(count)), *np.percentile(drawn, [2.5, 97.5]))]
+
+
+if __name__ == "__main__":
+    main()
