@@ -238,8 +238,18 @@ class _Training:
             found = _tree_figures(drafter, self.target, self.held_out, self.draft_steps)
             log.tree_measured(found)
             if self.group.is_writer:
-                of_answers = (self.answers, self.held_out, self.progress, acceptance, found)
-                export(self.config, head, self.origin, drafter, self.target, *of_answers)
+                export(
+                    self.config,
+                    head,
+                    self.origin,
+                    drafter,
+                    self.target,
+                    self.answers,
+                    self.held_out,
+                    self.progress,
+                    acceptance,
+                    found,
+                )
         return acceptance
 
     def _is_due(self, every: int) -> bool:
