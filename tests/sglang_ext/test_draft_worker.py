@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from head_cases import SPECS, H, make_head
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
@@ -20,6 +21,7 @@ from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
+VERIFIED = SimpleNamespace(select_index=None, num_accept_tokens=torch.tensor([1, 3]), num_tokens_per_req=3)
 NOTHING = (torch.zeros(0), torch.zeros(0))
 
 
@@ -42,6 +44,23 @@ class Model(HostsHead):
 
     def swap(self, info: Any, tensors: Any) -> None:
         self.swapped.append(info)
+
+
+class Stock(torch.nn.Module):
+    """SGLang's class behind `HostsHead`: a pass is its last MLP."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
+        return self._of_rows_read(self.mlp, forward_batch.hidden_TH)
+
+
+class WithBody(Model, Stock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def mlp(self, hidden_TH: Tensor) -> Tensor:
+        self.rows.append(len(hidden_TH))
+        return 2 * hidden_TH
 
 
 class Graphs:
@@ -206,6 +225,32 @@ def test_adaptive_lengths_and_swaps_exclude_each_other_where_there_are_graphs(
     spec.speculative_adaptive = True
     with pytest.raises(ValueError, match=message):
         worker.check_swappable()
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "read"),
+    [
+        (ForwardMode.EXTEND, {"extend_seq_lens": torch.tensor([3, 1, 2])}, [2, 3, 5]),
+        (
+            ForwardMode.DRAFT_EXTEND_V2,
+            {
+                "spec_info": SimpleNamespace(
+                    select_index=None, num_accept_tokens=torch.tensor([1, 3]), num_tokens_per_req=3
+                )
+            },
+            [0, 5],
+        ),
+        (ForwardMode.DECODE, {}, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_last_mlp_computes_the_rows_that_the_head_reads(mode: Any, fields: dict[str, Any], read: list[int]) -> None:
+    batch: Any = object.__new__(ForwardBatch)
+    vars(batch).update(forward_mode=mode, hidden_TH=torch.randn(6, H), **fields)
+    model = WithBody()
+    out_TH = model(NOTHING, NOTHING, batch)
+    assert model.rows == [len(read)]
+    assert torch.equal(out_TH[read], 2 * batch.hidden_TH[read])
+    assert model.rows_read is None
 
 
 def test_attention_of_data_parallel_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ class HostsHead(nn.Module, ABC):
     algorithm: ClassVar[str]
     info: CheckpointInfo
     pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
+    rows_read: Tensor | None = None  # of the pass, by the head; None: all
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
         """Replace SGLang's head and logits processor, when its own __init__ is done."""
@@ -206,6 +207,26 @@ class HostsHead(nn.Module, ABC):
         self.lm_head = _head_of(info)
         self.logits_processor = HeadLogits(config, self.layer_inputs)
         self.model.embed_tokens.forward = CLOCK.clocked("embedding_s", self.model.embed_tokens.forward)
+        if not has_accelerator():
+            mlp = self.model.layers[-1].mlp
+            mlp.forward = partial(self._of_rows_read, mlp.forward)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """The stock model's; an extend. Draft steps call the body themselves."""
+        self.rows_read = _layer_rows_of_the_head(forward_batch)
+        try:
+            return super().forward(input_ids, positions, forward_batch, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.rows_read = None
+
+    def _of_rows_read(self, mlp: Callable[..., Tensor], hidden_TH: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The last layer's MLP, behind which rows meet no more: of a prompt only the last is read, of a verified block
+        the last accepted. On a CPU the others would cost half of the drafter's pass over a prompt."""
+        if self.rows_read is None:
+            return mlp(hidden_TH, *args, **kwargs)
+        out_TH = torch.zeros_like(hidden_TH)
+        out_TH[self.rows_read] = mlp(hidden_TH[self.rows_read], *args, **kwargs)
+        return out_TH
 
     @abstractmethod
     def layer_inputs(self, batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
