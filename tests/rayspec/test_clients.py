@@ -35,7 +35,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, i
     """(the target's folder, the port of a server of it)."""
     folder = tmp_path_factory.mktemp("endpoint")
     with fetched_target(folder / "home") as (_, target):
-        drafter = drafter_path("vocabtrim-12288", str(target))
+        drafter = drafter_path("vocabtrim-3072", str(target))
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--served-model-name", "smollm2"]
         words += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter, "--dtype", "float32"]
         words += ["--speculative-num-steps", 3, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", 4]
