@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.origin import origin_of, read_base
+from rayspec.training.origin import completed, origin_of, read_base
 from rayspec.training.tree_config import StaticTreeConfig, parse_tree
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
@@ -26,21 +27,25 @@ MAX_SEED = 2**32 - 1
 MAX_COUNT = 10**8
 
 
-def check_config(config: DrafterTrainConfig) -> None:
-    """Raise ValueError for whatever the run would stop at. Weights of the target are not read, those of a base are."""
+def check_config(config: DrafterTrainConfig) -> DrafterTrainConfig:
+    """The config with what heads leave to their artifacts written out, in numbers. Raises ValueError for whatever the
+    run would stop at. Weights of the target are not read, those of a base are."""
     _check_device(config)
     check_weights(config.target_folder)
     target = FrozenTarget.without_weights(config.target_folder)
     check_parents(config.output_folder / "any", f"output_dir is {config.output_folder}")
     _check_engines(config)
     _check_held_out(config)
-    for i, head in enumerate(config.drafters):
+    drafters: list[DrafterEntry] = []
+    for head in config.drafters:
         try:
-            _check_head(config, head, target, made_before={earlier.name for earlier in config.drafters[:i]})
+            drafters.append(completed(config, head, target))
+            _check_head(config, drafters[-1], target, made_before={earlier.name for earlier in drafters[:-1]})
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
     _check_sets(config, target)
+    return replace(config, drafters=drafters)
 
 
 def _check_held_out(config: DrafterTrainConfig) -> None:

@@ -38,7 +38,8 @@ class DrafterEntry(Settings):
     of a shortlist, clusters a row scores), which needs no training. None trains body and head from nothing.
     `train_body`: go on training the base's body and head instead of freezing them; the new drafter stores its own.
     `freeze_head`: train the body alone; the rows that the head takes from the target's stay as they are there.
-    `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters.
+    `artifacts`: the folder that rayspec calibrate wrote, for kinds that need ids or clusters. A truncated head without
+    a `size` keeps as many tokens as the calibration chose.
     `tree`: which candidates of a medusa or hydra drafter are verified, as rayspec.training.trees makes it; None for a
     drafter that is only ever served as a chain. Of an eagle3 or eagle drafter, how its tree is pruned (kind slim); None
     for EAGLE-2's choice.

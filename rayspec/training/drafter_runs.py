@@ -38,7 +38,7 @@ ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
 def plan(config: DrafterTrainConfig) -> list[str]:
     """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
     sha256 = target_sha256(config.target_folder)
-    check_config(config)
+    config = check_config(config)
     lines = [f"target {config.target_folder} (sha256 {sha256[:12]})", *plan_sets(config, sha256)]
     r = config.recipe
     lines.append(f"trained {_where(config)}")
@@ -67,7 +67,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     sha256 = target_sha256(config.target_folder)
-    check_config(config)
+    config = check_config(config)
     results: dict[str, Acceptance | None] = {}
     for head in config.drafters:
         if is_exported(config, head, sha256):

@@ -23,7 +23,7 @@ from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.drafters.training import Batch
 from sglang_ext.fingerprints import weights_sha256
-from sglang_ext.heads import DraftHead, HeadConfig, head_config, head_from_target
+from sglang_ext.heads import DraftHead, HeadConfig, complete_head, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -46,14 +46,27 @@ def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarg
     """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
     base = config.base_folder(head)
     provenance: dict[str, Any] = {}
-    artifacts: Mapping[str, Tensor] = {}
     if base is not None:
         provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
-    if head.artifacts is not None:
-        artifacts, provenance["calibration"] = load_artifacts(
-            head.artifacts, target.info(config.target_name, ()), target.eos_ids
-        )
+    artifacts, description = _read_artifacts(config, head, target)
+    if description:
+        provenance["calibration"] = description
     return Origin(artifacts, base, provenance)
+
+
+def completed(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> DrafterEntry:
+    """The same with what its head leaves to its artifacts written out. Raises ValueError."""
+    artifacts, _ = _read_artifacts(config, head, target)
+    return replace(head, draft_head=complete_head(head.draft_head, artifacts))
+
+
+def _read_artifacts(
+    config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget
+) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Tensors and calibration.json; nothing for a head without artifacts."""
+    if head.artifacts is None:
+        return {}, {}
+    return load_artifacts(head.artifacts, target.info(config.target_name, ()), target.eos_ids)
 
 
 def new_drafter(

@@ -16,6 +16,7 @@ __all__ = [
     "HeadCost",
     "Proposal",
     "build_head",
+    "complete_head",
     "head_class",
     "head_from_target",
 ]
@@ -41,12 +42,22 @@ def head_class(kind: str) -> type[DraftHead]:
 
 def head_config(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> tuple[type[DraftHead], HeadConfig]:
     """The class and checked config of a `draft_head` entry {kind, options...}. Raises ValueError."""
+    cls, options = _class_and_options(spec)
+    return cls, cls.Config.from_dict(options, hidden_size=hidden_size, vocab_size=vocab_size)
+
+
+def complete_head(spec: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A `draft_head` entry with what it leaves to its artifacts written out, such as how many tokens a calibration
+    chose to keep. Raises ValueError."""
+    cls, options = _class_and_options(spec)
+    return {"kind": cls.kind, **cls.complete(options, artifacts)}
+
+
+def _class_and_options(spec: Mapping[str, Any]) -> tuple[type[DraftHead], dict[str, Any]]:
     options = dict(spec)
     if "kind" not in options:
         raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(spec)}")
-    kind = options.pop("kind")
-    cls = head_class(kind)
-    return cls, cls.Config.from_dict(options, hidden_size=hidden_size, vocab_size=vocab_size)
+    return head_class(options.pop("kind")), options
 
 
 def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> DraftHead:

@@ -168,6 +168,12 @@ class DraftHead(nn.Module, ABC):
         head's tensors; none for most kinds."""
 
     @classmethod
+    def complete(cls, options: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The options of a `draft_head` entry (without its `kind`), those written out that are left to the artifacts;
+        most heads leave them none. Raises ValueError where the artifacts do not say."""
+        return dict(options)
+
+    @classmethod
     def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
         """Raise ValueError where `from_target` would refuse these, before anything is trained; most heads need none."""
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sglang_ext.heads import build_head, head_config, head_from_target
+from sglang_ext.heads import build_head, complete_head, head_config, head_from_target
 from sglang_ext.heads.affinity import count_affinity, nearest_tokens
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
 from sglang_ext.heads.losses import KL, Objective
@@ -121,6 +121,17 @@ class RdkHead(DraftHead):
         if config.is_counted:
             self.register_buffer("kept_share", torch.full((config.vocab_size,), float("nan")))
             self.register_buffer("fallback", torch.full((config.vocab_size,), float("nan")))
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Those of the base, too."""
+        base = options.get("base")
+        if not isinstance(base, Mapping):
+            return dict(options)  # which `Config` refuses
+        try:
+            return {**options, "base": complete_head(base, artifacts)}
+        except ValueError as error:
+            raise ValueError(f"draft_head.base: {error}") from error
 
     @classmethod
     def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:

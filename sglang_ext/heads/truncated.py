@@ -7,7 +7,7 @@ T = rows, H = hidden, V = vocabulary, S = kept tokens.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +56,19 @@ class TruncatedHead(DraftHead):
         super().__init__(config)
         self.weight = self.new_parameter(config.size, config.hidden_size)
         self.register_buffer("ids", torch.full((config.size,), -1))
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """An absent `size` is that of the calibration: all of its ids."""
+        if "size" in options:
+            return dict(options)
+        if "ids" not in artifacts:
+            found = f"those named hold {', '.join(sorted(artifacts))} and no ids" if artifacts else "none are named"
+            raise ValueError(
+                f"draft_head.size is absent, which leaves it to the artifacts, but {found}; write a size, or name as "
+                "artifacts what rayspec calibrate made by a rule that chooses tokens (bcl, vocabtrim, frspec)"
+            )
+        return {**options, "size": len(artifacts["ids"])}
 
     @classmethod
     def check_artifacts(cls, config: TruncatedConfig, artifacts: Mapping[str, Tensor]) -> None:

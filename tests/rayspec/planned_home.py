@@ -23,6 +23,7 @@ from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.origin import completed
 from rayspec.training.tree_config import SlimTreeConfig, parse_tree
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint_config import config_json
@@ -33,6 +34,7 @@ from sglang_ext.trees.slim import SlimTree
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAME = "smollm2-135m"
 PAIRS = 5
+BCL_SIZE = 8000  # whatever the rule would choose
 DTYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
@@ -74,8 +76,9 @@ def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: 
     own = family(entry.drafter_kind)
     body = own.training.config_for(target, entry.drafter_options, config.recipe)
     sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
+    spec = completed(config, entry, target).draft_head
     with torch.device("meta"):
-        heads = body.heads(lambda: build_head(entry.draft_head, **sizes))
+        heads = body.heads(lambda: build_head(spec, **sizes))
     drafter = own.drafter_class(body, heads, _tree(entry, body.vocab_size)).to("meta")
     folder = home / "drafters" / config.target_name / entry.name
     folder.mkdir(parents=True)
@@ -140,9 +143,9 @@ def make_calibrations(home: Path, target: FrozenTarget, config: CalibrationConfi
 
 def _made_by(rule: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Tensor]:
     stops = list(vocabulary.stop_ids)
-    if rule["kind"] in ("frspec", "vocabtrim"):
+    if rule["kind"] in ("frspec", "vocabtrim", "bcl"):
         others = [i for i in range(vocabulary.size) if i not in stops]
-        return {"ids": torch.tensor((stops + others)[: rule["top_k"]])}
+        return {"ids": torch.tensor((stops + others)[: rule.get("top_k", BCL_SIZE)])}
     if rule["kind"] in ("kmeans", "contiguous"):
         cluster_of = 1 + torch.arange(vocabulary.size) % rule["clusters"]
         cluster_of[stops] = 0

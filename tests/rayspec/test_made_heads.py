@@ -58,6 +58,13 @@ def test_lists_are_multiplied_out_in_a_head_in_a_head_too() -> None:
     )
 
 
+def test_a_size_that_is_left_out_is_the_calibrations() -> None:
+    absent, written = (prepared({"kind": "truncated", "artifacts": VOCABTRIM, **s}).heads for s in ({}, {"size": 2048}))
+    assert absent == written
+    assert absent[0].label == "truncated-size2048-vocabtrim-2048"
+    assert absent[0].info.head == {"kind": "truncated", "size": 2048, "step_sizes": None}
+
+
 def test_an_option_that_is_a_list_is_one_value_and_a_list_of_lists_several() -> None:
     one = {"kind": "truncated", "size": 512, "step_sizes": [512, 512, 128]}
     assert combinations(one, "heads[0]") == [one]
@@ -268,6 +275,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not_its_calibration": (
         {"kind": "truncated", "size": 64, "artifacts": CLUSTERS},
         "a truncated head of size 64 needs as many ids, got 0",
+    ),
+    "nobodys_size": (
+        {"kind": "truncated", "artifacts": CLUSTERS},
+        r"^heads\[0\].size is absent, .* but those named hold cluster_of, counts and no ids; write a size",
     ),
     "needless_calibration": (
         {"kind": "slimspec", "rank": 8, "artifacts": VOCABTRIM},

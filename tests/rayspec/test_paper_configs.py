@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned_home import make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
+from planned_home import BCL_SIZE, make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
@@ -40,7 +40,7 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "slim/tables_3_4_8": (7, 3, 10, "medusa-heads"),
     "slimspec/figure2": (6 * 3, 1, 1, "full-trained"),
     "slimspec/figure3": (2 * 10, 1, 1, "full-trained"),
-    "slimspec/grid": (2 * 2 * 5, 1, 1, "full-trained"),
+    "slimspec/grid": (2 * 2 * 6, 1, 1, "full-trained"),
     "slimspec/rank_ablation": (6, 1, 1, "full-trained"),
     "slimspec/router_ranks": (8, 1, 1, "full-trained"),
     "specformer/table1": (4 * 3, 3, 1, "full-frozen"),
@@ -199,6 +199,14 @@ def test_the_grid_is_whole() -> None:
     config = load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")
     assert {t.label for t in config.traffic()} == {"c1-t0", "c16-t0", "c1-t1", "c16-t1"}
     assert {part.split(":")[0] for part in config.workload.split(", ")} == {"mt_bench", "humaneval", "gsm8k"}
+
+
+def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose() -> None:
+    lines = plan(load_config(DrafterTrainConfig, PAPERS / "slimspec" / "train_truncated.yaml"))
+    assert f"bcl-trained {{'kind': 'truncated', 'size': {BCL_SIZE}}} -> " in "\n".join(lines)
+    candidates = prepare(load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")).plan.candidates
+    (bcl,) = (c for c in candidates if c.label == "bcl-trained")
+    assert bcl.head.numbers == {"size": BCL_SIZE}
 
 
 def test_lists_that_shrink_are_as_long_on_average() -> None:

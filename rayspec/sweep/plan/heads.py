@@ -29,7 +29,7 @@ from sglang_ext.drafters.checkpoint import check_files
 from sglang_ext.drafters.checkpoint_config import empty_head, read_info
 from sglang_ext.fingerprints import file_sha256
 from sglang_ext.folders import check_name
-from sglang_ext.heads import DraftHead, HeadConfig, head_config
+from sglang_ext.heads import DraftHead, HeadConfig, complete_head, head_config
 
 MAKER = 1  # higher when a head of the same things would have other tensors
 
@@ -82,14 +82,17 @@ class HeadPlanner:
         base = read_info(drafter_path(name, self.config.target))
         check_files(base)
 
-        given = {**(base.head if base.head["kind"] == values["kind"] else {}), **values}
+        tensors, calibration = self._artifacts(artifacts)
+        if base.head["kind"] == values["kind"]:
+            given = {**base.head, **values}
+        else:
+            given = values = complete_head(values, tensors)
         kind, wanted = head_config(given, hidden_size=base.body.hidden_size, vocab_size=base.body.vocab_size)
         with torch.device("meta"):
             found = empty_head(base).at(0)
         is_new = not is_only_used_otherwise(base, found, kind, wanted, f"{setting}.drafter")
         answers = self.answers if is_new and wanted.uses_states else None
         met = {"states": torch.empty(0)} if answers else {}  # that there will be some
-        tensors, calibration = self._artifacts(artifacts)
         if is_new:
             _check_can_be_made(kind, wanted, {**tensors, **met}, setting)
         if artifacts and not (is_new and _needs_artifacts(kind, wanted, met)):
