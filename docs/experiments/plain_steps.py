@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from policy import Server
+from scipy.stats import bootstrap
 
 from rayspec.provenance import provenance
 from sglang_ext.policy.table import read_table
@@ -89,14 +90,17 @@ def token_times(engine: Any, asked: Sequence[str], new_tokens: int) -> list[list
 
 def ratio(own_BN: np.ndarray, other_BN: np.ndarray) -> list[float]:
     """[speed of the first over the second, low, high]."""
-    generator = np.random.default_rng(0)
-
-    def of(blocks: np.ndarray) -> float:
-        return float(np.median(other_BN[blocks] / own_BN[blocks]))
-
-    count = len(own_BN)
-    drawn = [of(generator.integers(0, count, count)) for _ in range(2000)]
-    return [round(x, 4) for x in (of(np.arange(count)), *np.percentile(drawn, [2.5, 97.5]))]
+    ratio_BN = other_BN / own_BN
+    blocks = np.arange(len(ratio_BN))
+    found = bootstrap(
+        (blocks,),
+        lambda drawn: np.median(ratio_BN[drawn]),
+        vectorized=False,
+        n_resamples=2000,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return [round(float(x), 4) for x in (np.median(ratio_BN), found.low, found.high)]
 
 
 if __name__ == "__main__":
