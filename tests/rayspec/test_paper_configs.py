@@ -201,8 +201,9 @@ def test_the_grid_is_whole() -> None:
     assert {part.split(":")[0] for part in config.workload.split(", ")} == {"mt_bench", "humaneval", "gsm8k"}
 
 
-def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose() -> None:
-    lines = plan(load_config(DrafterTrainConfig, PAPERS / "slimspec" / "train_truncated.yaml"))
+def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose(tmp_path: Path) -> None:
+    elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
+    lines = plan(load_config(DrafterTrainConfig, PAPERS / "slimspec" / "train_truncated.yaml", elsewhere))
     assert f"bcl-trained {{'kind': 'truncated', 'size': {BCL_SIZE}}} -> " in "\n".join(lines)
     candidates = prepare(load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")).plan.candidates
     (bcl,) = (c for c in candidates if c.label == "bcl-trained")
