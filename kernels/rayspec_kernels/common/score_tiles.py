@@ -56,9 +56,8 @@ def _scores(x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N
 def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
                       B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                       K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                      IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, IS_NARROW: tl.constexpr,
-                      BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
-                      STAGES: tl.constexpr):  # fmt: skip
+                      IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
+                      BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """A tile a program."""
     tile = tl.program_id(1)  # the batch runs fastest, so that its programs share a tile of the matrix in L2
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -135,7 +134,9 @@ def score_tiles(
     num_tiles = triton.cdiv(listed, tiling.rows) if tiles_t2 is None else len(tiles_t2)
     batches = triton.cdiv(B, tiling.batch)
     programs = min(num_tiles, programs or _programs(tiling, batches, x_BH.device))
-    kernel = _tile_each_kernel if programs == num_tiles else _tiles_in_turn_kernel
+    kernel, own = _tile_each_kernel, {}
+    if programs < num_tiles:
+        kernel, own = _tiles_in_turn_kernel, {"IS_NARROW": NARROW * tiling.width >= H}
     keys_BKn, norms_B2n = best_buffers(B, k, programs, x_BH.device)
     kernel[(batches, programs)](
         x_BH, operand.values, operand.scales, operand.values if ids_L is None else ids_L,
@@ -143,9 +144,9 @@ def score_tiles(
         B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
         operand.scales.stride(0),
         K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
-        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None, IS_NARROW=NARROW * tiling.width >= H,
+        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
-        STAGES=tiling.stages, num_warps=tiling.warps,
+        STAGES=tiling.stages, num_warps=tiling.warps, **own,
     )  # fmt: skip
     return merge_best(keys_BKn, norms_B2n, ids_L)
 
