@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -14,12 +16,15 @@ from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.training.origin import completed, origin_of, read_base
+from rayspec.training.origin import check_base, completed, origin_of
 from rayspec.training.tree_config import StaticTreeConfig, parse_tree
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters import family
+from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.folders import check_parents
 from sglang_ext.heads import head_config
 
@@ -36,11 +41,12 @@ def check_config(config: DrafterTrainConfig) -> DrafterTrainConfig:
     check_parents(config.output_folder / "any", f"output_dir is {config.output_folder}")
     _check_engines(config)
     _check_held_out(config)
+    load_base = lru_cache(maxsize=1)(partial(load_drafter, stop_ids=target.eos_ids))  # many heads may stand on one
     drafters: list[DrafterEntry] = []
     for head in config.drafters:
         try:
             drafters.append(completed(config, head, target))
-            _check_head(config, drafters[-1], target, made_before={earlier.name for earlier in drafters[:-1]})
+            _check_head(config, drafters[-1], target, {earlier.name for earlier in drafters[:-1]}, load_base)
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
@@ -126,7 +132,13 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
         raise ValueError(f"{name}.prompts={config.prompts} is a folder without files; put text files there")
 
 
-def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget, made_before: set[str]) -> None:
+def _check_head(
+    config: DrafterTrainConfig,
+    head: DrafterEntry,
+    target: FrozenTarget,
+    made_before: set[str],
+    load_base: Callable[[Path], tuple[Drafter, CheckpointInfo]],
+) -> None:
     own = family(head.drafter_kind)
     if own.config_class.reads_target:
         check_host(target.model.config)
@@ -143,7 +155,7 @@ def _check_head(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTa
         return  # which is looked at when it is there
     origin = origin_of(config, head, target)
     if origin.base is not None:
-        read_base(target, head, origin.base)
+        check_base(target, head, *load_base(origin.base))
     else:
         cls.check_artifacts(options, origin.artifacts)
 

@@ -126,8 +126,17 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
     """The drafter that a head is made on. Raises ValueError where it is another target's or of another kind, where its
     weights are not finite, and where its head cannot be taken over."""
     drafter, info = load_drafter(base, stop_ids=target.eos_ids)
+    check_base(target, head, drafter, info)
+    if drafter.config.tap_layers is None:  # of a stock drafter
+        drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
+    return drafter, info
+
+
+def check_base(target: FrozenTarget, head: DrafterEntry, drafter: Drafter, info: CheckpointInfo) -> None:
+    """Of a loaded base: raise ValueError as `read_base`."""
+    base = info.path
     if info.target is not None:
-        info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), str(base))
+        info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), base)
     if info.kind != head.drafter_kind:
         raise ValueError(
             f"drafters[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
@@ -139,14 +148,11 @@ def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Dra
             f"drafters[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "
             "leave those options as they are there"
         )
-    if drafter.config.tap_layers is None:  # of a stock drafter
-        drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
     first = drafter.lm_head.at(0)
     kind, wanted = head_config(
         head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
     )
     is_only_used_otherwise(info, first, kind, wanted, f"drafters[{head.name}].base")
-    return drafter, info
 
 
 def is_only_used_otherwise(
