@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.asking import Asking, Request
 from rayspec.training.frozen_target import FrozenTarget
 
@@ -60,6 +60,15 @@ def answer_in_process(
 ) -> None:
     """`make_answers` to prompts that are ids already."""
     make_answers(folder, name_of(target), config, as_prompts(prompts), answerer(target))
+
+
+def short_answers(folder: Path, target: FrozenTarget, count: int, **options: Any) -> AnswerSet:
+    """Answers of 14 tokens to prompts of 8, 9, 10, ... tokens that are drawn from the tiny target's vocabulary."""
+    sizes = {"min_prompt_tokens": 8, "max_prompt_tokens": 20, "answer_tokens": 14, "batch_size": count}
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(count)]
+    answer_in_process(folder, target, AnswersConfig(count=count, **sizes, **options), prompts)
+    return read_answers(folder)
 
 
 def as_prompts(prompts: Sequence[Sequence[int]]) -> list[Prompt]:

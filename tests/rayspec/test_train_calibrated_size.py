@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from torch import Tensor
 
 from rayspec.artifacts import write_artifacts
 from rayspec.training.checks import check_config
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
@@ -36,11 +36,7 @@ def calibrate(folder: Path, target: FrozenTarget, tensors: dict[str, Tensor] | N
 @pytest.fixture(scope="module")
 def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
     folder = tmp_path_factory.mktemp("answers")
-    sizes = AnswersConfig(count=4, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=4)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(4)]
-    answer_in_process(folder, tiny_target, sizes, prompts)
-    return read_answers(folder)
+    return short_answers(folder, tiny_target, 4)
 
 
 @pytest.fixture

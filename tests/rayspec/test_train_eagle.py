@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from torch import Tensor
 from torch.nn import functional as F
 
 from rayspec.training.acceptance import measure
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
@@ -40,13 +40,7 @@ ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9
 @pytest.fixture(scope="session")
 def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
     folder = tmp_path_factory.mktemp("data") / "answers"
-    sizes = AnswersConfig(
-        count=8, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=8, greedy_share=1.0
-    )
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(8)]
-    answer_in_process(folder, tiny_target, sizes, prompts)
-    return read_answers(folder)
+    return short_answers(folder, tiny_target, 8, greedy_share=1.0)
 
 
 def random_drafter(target: FrozenTarget, entry: DrafterEntry, answers: AnswerSet) -> Any:

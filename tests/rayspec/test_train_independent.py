@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from safetensors.torch import load_file
 from small_world import untrained
 
@@ -15,7 +15,7 @@ from rayspec import export
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.training.acceptance import measure
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
@@ -50,11 +50,7 @@ HEADS = {
 @pytest.fixture(scope="session")
 def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
     folder = tmp_path_factory.mktemp("data") / "answers"
-    sizes = AnswersConfig(count=8, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=8)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(8)]
-    answer_in_process(folder, tiny_target, sizes, prompts)
-    return read_answers(folder)
+    return short_answers(folder, tiny_target, 8)
 
 
 def random_drafter(target: FrozenTarget, head: DrafterEntry, answers: AnswerSet) -> Any:

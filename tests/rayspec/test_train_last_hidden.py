@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from fixture_models import CALIBRATIONS
 from safetensors.torch import load_file
 
@@ -17,7 +17,7 @@ from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.training.acceptance import measure
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
@@ -46,11 +46,7 @@ PATHS = greedy_paths([[0.5, 0.3, 0.2, 0.1, 0.1, 0.1]] * 3, 24)
 @pytest.fixture(scope="session")
 def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> AnswerSet:
     folder = tmp_path_factory.mktemp("data") / "answers"
-    sizes = AnswersConfig(count=8, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=8)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(8)]
-    answer_in_process(folder, tiny_target, sizes, prompts)
-    return read_answers(folder)
+    return short_answers(folder, tiny_target, 8)
 
 
 def random_drafter(target: FrozenTarget, head: DrafterEntry, answers: AnswerSet) -> Any:

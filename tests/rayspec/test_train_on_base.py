@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from safetensors.torch import load_file
 
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported
@@ -34,10 +34,7 @@ def make(family: Family, target: FrozenTarget, name: str, base: str | None, spec
 def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A trained `full`, `routed` on its frozen body, and `wider`: the same router with a longer shortlist."""
     folder = tmp_path_factory.mktemp("family")
-    sizes = AnswersConfig(count=6, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=6)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(6)]
-    answer_in_process(folder / "answers", tiny_target, sizes, prompts)
+    answers = short_answers(folder / "answers", tiny_target, 6)
     config = DrafterTrainConfig(
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
@@ -48,7 +45,7 @@ def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) 
         log_every=1,
         mlflow=False,
     )
-    made = config, read_answers(folder / "answers")
+    made = config, answers
     make(made, tiny_target, "full", None, {"kind": "full"})
     make(made, tiny_target, "routed", "full", SPECVOCAB)
     make(made, tiny_target, "wider", "routed", {**SPECVOCAB, "size": 40})

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from answerers import answer_in_process
+from answerers import short_answers
 from safetensors.torch import load_file
 
 from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import drafter_cost
-from rayspec.training.data.answers import AnswersConfig, AnswerSet, read_answers
+from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import is_exported, plan
@@ -62,10 +62,7 @@ def family(
 ) -> Family:
     """A trained `full`, and `slim` with its body, its head and a tree."""
     folder = tmp_path_factory.mktemp("family")
-    sizes = AnswersConfig(count=4, min_prompt_tokens=8, max_prompt_tokens=20, answer_tokens=14, batch_size=4)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(1, 257, (8 + n,), generator=generator).tolist() for n in range(4)]
-    answer_in_process(folder / "answers", tiny_target, sizes, prompts)
+    answers = short_answers(folder / "answers", tiny_target, 4)
     config = DrafterTrainConfig(
         target=str(tiny_target_folder),
         output_dir=str(folder / "out"),
@@ -78,7 +75,7 @@ def family(
         log_every=1,
         mlflow=False,
     )
-    made = config, read_answers(folder / "answers")
+    made = config, answers
     for head in (FULL, slim):
         make(made, tiny_target, head)
     return made

@@ -250,7 +250,7 @@ def test_the_last_mlp_computes_the_rows_that_the_head_reads(mode: Any, fields: d
     out_TH = model(NOTHING, NOTHING, batch)
     assert model.rows == [len(read)]
     assert torch.equal(out_TH[read], 2 * batch.hidden_TH[read])
-    assert model.rows_read is None
+    assert model.extend is None
 
 
 def test_attention_of_data_parallel_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ class HostsHead(nn.Module, ABC):
     algorithm: ClassVar[str]
     info: CheckpointInfo
     pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
-    rows_read: Tensor | None = None  # of the pass, by the head; None: all
+    extend: ForwardBatch | None = None  # whose pass it is
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
         """Replace SGLang's head and logits processor, when its own __init__ is done."""
@@ -213,19 +213,20 @@ class HostsHead(nn.Module, ABC):
 
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """The stock model's; an extend. Draft steps call the body themselves."""
-        self.rows_read = _layer_rows_of_the_head(forward_batch)
+        self.extend = forward_batch
         try:
             return super().forward(input_ids, positions, forward_batch, *args, **kwargs)  # type: ignore[misc]
         finally:
-            self.rows_read = None
+            self.extend = None
 
     def _of_rows_read(self, mlp: Callable[..., Tensor], hidden_TH: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The last layer's MLP, behind which rows meet no more: of a prompt only the last is read, of a verified block
-        the last accepted. On a CPU the others would cost half of the drafter's pass over a prompt."""
-        if self.rows_read is None:
+        the last accepted. Half of the weights that a row of EAGLE-3's body meets are the MLP's."""
+        rows = None if self.extend is None else _layer_rows_of_the_head(self.extend)
+        if rows is None:
             return mlp(hidden_TH, *args, **kwargs)
         out_TH = torch.zeros_like(hidden_TH)
-        out_TH[self.rows_read] = mlp(hidden_TH[self.rows_read], *args, **kwargs)
+        out_TH[rows] = mlp(hidden_TH[rows], *args, **kwargs)
         return out_TH
 
     @abstractmethod
