@@ -198,7 +198,7 @@ def test_an_untrained_drafter_with_attention_proposes_what_the_target_says_next(
     for i in range(3):
         says_NH = tiny_target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N - 1 - i]
         said_N = (says_NH @ tiny_target.head_VG.T).argmax(dim=-1)
-        drafted_N = drafter.lm_head.best(rows.hidden_KNH[i], i).squeeze(1)
+        drafted_N = drafter.lm_head.at(i).best(rows.hidden_KNH[i], i).squeeze(1)
         # SpecFormer's start is near to the target, not equal to it
         assert (said_N == drafted_N).float().mean() >= least
 
