@@ -185,8 +185,9 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
-        if family(info.kind).serving.worker != family(self.info.kind).serving.worker or info.body.has_cache:
-            cached = " with a layer that has a cache" if info.body.has_cache else ""
+        is_others = family(info.kind).serving.worker != family(self.info.kind).serving.worker
+        if is_others or info.body.has_cache:
+            cached = "" if is_others else " with a layer that has a cache"
             raise ValueError(
                 f"cannot swap in {info.path}: a drafter of kind {info.kind}{cached} needs another worker than the "
                 f"running {self.info.kind} has; restart"
