@@ -67,8 +67,8 @@ def swap_group(algorithm: str) -> str:
 
 
 def fixed_body(info: CheckpointInfo) -> object:
-    """What cannot be swapped of a drafter: the body of SGLang's models, which are built with the engine; else None."""
-    return None if family(info.kind).serving.worker else info.body
+    """What cannot be swapped of a drafter: a body with a cache, which SGLang builds with the engine; else None."""
+    return info.body if info.body.has_cache else None
 
 
 def checked_info(path: str, algorithm: str) -> CheckpointInfo:

@@ -244,11 +244,11 @@ LAST_HIDDEN_WORKERS: tuple[Internal, ...] = (
         "sglang_ext.adapter.workers.last_hidden.LastHiddenDraftWorker",
     ),
 )
-SPECFORMER_WORKERS: tuple[Internal, ...] = (
+CONTEXT_WORKERS: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
         _DRAFT_WORKER,
-        "sglang_ext.adapter.workers.specformer.SpecFormerDraftWorker",
+        "sglang_ext.adapter.workers.context.ContextDraftWorker",
     ),
 )
 
@@ -469,7 +469,8 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.set_embed_and_head",
         ("self", "embed", "head"),
-        "sglang_ext.adapter.models.eagle.RaySpecEagle.set_embed_and_head, by EagleDraftWorker.init_lm_head",
+        "sglang_ext.adapter.models.eagle.RaySpecEagle.set_embed_and_head and "
+        "sglang_ext.adapter.models.context.ContextModel.set_embed_and_head, by EagleDraftWorker.init_lm_head",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.set_embed",
@@ -652,6 +653,11 @@ RELIED_ON: tuple[Internal, ...] = (
     ),
     Internal("sglang.srt.runtime_context.get_context", (), "called by sglang_ext.adapter.workers.policy"),
     Internal(
+        "sglang.srt.runtime_context._ConfigBag.override",
+        ("self", "kwargs"),
+        "called by sglang_ext.adapter.workers.context on get_spec()",
+    ),
+    Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
         ("self", "batch", "with_topology"),
         "sglang_ext.adapter.workers.last_hidden.LastHiddenDraftWorker.draft, and "
@@ -680,18 +686,18 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
         ("self",),
-        "sglang_ext.adapter.workers.specformer.SpecFormerDraftWorker._capture_cuda_graphs, and called by "
+        "sglang_ext.adapter.workers.context.ContextDraftWorker._capture_cuda_graphs, and called by "
         "sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.forward",
         ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors"),
-        "calls `logits_processor`, which sglang_ext.adapter.workers.specformer.append_output_to_taps listens to",
+        "calls `logits_processor`, which sglang_ext.adapter.workers.context.append_output_to_taps listens to",
     ),
     Internal(
         "sglang.srt.models.llama.LlamaAttention.forward",
         ("self", "positions", "hidden_states", "forward_batch"),
-        "called by sglang_ext.adapter.models.specformer",
+        "called by sglang_ext.adapter.models.context",
     ),
     Internal(
         "sglang.srt.speculative.frozen_kv_mtp_utils.select_last_extend_hidden",
@@ -714,7 +720,7 @@ PRELOADED: tuple[str, ...] = (
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.function_call.function_call_parser",
     "sglang_ext.adapter.workers.policy",
-    "sglang_ext.adapter.workers.specformer",
+    "sglang_ext.adapter.workers.context",
     "sglang_ext.adapter.workers.drawn_standalone",
 )
 

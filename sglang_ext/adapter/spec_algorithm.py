@@ -1,19 +1,21 @@
 """Our speculative algorithms as SGLang registers them: `--speculative-algorithm MEDUSA` and the others.
 
-They draft from the target's last hidden state alone (sglang_ext.drafters.last_hidden) and verify as EAGLE does; what
-exactly is drafted says the checkpoint.
+They draft from one vector a request (sglang_ext.drafters.last_hidden) and verify as EAGLE does; what exactly is
+drafted, and whether a layer with a cache makes that vector, says the checkpoint.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ext.adapter.algorithms import checked_info, own_algorithms, serving_families
-from sglang_ext.adapter.internals import LAST_HIDDEN_WORKERS, SPECFORMER_WORKERS
+from sglang_ext.adapter.internals import CONTEXT_WORKERS, LAST_HIDDEN_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
-from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming, read_info
 from sglang_ext.trees import CandidateTree, build_tree
 
 DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
@@ -37,7 +39,8 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         return True
 
     def has_draft_kv(self) -> bool:
-        return False
+        """Of the drafter that the server has started with; those that are swapped in are alike."""
+        return _has_cache(get_spec().speculative_draft_model_path)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Fill in what the user left open from the checkpoint. Raises ValueError for what cannot be served."""
@@ -89,25 +92,23 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
 
     def create_worker(self, server_args: Any) -> Any:
         from sglang_ext.adapter.workers.last_hidden import LastHiddenWorker
+        from sglang_ext.adapter.workers.timed import TimedEagleWorker
 
-        prepare_scheduler(LAST_HIDDEN_WORKERS)
-        return LastHiddenWorker
+        has_cache = _has_cache(server_args.speculative_draft_model_path)
+        prepare_scheduler(CONTEXT_WORKERS if has_cache else LAST_HIDDEN_WORKERS)
+        return TimedEagleWorker if has_cache else LastHiddenWorker
 
 
 class SpecFormerAlgorithm(LastHiddenAlgorithm):
-    """With taps of the target and a cache, as EAGLE-3 has."""
+    """With taps of the target, as EAGLE-3 has."""
 
     def is_eagle3(self) -> bool:
         return True
 
-    def has_draft_kv(self) -> bool:
-        return True
 
-    def create_worker(self, server_args: Any) -> Any:
-        from sglang_ext.adapter.workers.timed import TimedEagleWorker
-
-        prepare_scheduler(SPECFORMER_WORKERS)
-        return TimedEagleWorker
+@cache
+def _has_cache(drafter: str) -> bool:
+    return read_info(drafter).body.has_cache
 
 
 def served_tree(info: CheckpointInfo) -> CandidateTree:

@@ -13,7 +13,7 @@ from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.settings import Settings, build, check_type
 from sglang_ext.trees import CandidateTree
 
-MAX_BY_NAME = {"positions": 128, "num_layers": 512}  # a module each; of other sizes a tensor's side
+MAX_BY_NAME = {"positions": 128, "num_layers": 512, "mlp_layers": 64}  # a module each; of other sizes a tensor's side
 MAX_OTHER_SIZE = 2**24
 
 
@@ -67,6 +67,11 @@ class DrafterConfig(Settings, ABC):
     def max_draft_steps(self) -> int | None:
         """That it was made for; None for a drafter that goes on as long as one likes."""
         return None
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a layer of it, which SGLang runs and builds with the engine, keeps keys and values of the context."""
+        return True
 
     @classmethod
     @abstractmethod

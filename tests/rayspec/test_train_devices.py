@@ -40,6 +40,9 @@ ENTRIES = {
     "rdk": DrafterEntry(name="rdk", draft_head={"kind": "rdk", "base": {"kind": "truncated", "size": 129}}),
     "medusa": DrafterEntry(name="medusa", draft_head=FULL, drafter={"kind": "medusa", "positions": 3}),
     "hydra": DrafterEntry(name="hydra", draft_head=FULL, drafter={"kind": "hydra", "positions": 3}),
+    "hydra_prefix": DrafterEntry(
+        name="hydra", draft_head=FULL, drafter={"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2}
+    ),
     "specformer": DrafterEntry(name="specformer", draft_head=FULL, drafter={"kind": "specformer", "positions": 3}),
     "independent": DrafterEntry(
         name="independent", draft_head=FULL, drafter={"kind": "independent", "hidden_size": 16, "num_layers": 1}

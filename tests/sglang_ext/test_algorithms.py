@@ -19,7 +19,7 @@ from sglang_ext.trees.static import StaticTree
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("drafters")
-    for kind in ("medusa", "hydra"):
+    for kind in ("medusa", "hydra", "hydra++"):
         drafter = make_drafter(kind)
         save_drafter(folder / "chain", drafter, TARGET)
         drafter.draft_tree = StaticTree(PATHS)
@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     drafter = make_drafter("medusa")
     drafter.draft_tree = SlimTree(SlimOptions(correlation=False), TARGET.vocab_size)
     save_drafter(folder / "slim", drafter, TARGET)
-    return {name: folder / name for name in ("chain", "medusa", "hydra", "slim")}
+    return {name: folder / name for name in ("chain", "medusa", "hydra", "hydra++", "slim")}
 
 
 def test_algorithm_of_a_drafter(folders: dict[str, Path]) -> None:
@@ -94,6 +94,22 @@ def test_what_is_left_out_comes_from_the_drafter(folders: dict[str, Path]) -> No
     assert resolved("SLIM", folders["slim"]) == (3, 10, 61)  # 20 hypotheses that share no beginning
     assert resolved("HYDRA", folders["hydra"], speculative_eagle_topk=1, speculative_num_steps=2) == (2, 1, 3)
     assert resolved("SLIM", folders["slim"], speculative_eagle_topk=4, speculative_num_draft_tokens=9) == (3, 4, 9)
+
+
+@pytest.mark.parametrize(("name", "has_cache"), [("medusa", False), ("hydra", False), ("hydra++", True)])
+def test_an_algorithm_says_of_its_drafter_whether_it_has_a_cache(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, has_cache: bool
+) -> None:
+    """A policy lets such a drafter rest, and a drafter without one never."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_ext.adapter import spec_algorithm
+
+    load_plugins()
+    spec = SimpleNamespace(speculative_draft_model_path=str(folders[name]))
+    monkeypatch.setattr(spec_algorithm, "get_spec", lambda: spec)
+    assert SpeculativeAlgorithm.from_string(algorithm_of(folders[name], 4)).has_draft_kv() is has_cache
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

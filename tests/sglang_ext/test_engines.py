@@ -27,15 +27,17 @@ from lossless import (
     check_swap_and_its_refusals,
     with_weights_of,
 )
-from trained_drafters import EAGLE3_NODES, EAGLE3_TREES, FEATURE_HEADS, SPECFORMER_POSITIONS
+from trained_drafters import EAGLE3_NODES, EAGLE3_TREES, FEATURE_HEADS
 from volume import volume
 
 from rayspec.training.acceptance import verify_steps
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.tree_acceptance import accepted_drafts
 from sglang_ext.adapter.engine import step_times, swap_drafter
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.trees.static import StaticTree
+from sglang_ext.trees import Proposer
+from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths
 
 DraftersOf = Callable[[str], dict[str, Path]]
 
@@ -67,6 +69,8 @@ ENGINES: dict[str, Engine] = {
     "last_hidden_chain": Engine("last_hidden", [*DEMO], ["hydra"]),  # BPD for Medusa's
     "last_hidden_tree": Engine("last_hidden", ["hydra", *DEMO, "slim", "slim_zero"], ["hydra"], TREE),
     "last_hidden_slim": Engine("last_hidden", ["slim", "slim_zero", *DEMO], ["hydra"], SLIM, is_slow=True),
+    "hydra_prefix_tree": Engine("hydra_prefix", ["slimspec", "truncated"], ["slimspec"], TREE),
+    "hydra_prefix_chain": Engine("hydra_prefix", ["slimspec", "truncated"], ["slimspec"], is_slow=True),
     # which drafts fewer than it was made for
     "specformer_chain": Engine("specformer", ["specformer", "truncated", "routed"], ["specformer"]),
 }
@@ -178,7 +182,14 @@ SWAPS: dict[str, tuple[str, str, tuple[str, str, str], Mapping[str, str]]] = {
     "eagle3": ("full", "slimspec", (r"missing lm_head\.up", "slimspec", "full"), {}),
     "eagle": ("full", "routed", (r"missing lm_head\.up", "slimspec", "full"), {}),
     "independent": ("full", "routed", (r"missing lm_head\.weight", "full", "slimspec"), {}),
-    "last_hidden": ("medusa", "hydra", (r"missing lm_head\.0\.down", "hydra", "medusa_truncated"), {}),
+    "last_hidden": (
+        *("medusa", "hydra", (r"missing lm_head\.0\.down", "hydra", "medusa_truncated")),
+        {"of kind hydra with a layer that has a cache needs another worker": "hydra_prefix"},
+    ),
+    "hydra_prefix": (
+        *("slimspec", "truncated", (r"missing lm_head\.0\.down", "slimspec", "truncated")),
+        {r"its body .*mlp_layers=1.* differs": "short_mlp", r"its body .*layer=None.* differs": "no_prefix"},
+    ),
     "specformer": (
         *("specformer", "truncated", (r"missing lm_head\.down", "specformer", "truncated")),
         {r"its body .* differs": "causal"},
@@ -215,33 +226,44 @@ def test_the_engine_accepts_what_training_says(
     assert found == verify_steps(load_drafter(drafter)[0], demo_target, answers, num_steps=asked.draft_steps, **sizes)
 
 
-@met(lambda engine: ["specformer"], "specformer_chain")
+CACHED = {"specformer_chain": "specformer", "hydra_prefix_chain": "slimspec", "hydra_prefix_tree": "slimspec"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter"),
+    [pytest.param(*case, marks=pytest.mark.slow if ENGINES[case[0]].is_slow else ()) for case in CACHED.items()],
+    indirect=True,
+)
+@torch.no_grad()
 def test_the_cache_holds_what_recomputing_gives(
     engine: Any, drafter: Path, asked: Engine, demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle
 ) -> None:
-    """Every draft is that of the whole context without a cache, after any number of rejected tokens and with a prefix
-    of another request's: as many verify steps, as many accepted drafts."""
-    steps_K = asked.draft_steps
-    assert steps_K < SPECFORMER_POSITIONS
+    """Every draft, a chain or a tree, is that of the whole context without a cache, after any number of rejected tokens
+    and with a prefix of another request's: as many verify steps, as many accepted drafts."""
     module, _ = load_drafter(drafter)
+    proposer = proposer_of(module, asked)
     for prompt, answer in zip(prompts[:12], oracle.answers, strict=False):
-        ids = torch.tensor([prompt + answer])
-        with torch.no_grad():
-            slots_TKH = module.begin(family("specformer").training.carried(module, demo_target, ids)[0][0], steps_K)
-            drafts_TK = torch.stack([module.lm_head.best(slots_TKH[:, i], i)[:, 0] for i in range(steps_K)], dim=1)
-        place, steps, accepted = len(prompt), 0, 0  # the root, which the prompt's own pass has named
-        while place < ids.shape[1] - 1:
-            right = 0
-            while (
-                right < steps_K
-                and place + right + 1 < ids.shape[1]
-                and (int(drafts_TK[place - 1, right]) == int(ids[0, place + right + 1]))
-            ):
-                right += 1
+        ids_L, last = torch.tensor([*prompt, *answer]), len(prompt) + len(answer) - 1
+        carried_LH = family(module.kind).training.carried(module, demo_target, ids_L[None])[0][0]
+        root_B = torch.arange(len(prompt), last)  # the first was named by the prompt's own pass
+        draft = proposer.propose(module, carried_LH[root_B - 1], ids_L[root_B], demo_target.embed)
+        unknown_K = torch.full((asked.draft_steps,), -1)  # what comes behind the known answer is accepted nowhere
+        right_B = accepted_drafts(draft, torch.cat([ids_L, unknown_K]), root_B).tolist()
+        place, steps, accepted = len(prompt), 0, 0
+        while place < last:
+            right = right_B[place - len(prompt)]
             place, steps, accepted = place + 1 + right, steps + 1, accepted + right
         info = generate(engine, [prompt])[0]["meta_info"]
         assert info["spec_verify_ct"] == steps
-        assert 0 <= info["spec_num_correct_drafts"] - accepted <= steps_K  # the last block may go past the known answer
+        assert 0 <= info["spec_num_correct_drafts"] - accepted <= asked.draft_steps  # the last block may go past it
+
+
+def proposer_of(module: Any, asked: Engine) -> Proposer:
+    if "topk" not in asked.shape:
+        return StaticProposer(chain_paths(asked.draft_steps), torch.device("cpu"))
+    return module.draft_tree.fit(
+        asked.draft_steps, asked.shape["topk"], asked.shape["num_draft_tokens"], torch.device("cpu")
+    )
 
 
 def steps_of(engine: Any, drafter: Path, prompts: list[Ids]) -> list[tuple[list[int], list[int]]]:

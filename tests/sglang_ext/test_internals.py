@@ -13,6 +13,7 @@ import pytest
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import (
     CHAIN_VERIFICATION,
+    CONTEXT_WORKERS,
     CPU_FORWARDS,
     CPU_MISSING,
     CPU_REPLACEMENTS,
@@ -23,14 +24,13 @@ from sglang_ext.adapter.internals import (
     PRELOADED,
     RELIED_ON,
     SCHEDULER_CALLS,
-    SPECFORMER_WORKERS,
     TOP_K_FILTER,
     WRAPPED,
     Internal,
 )
 from sglang_ext.adapter.server_fields import server_fields
 
-WORKERS = HEAD_WORKERS + LAST_HIDDEN_WORKERS + SPECFORMER_WORKERS
+WORKERS = HEAD_WORKERS + LAST_HIDDEN_WORKERS + CONTEXT_WORKERS
 WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + CPU_FORWARDS + HEAD_WORKERS + WRAPPED + RELIED_ON
 
 

@@ -10,15 +10,17 @@ import pytest
 import torch
 from head_cases import SPECS, STOPS, TARGET_HEAD_VH, H, V, make_head, seeded
 from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from rayspec_kernels.tree_build.reference import build_chain_reference
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
-from sglang_ext.drafters.hydra import HydraDrafter
+from sglang_ext.drafters.hydra import HydraConfig, HydraDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.medusa import MedusaDrafter
+from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import build_tree
@@ -26,6 +28,15 @@ from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths, gre
 
 POSITIONS = 3
 EMBED_VH = seeded(V, H, seed=30).float()
+LAYER = {
+    **{"intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
+    **{"rms_norm_eps": 1e-5, "rope": Rope(rope_theta=500.0).to_json()},
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "medusa": ("medusa", {}),
+    "hydra": ("hydra", {}),
+    "hydra++": ("hydra", {"prefix_layer": True, "mlp_layers": 3}),
+}
 PATHS = ((0,), (1,), (0, 0), (3,), (0, 2), (1, 0), (0, 0, 1), (0, 2, 0))
 
 
@@ -34,9 +45,13 @@ def embed(ids: Tensor) -> Tensor:
 
 
 def make_drafter(
-    kind: str, spec: dict[str, Any] = SPECS["full"], *, shared_head: bool = False, random: bool = True
+    name: str, spec: dict[str, Any] = SPECS["full"], *, shared_head: bool = False, random: bool = True
 ) -> LastHiddenDrafter:
-    config = family(kind).config_class(hidden_size=H, vocab_size=V, positions=POSITIONS, shared_head=shared_head)
+    kind, options = KINDS[name]
+    sizes = {"hidden_size": H, "vocab_size": V, "max_position_embeddings": 256, **LAYER}
+    config = family(kind).config_class.from_options(
+        {"positions": POSITIONS, "shared_head": shared_head, **options}, sizes
+    )
     heads = iter(range(POSITIONS))
 
     def make() -> DraftHead:
@@ -56,13 +71,18 @@ def rows(T: int) -> tuple[Tensor, Tensor]:
     return seeded(T, H, seed=50).float(), torch.arange(T) + 1
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
 def test_an_untrained_drafter_proposes_what_the_target_would_say_next(kind: str) -> None:
     drafter = make_drafter(kind, random=False)
     hidden_TH, root_T = rows(5)
+    own_TKH = drafter.begin(hidden_TH, POSITIONS)
+    if kind == "hydra++":  # whose last norm takes the size of a row, and no more
+        hidden_TH = drafter.context(hidden_TH[None])[0]
+        hidden_TH = hidden_TH / (hidden_TH.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     for step in range(POSITIONS):
         path_TdH = embed(root_T[:, None].expand(-1, step + 1))
-        state_TH = drafter.state(step, hidden_TH, path_TdH)
+        state_TH = drafter.state(step, own_TKH[:, step], path_TdH)
         logits_TV = drafter.lm_head.at(step).candidates(state_TH, step).logits_TS
         torch.testing.assert_close(logits_TV, hidden_TH @ TARGET_HEAD_VH.float().T)
 
@@ -74,14 +94,27 @@ def literal_medusa(drafter: MedusaDrafter, hidden_H: Tensor, step: int) -> Tenso
     return weight_VH.double() @ (hidden_H.double() + a_H * a_H.sigmoid())
 
 
+def literal_norm(x_H: Tensor, norm: Any) -> Tensor:
+    return x_H / (x_H.square().mean() + norm.eps).sqrt() * norm.weight.double()
+
+
 def literal_hydra(drafter: HydraDrafter, hidden_H: Tensor, path: list[int], step: int) -> Tensor:
-    parts = [hidden_H.double()]
+    """Of the row that is carried; Hydra++'s goes on through the rest of its layer."""
+    h_H = hidden_H.double()
+    if drafter.config.prefix_layer:
+        x_H = literal_norm(h_H, drafter.mlp_norm)
+        gate, up, down = (getattr(drafter.mlp, f"{n}_proj").weight.double() for n in ("gate", "up", "down"))
+        h_H = literal_norm(h_H + down @ ((gate @ x_H) * (gate @ x_H).sigmoid() * (up @ x_H)), drafter.norm)
+    parts = [h_H]
     for token in path:
         e_H = EMBED_VH[token].double()
         parts.append(e_H / (e_H.square().mean() + torch.finfo(torch.float32).eps).sqrt())
     x_K = torch.cat(parts)
     a_H = drafter.blocks[step].weight.double() @ x_K + drafter.blocks[step].bias.double()
     state_H = drafter.residuals[step].weight.double() @ x_K + a_H * a_H.sigmoid()
+    for layer in drafter.further[step]:
+        a_H = layer.weight.double() @ state_H + layer.bias.double()
+        state_H = state_H + a_H * a_H.sigmoid()
     return drafter.lm_head.at(step).weight.double() @ state_H
 
 
@@ -94,7 +127,7 @@ def literal_logits(drafter: Any, hidden_H: Tensor, path: list[int], step: int) -
 @pytest.mark.parametrize(
     "paths", [PATHS, chain_paths(3), ((0,),), ((2,), (2, 1))], ids=["tree", "chain", "one", "gaps"]
 )
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_tree_holds_the_candidates_of_its_rank_paths(kind: str, paths: tuple[tuple[int, ...], ...]) -> None:
     drafter = make_drafter(kind)
@@ -167,6 +200,50 @@ def test_any_head_may_project(name: str, shared_head: bool) -> None:
         routed = head.route(path_1dH[:, -1], hidden_BH[b : b + 1], 1) if head.routes else None
         best = head.propose(drafter.state(1, hidden_BH[b : b + 1], path_1dH), 1, 2, routed)
         assert tokens_BN[b, 3:].tolist() == best.token_ids_Tk[0].tolist()
+
+
+@torch.no_grad()
+def test_a_prefix_layer_is_a_decoder_layer_of_llama() -> None:
+    """As in the authors' code (hydra/model/hydra_heads/prefix_mlp_head.py): a Llama of one layer with its last norm,
+    over the hidden states in place of embeddings. Hugging Face's, of whole sequences, and some tokens at a time with a
+    cache, as a server runs it."""
+    drafter = make_drafter("hydra++")
+    assert isinstance(drafter, HydraDrafter)
+    llama = llama_of(drafter)
+    hidden_BTH = seeded(2, 9, H, seed=60).float()
+    carried_BTH = drafter.context(hidden_BTH)
+    found_BTH = drafter.begin(carried_BTH.flatten(0, 1), POSITIONS)[:, 1].unflatten(0, (2, 9))
+    torch.testing.assert_close(found_BTH, llama(inputs_embeds=hidden_BTH).last_hidden_state, rtol=1e-4, atol=1e-4)
+    cache, pieces = DynamicCache(), []
+    for piece in hidden_BTH.split([4, 1, 3, 1], dim=1):
+        pieces.append(llama(inputs_embeds=piece, past_key_values=cache, use_cache=True).last_hidden_state)
+    torch.testing.assert_close(found_BTH, torch.cat(pieces, dim=1), rtol=1e-4, atol=1e-4)
+    changed_BTH = hidden_BTH.clone()
+    changed_BTH[:, 5] += 1.0
+    differs_BT = (drafter.context(changed_BTH) != carried_BTH).any(dim=-1)
+    assert differs_BT.tolist() == [[t >= 5 for t in range(9)]] * 2
+
+
+def llama_of(drafter: HydraDrafter) -> LlamaModel:
+    shape = drafter.config.layer
+    assert shape is not None
+    config = LlamaConfig(
+        hidden_size=H,
+        vocab_size=V,
+        num_hidden_layers=1,
+        max_position_embeddings=256,
+        rope_parameters=shape.rope.to_json(),
+        attn_implementation="eager",
+        **{name: value for name, value in LAYER.items() if name != "rope"},
+    )
+    names = {"context_norm": "layers.0.input_layernorm", "context_attn": "layers.0.self_attn", "norm": "norm"}
+    names |= {"mlp_norm": "layers.0.post_attention_layernorm", "mlp": "layers.0.mlp"}
+    own = {name.partition(".") for name in drafter.state_dict() if name.partition(".")[0] in names}
+    weights = {f"{names[part]}.{rest}": drafter.state_dict()[f"{part}.{rest}"] for part, _, rest in own}
+    llama = LlamaModel(config).eval()
+    missing, unknown = llama.load_state_dict(weights, strict=False)
+    assert (missing, unknown) == (["embed_tokens.weight"], [])
+    return llama
 
 
 @pytest.mark.parametrize("reads_path", [False, True])
@@ -261,12 +338,12 @@ def save(folder: Path, kind: str, spec: dict[str, Any], shared_head: bool = Fals
 
 @pytest.mark.parametrize("shared_head", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("spec", ["full", "slimspec", "truncated_by_step", "dynaspec"])
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_round_trip(tmp_path: Path, kind: str, spec: str, shared_head: bool) -> None:
     drafter = save(tmp_path / "d", kind, SPECS[spec], shared_head)
     check_files(read_info(tmp_path / "d"))
     loaded, info = load_drafter(tmp_path / "d", stop_ids=STOPS)
-    assert (info.kind, info.target, info.body) == (kind, TARGET, drafter.config)
+    assert (info.kind, info.target, info.body) == (KINDS[kind][0], TARGET, drafter.config)
     assert loaded.draft_tree.paths == PATHS
     assert loaded.lm_head.spec() == drafter.lm_head.spec()
     for name, tensor in drafter.state_dict().items():
@@ -290,15 +367,46 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", CONFIG_FAULTS)
-def test_config_must_fit(tmp_path: Path, fault: str) -> None:
-    save(tmp_path / "d", "medusa", SPECS["full"])
-    change, message = CONFIG_FAULTS[fault]
+PREFIX_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
+    "none": (lambda c: c["drafter"].pop("prefix_layer"), r"unknown context_attn\.k_proj\.weight"),
+    "type": (lambda c: c["drafter"].update(prefix_layer="yes"), "drafter.prefix_layer must be true or false"),
+    "layers": (
+        lambda c: c.update(num_hidden_layers=2),
+        "num_hidden_layers must be 1 for a Hydra drafter with a prefix",
+    ),
+    "absent": (lambda c: c.pop("intermediate_size"), "config.json has no 'intermediate_size'"),
+    "shape": (lambda c: c.update(intermediate_size=41), r"mlp\.gate_proj\.weight"),
+    "shared": (lambda c: c.update(num_key_value_heads=3), r"num_attention_heads \(4\) must be a multiple of"),
+    "odd": (lambda c: c.update(head_dim=5), r"drafter\.layer\.head_dim must be even"),
+    "rope": (lambda c: c["rope_parameters"].update(rope_type="dynamic"), "rope_type must be one of default, linear"),
+    "deep": (lambda c: c["drafter"].update(mlp_layers=4), r"missing further\.0\.2\.bias"),
+    "flat": (lambda c: c["drafter"].update(mlp_layers=0), r"drafter.mlp_layers must be in 1\.\.64, got 0"),
+    "own": (lambda c: c["drafter"].update(layer={}), r"unknown key 'drafter.layer'; known under drafter: positions"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [("medusa", fault) for fault in CONFIG_FAULTS] + [("hydra++", fault) for fault in PREFIX_FAULTS],
+)
+def test_config_must_fit(tmp_path: Path, kind: str, fault: str) -> None:
+    save(tmp_path / "d", kind, SPECS["full"])
+    change, message = (CONFIG_FAULTS if kind == "medusa" else PREFIX_FAULTS)[fault]
     config = json.loads((tmp_path / "d" / "config.json").read_text())
     change(config)
     (tmp_path / "d" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
         load_drafter(tmp_path / "d")
+
+
+def test_a_hydra_drafter_without_the_options_of_hydra_plus_plus_is_stored_as_ever(tmp_path: Path) -> None:
+    drafter = save(tmp_path / "d", "hydra", SPECS["full"])
+    config = json.loads((tmp_path / "d" / "config.json").read_text())
+    assert config["drafter"] == {"positions": POSITIONS, "shared_head": False}
+    assert (config["num_hidden_layers"], "rope_parameters" in config) == (0, False)
+    assert {name.partition(".")[0] for name in drafter.state_dict()} == {"residuals", "blocks", "lm_head"}
+    assert HydraConfig.complete({}) == {"positions": 4, "shared_head": False}
+    assert HydraConfig.complete({"prefix_layer": True}) == {"positions": 4, "shared_head": False, "prefix_layer": True}
 
 
 def test_a_drafter_that_shares_all_but_its_tree_stores_nothing_twice(tmp_path: Path) -> None:

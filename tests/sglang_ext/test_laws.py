@@ -20,7 +20,7 @@ from engines import Ids, kept_engine
 from faults import plant
 from laws import FILTERS, check_greedy_in_a_mixed_batch, check_laws, check_seeds, fit, sample_laws
 from toy import DRAFT_STEPS, HEADS, IDS, PROMPTS, Toy, V, filtered
-from toy_drafters import FEATURE_HEADS, LAST_HIDDEN, SLIM_TREES, SPECFORMER, toy_drafters
+from toy_drafters import FEATURE_HEADS, HYDRA_PREFIX, LAST_HIDDEN, SLIM_TREES, SPECFORMER, toy_drafters
 from volume import IS_FULL, volume
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -74,6 +74,13 @@ ENGINES: dict[str, Engine] = {
     ),
     "independent_tree": Engine("independent", [*FEATURE_HEADS], mixed=["truncated"], shape=TREE, is_slow=True),
     "specformer_drawn_chain": Engine("specformer", [*SPECFORMER], [*SPECFORMER], ["full"], DRAWN),
+    "hydra_prefix_drawn_chain": Engine(
+        "hydra_prefix", [*HYDRA_PREFIX], [*HYDRA_PREFIX], ["full"], DRAWN, slow=["truncated"]
+    ),
+    "hydra_prefix_drawn_tree": Engine(
+        "hydra_prefix", [*HYDRA_PREFIX], mixed=["full"], shape=TREE | DRAWN | PLANTED, slow=["truncated"]
+    ),
+    "hydra_prefix_tree": Engine("hydra_prefix", [*HYDRA_PREFIX], mixed=["full"], shape=TREE, is_slow=True),
     "last_hidden_drawn_chain": Engine(
         "last_hidden", [*LAST_HIDDEN], [*LAST_HIDDEN], ["medusa"], DRAWN, slow=["medusa_truncated"]
     ),
@@ -194,7 +201,7 @@ def test_law_of_redistribution_at_another_temperature(engine: Any, drafter: Path
 
 @met(
     lambda engine: ["medusa" if "medusa" in engine.laws else "full"],
-    *("eagle3_drawn_chain", "eagle_drawn_chain", "last_hidden_drawn_tree"),
+    *("eagle3_drawn_chain", "eagle_drawn_chain", "last_hidden_drawn_tree", "hydra_prefix_drawn_tree"),
 )
 def test_verifying_with_another_law_than_the_drafts_is_caught(engine: Any, drafter: Path, toy: Toy) -> None:
     """The negative control of what is drawn, chains and trees."""

@@ -27,12 +27,16 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "last_hidden_chain": ("medusa", {}),
     "last_hidden_tree": ("hydra", TREE),
     "specformer": ("specformer", {}),
+    "hydra_prefix_chain": ("hydra_prefix", {}),
+    "hydra_prefix_tree": ("hydra_prefix", TREE),
 }
 
 
 def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
     if name in ("independent", "eagle"):
         return request.getfixturevalue("drafters_of")(name)["full"]
+    if name == "hydra_prefix":
+        return request.getfixturevalue("drafters_of")(name)["slimspec"]
     return drafter_folder(name)
 
 

@@ -183,6 +183,33 @@ def test_hydra_reads_the_embeddings_of_gemma_without_their_factor(tmp_path: Path
     assert steps != expected(Scaled(target.folder, target.sha256, target.model, target.tokenizer))
 
 
+@pytest.mark.slow
+def test_drafts_of_a_prefix_layer_are_those_of_training(tmp_path: Path) -> None:
+    """Over texts that grow beyond what the target's rotary embedding was made for, which is the layer's, too."""
+    target = FrozenTarget.load(save_target(tmp_path / "target", "llama3"), torch.float32)
+    prompts = PROMPTS[3:]
+    answers = [greedy_answer(target.model, prompt)[:NEW_TOKENS] for prompt in prompts]
+    rows = as_answers(prompts, answers)
+    torch.manual_seed(0)
+    drafter = untrained(target, "hydra", {"positions": K, "prefix_layer": True, "mlp_layers": 2}, {"kind": "full"})
+    train(drafter, target, rows, steps=TRAIN_STEPS, batch_size=5, lr=5e-3)
+    drafter = load_drafter(save(tmp_path / "drafter", drafter, target, None).absolute())[0]
+    with running_engine(
+        tmp_path / "drafter", target=tmp_path / "target", draft_steps=K, max_total_tokens=4096
+    ) as engine:
+        found = generate(engine, prompts, NEW_TOKENS, ignore_eos=True)
+    assert output_ids(found) == answers
+
+    def expected(drafter: Drafter) -> list[int]:
+        return verify_steps(drafter, target, rows, num_steps=K, batch_size=5, chunk_rows=256)
+
+    steps = [answer["meta_info"]["spec_verify_ct"] for answer in found]
+    assert steps == expected(drafter)
+    other = type(drafter)(replace(drafter.config, layer=replace(drafter.config.layer, rope=Rope())), drafter.lm_head)
+    other.load_state_dict(drafter.state_dict())
+    assert steps != expected(other)
+
+
 class Scaled(FrozenTarget):
     """Gives drafters the embeddings that Gemma's own layers read."""
 

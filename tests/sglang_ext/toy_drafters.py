@@ -25,6 +25,7 @@ LAST_HIDDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra": ("hydra", FULL),
 }
 SPECFORMER: dict[str, dict[str, Any]] = {"full": FULL, "truncated": TRUNCATED}
+HYDRA_PREFIX: dict[str, dict[str, Any]] = {"full": FULL, "truncated": TRUNCATED}
 SLIM_TREES: dict[str, dict[str, Any]] = {
     "slim": {"hypotheses": 4},
     "slim_longest": {"hypotheses": 1, "length_bonus": 2.0},
@@ -77,11 +78,23 @@ def _specformer(toy: Toy, folder: Path) -> dict[str, Path]:
     return made
 
 
+def _hydra_prefix(toy: Toy, folder: Path) -> dict[str, Path]:
+    answers, tree = texts(256, 5, 11), StaticTree(greedy_paths([[0.5, 0.3, 0.2]] * DRAFT_STEPS, 12))
+    options, made = {"positions": DRAFT_STEPS, "prefix_layer": True, "mlp_layers": 2}, {}
+    for name, head in HYDRA_PREFIX.items():
+        torch.manual_seed(0)
+        drafter = untrained(toy.target, "hydra", options, head, ARTIFACTS)
+        train(drafter, toy.target, answers, steps=60, batch_size=64)
+        made[name] = save(folder / name, drafter, toy.target, tree)
+    return made
+
+
 MAKERS: Mapping[str, Callable[[Toy, Path], dict[str, Path]]] = {
     "eagle3": _eagle3,
     "eagle": _eagle,
     "independent": _independent,
     "last_hidden": _last_hidden,
+    "hydra_prefix": _hydra_prefix,
     "specformer": _specformer,
 }
 

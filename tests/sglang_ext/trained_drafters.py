@@ -9,7 +9,7 @@ import torch
 from eagle_cases import trained_eagle
 from fixture_models import CALIBRATIONS, DRAFTERS
 from independent_cases import save_with_heads, trained_drafter
-from last_hidden_cases import SLIM, demo_drafters, save, slim_on, train
+from last_hidden_cases import ACCURACY, SLIM, demo_drafters, save, slim_on, train
 from small_world import untrained
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.trees.slim import SlimOptions, SlimTree
+from sglang_ext.trees.static import StaticTree, greedy_paths
 
 EAGLE3_NODES = 12
 EAGLE3_TREES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +41,12 @@ SPECFORMER: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # options
     "truncated": ({}, {"kind": "truncated", "size": 1024}, 8),
     "routed": ({}, {**ROUTED, "first": 32, "later": 16}, 1),
     "causal": ({"causal": True}, SLIM, 1),
+}
+HYDRA_PREFIX: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "slimspec": ({"mlp_layers": 2}, SLIM, 8),
+    "truncated": ({"mlp_layers": 2}, {"kind": "truncated", "size": 1024}, 8),
+    "short_mlp": ({}, SLIM, 1),
+    "no_prefix": ({"prefix_layer": False, "mlp_layers": 2}, SLIM, 1),
 }
 
 
@@ -81,6 +88,8 @@ def _last_hidden(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict
     made["slim"] = slim_on(folder / "slim", made["medusa"], answers, hypotheses=8)
     # steps of another width: often nothing but the root is left to verify
     made["slim_zero"] = slim_on(folder / "slim_zero", made["medusa"], answers, hypotheses=12, unseen="zero")
+    prefix = untrained(target, "hydra", {"positions": 3, "prefix_layer": True}, SLIM)
+    made["hydra_prefix"] = save(folder / "hydra_prefix", prefix, target, None)
     return made
 
 
@@ -95,11 +104,23 @@ def _specformer(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[
     return made
 
 
+def _hydra_prefix(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[str, Path]:
+    made, tree = {}, StaticTree(greedy_paths(ACCURACY, 20))
+    for name, (options, head, steps) in HYDRA_PREFIX.items():
+        torch.manual_seed(0)
+        options = {"positions": 3, "prefix_layer": True, **options}
+        drafter = untrained(target, "hydra", options, head, artifacts())
+        train(drafter, target, answers, steps=steps, batch_size=16)
+        made[name] = save(folder / name, drafter, target, tree)
+    return made
+
+
 MAKERS: Mapping[str, Callable[[FrozenTarget, AnswerSet, Path], dict[str, Path]]] = {
     "eagle3": _eagle3,
     "eagle": _eagle,
     "independent": _independent,
     "last_hidden": _last_hidden,
+    "hydra_prefix": _hydra_prefix,
     "specformer": _specformer,
 }
 

@@ -38,6 +38,7 @@ from sglang_ext.trees.static import StaticProposer, chain_paths
 class CarriedDrafting:
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
+    info: CheckpointInfo
     drafter: LastHiddenDrafter
     proposers: dict[int, Proposer]  # by the number of draft steps
     siblings: Siblings | None = None  # of the tree, where its nodes are drawn
@@ -48,6 +49,13 @@ class CarriedDrafting:
     topk: int
     speculative_num_steps: int
     speculative_num_draft_tokens: int
+
+    def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
+        """From the next step on. Raises ValueError where its head or its tree does not fit; nothing changes then."""
+        with naming(info):
+            proposers = self._proposers(drafter)
+            siblings = self._siblings(drafter, proposers)
+        self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
 
     def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:
         """The drafter's tree at this engine's size, and the chains of fewer steps, which a policy may choose. Raises
@@ -167,22 +175,22 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         with naming(info):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())
-            proposers = self._proposers(drafter)
-            siblings = self._siblings(drafter, proposers)
-        drafter = drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
+        drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
         if not has_accelerator():
             drafter.lm_head.pack()
-        self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
+        self._draft_with(info, drafter)
 
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
-        if family(info.kind).serving.worker != family(self.info.kind).serving.worker:
+        is_others = family(info.kind).serving.worker != family(self.info.kind).serving.worker
+        if is_others or info.body.has_cache:
+            cached = "" if is_others else " with a layer that has a cache"
             raise ValueError(
-                f"cannot swap in {info.path}: a drafter of kind {info.kind} needs another worker than the running "
-                f"{self.info.kind} has; restart"
+                f"cannot swap in {info.path}: a drafter of kind {info.kind}{cached} needs another worker than the "
+                f"running {self.info.kind} has; restart"
             )
         self._host(info, tensors)
 

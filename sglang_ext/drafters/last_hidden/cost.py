@@ -1,10 +1,10 @@
-"""What a verify step costs a drafter that reads the target's last hidden state alone."""
+"""What a verify step costs a drafter that drafts from one vector a request."""
 
 from dataclasses import dataclass
 
 import torch
 
-from sglang_ext.drafters.counting import StepShape, head_cost, sizes
+from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost, sizes
 from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
@@ -13,7 +13,8 @@ from sglang_ext.trees import CandidateTree
 
 @dataclass(frozen=True, kw_only=True)
 class LastHiddenCost:
-    """Of a drafter that reads the target's last hidden state alone.
+    """`context_layer`: of a row of the attention over the context, with what comes before it, where there is one.
+    `begin_flops`: of a draft, before its first position.
 
     `position_flops`: of one row at each draft position, its head left out. `reads_path`: whether every node with
     children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
@@ -21,6 +22,8 @@ class LastHiddenCost:
 
     params: int
     body_bytes: int
+    context_layer: DecoderCost
+    begin_flops: int
     position_flops: tuple[int, ...]
     head: DraftHead | PositionHeads
     reads_path: bool
@@ -34,19 +37,27 @@ class LastHiddenCost:
         return [n if self.reads_path else 1 for n in fitted.rows_by_level()]
 
     def drafting(self, shape: StepShape, keys: float) -> float:
-        """FLOPs of one step."""
+        """FLOPs of one step: a context layer sees every verified token, and one row is drafted from."""
         rows = self.rows(shape)
         states = sum(n * flops for n, flops in zip(rows, self.position_flops, strict=False))
-        return states + head_cost(self.head, rows, shape).flops
+        before = self.context_layer.flops(shape.verified, keys) + self.begin_flops
+        return before + states + head_cost(self.head, rows, shape).flops
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
         """Of one step; without an embedding of its own, and the body is read once."""
         return self.body_bytes + head_cost(self.head, self.rows(shape), shape).bytes
 
 
-def count(drafter: LastHiddenDrafter, itemsize: int) -> LastHiddenCost:
+NO_LAYER = DecoderCost(flops_per_row=0, flops_per_row_and_key=0)
+
+
+def count(
+    drafter: LastHiddenDrafter, itemsize: int, context_layer: DecoderCost = NO_LAYER, begin_flops: int = 0
+) -> LastHiddenCost:
     return LastHiddenCost(
         **sizes(drafter, itemsize),
+        context_layer=context_layer,
+        begin_flops=begin_flops,
         position_flops=tuple(drafter.state_flops(i) for i in range(drafter.config.positions)),
         reads_path=drafter.reads_path,
         tree=drafter.draft_tree,

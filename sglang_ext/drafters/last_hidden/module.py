@@ -1,20 +1,23 @@
 """What drafters share that draft from one vector a request. It is the target's last hidden state: Medusa, Hydra, and
-BPD as their chain; or (SpecFormer) what a layer of their own has made of several.
+BPD as their chain; or what attention of their own over the context has made of the target's features (`Context`).
 
-T = rows, H = hidden size of the target, d = tokens of a path.
+B = sequences, T = rows, N = rows of several sequences, H = hidden size of the target, G = width of the features that
+are read of it, d = tokens of a path.
 
 h_t is the target's hidden state of token x_t, after its final norm: what its own LM head reads. By then the target has
 already named x_{t+1}, the root of every draft. Draft position i (from 0) predicts x_{t+2+i}. Such a drafter has no
-cache and no layer that SGLang would run, and all positions can be drafted from one h_t.
+cache and no layer that SGLang would run, unless it is a `Context`, and all positions can be drafted from one h_t.
 """
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
+from sglang_ext.drafters.layers import RMSNorm
 
 
 class LastHiddenDrafter(Drafter, ABC):
@@ -45,3 +48,27 @@ class LastHiddenDrafter(Drafter, ABC):
     @abstractmethod
     def parts(self, step: int) -> list[nn.Module]:
         """The modules that `state` of a draft position runs through."""
+
+
+class Context:
+    """Beside `LastHiddenDrafter`: what a request carries is I + MSA(norm(I)) of its last accepted token, attention over
+    the context that is causal, rotary and has a cache of its own; I is made of the target's features.
+
+    In decoding it runs over what the target has just verified. Whatever follows it is a matter of the one row that is
+    carried, and belongs into `begin`.
+    """
+
+    context_norm: RMSNorm
+    context_attn: nn.Module | None  # None where SGLang's own attention stands in
+
+    def fuse(self, features_NG: Tensor) -> Tensor:
+        """I [N, H]."""
+        return features_NG
+
+    def context(self, features_BTG: Tensor) -> Tensor:
+        """What would be carried after each token of whole sequences [B, T, H], without a cache."""
+        B, T, _ = features_BTG.shape
+        I_BTH = self.fuse(features_BTG.flatten(0, 1)).unflatten(0, (B, T))
+        positions_BT = torch.arange(T, device=features_BTG.device).expand(B, T)
+        assert self.context_attn is not None, "SGLang serves it"
+        return I_BTH + self.context_attn(self.context_norm(I_BTH), causal=True, positions_BT=positions_BT)

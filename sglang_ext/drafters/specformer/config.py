@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
-from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.last_hidden.config import LAYER_SIZES, LastHiddenConfig, LayerShape, with_rope
 from sglang_ext.drafters.target import stored_taps
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecFormerConfig(LastHiddenConfig):
+class SpecFormerConfig(LastHiddenConfig, LayerShape):
     """Shapes like those of a layer of the target. `positions` is l_d of the paper.
 
     `causal` and `position_projection` are the paper's ablations: slots that see only those before them, and one
@@ -22,23 +21,17 @@ class SpecFormerConfig(LastHiddenConfig):
     shared_head: bool = True
     causal: bool = False
     position_projection: bool = True
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: Rope
     tap_layers: tuple[int, ...]  # type: ignore[misc]  # the target's own here, none for the others
 
     kind: ClassVar[str] = "specformer"
     architecture: ClassVar[str] = "RaySpecSpecFormer"
     takes_trees: ClassVar[str] = "which is served as a chain"
     taps_output: ClassVar[bool] = True
-    of_target: ClassVar[tuple[str, ...]] = (
-        *LastHiddenConfig.of_target,
-        *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-        *("rope", "tap_layers"),
-    )
+    of_target: ClassVar[tuple[str, ...]] = (*LastHiddenConfig.of_target, *LAYER_SIZES, "tap_layers")
+
+    @property
+    def has_cache(self) -> bool:
+        return True
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:
@@ -53,21 +46,10 @@ class SpecFormerConfig(LastHiddenConfig):
                 f"rayspec.target.tap_layers is {list(taps)}; eagle_aux_hidden_state_layer_ids must be all but the last "
                 "minus one, and num_aux_hidden_states their number with the last"
             )
-        if config.get("num_hidden_layers", 1) != 1:
-            raise ValueError(f"num_hidden_layers must be 1 for SpecFormer, got {config['num_hidden_layers']}")
-        rope = Rope.from_json(config).to_json()
-        return super().from_json({**config, "rope": rope, "tap_layers": taps}, target_hidden, ())
+        return super().from_json({**with_rope(config, "SpecFormer"), "tap_layers": taps}, target_hidden, ())
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": 1,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": self.rope.to_json(),
+        taps = {
             "num_aux_hidden_states": len(self.tap_layers),
             # SGLang counts the layer whose output it takes; the last tap is no layer's input
             "eagle_config": {
@@ -75,6 +57,7 @@ class SpecFormerConfig(LastHiddenConfig):
                 "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers[:-1]],
             },
         }
+        return super().to_json() | self.layer_json() | taps
 
 
 def specformer_taps(num_layers: int) -> tuple[int, ...]:

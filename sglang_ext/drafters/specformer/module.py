@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from rayspec_kernels.grouped_rmsnorm import grouped_rmsnorm
-from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+from sglang_ext.drafters.last_hidden.module import Context, LastHiddenDrafter
 from sglang_ext.drafters.layers import Attention, RMSNorm, SwiGLU
 from sglang_ext.drafters.specformer.config import SpecFormerConfig
 
 
-class SpecFormerDrafter(LastHiddenDrafter):
+class SpecFormerDrafter(Context, LastHiddenDrafter):
     """What a request carries between steps is I_D of its last accepted token; `begin` makes the slots of it."""
 
     config: SpecFormerConfig
@@ -39,7 +39,7 @@ class SpecFormerDrafter(LastHiddenDrafter):
         self.tap_norm = RMSNorm(width, c.rms_norm_eps)  # its weight; the statistics are each tap's
         self.fc = nn.Linear(width, H, bias=False)
         self.context_norm = norm()
-        self.context_attn: nn.Module | None = Attention(c)  # None where SGLang's own attention stands in
+        self.context_attn = Attention(c)
         self.position_norm = norm()
         if c.position_projection:
             self.position_proj = nn.Linear(H, K * H, bias=False)
@@ -50,19 +50,11 @@ class SpecFormerDrafter(LastHiddenDrafter):
         self.mlp = SwiGLU(H, c.intermediate_size)
         self.norm = norm()
 
-    def fuse(self, taps_NG: Tensor) -> Tensor:
+    def fuse(self, features_NG: Tensor) -> Tensor:
         """I [N, H] of the concatenated taps [N, taps * H]."""
-        weight_G = self.tap_norm.weight.to(taps_NG.dtype)
+        weight_G = self.tap_norm.weight.to(features_NG.dtype)
         groups = len(self.config.tap_layers)
-        return self.fc(grouped_rmsnorm(taps_NG, weight_G, groups, self.config.rms_norm_eps))
-
-    def context(self, taps_BTG: Tensor) -> Tensor:
-        """I_D [B, T, H] of whole sequences, without a cache."""
-        B, T, G = taps_BTG.shape
-        I_BTH = self.fuse(taps_BTG.reshape(B * T, G)).view(B, T, -1)
-        positions_BT = torch.arange(T, device=taps_BTG.device).expand(B, T)
-        assert self.context_attn is not None, "SGLang serves it"
-        return I_BTH + self.context_attn(self.context_norm(I_BTH), causal=True, positions_BT=positions_BT)
+        return self.fc(grouped_rmsnorm(features_NG, weight_G, groups, self.config.rms_norm_eps))
 
     def slots(self, context_NH: Tensor, num_slots: int | None = None) -> Tensor:
         """norm(E) [N, J, H] of the first `num_slots` (None: all) slots of each row's draft."""

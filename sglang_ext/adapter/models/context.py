@@ -1,6 +1,7 @@
-"""SpecFormer's context layer as a SGLang model, with the drafter's other parts beside it."""
+"""The attention over the context of a drafter that has one (SpecFormer, Hydra with a prefix layer) as a SGLang model,
+with the drafter's other parts beside it. T = rows, H = hidden size."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from sglang_ext.adapter.models.hosted_head import check_replaces
 from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
-from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.drafters.last_hidden import Context
+from sglang_ext.drafters.layers import Attention
 
 ATTENTION = "context_attn."
 
@@ -29,7 +31,7 @@ class NoLogits(LogitsProcessor):
         return hidden_states.new_zeros((len(hidden_states), get_spec().speculative_eagle_topk))
 
 
-class RaySpecSpecFormer(nn.Module):
+class ContextModel(nn.Module):
     """`drafter` has every part but the attention over the context, which is SGLang's and has its cache."""
 
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
@@ -40,21 +42,24 @@ class RaySpecSpecFormer(nn.Module):
         # config.json itself: SGLang pads sizes in `config` on some devices
         raw, _ = PretrainedConfig.get_config_dict(config._name_or_path)
         self.config, self.info = config, parse_info(raw, config._name_or_path)
-        self.drafter = _without_attention(self.info)
-        body = self.drafter.config
+        self.drafter, own = _apart(self.info)
+        shape = own.config
         self.self_attn = LlamaAttention(
             config,
-            body.hidden_size,
-            body.num_attention_heads,
-            body.num_key_value_heads,
-            rope_theta=body.rope.rope_theta,
-            rope_scaling=body.rope.to_json(),
-            max_position_embeddings=body.max_position_embeddings,
+            shape.hidden_size,
+            shape.num_attention_heads,
+            shape.num_key_value_heads,
+            rope_theta=shape.rope.rope_theta,
+            rope_scaling=shape.rope.to_json(),
+            max_position_embeddings=self.info.body.max_position_embeddings,
         )
         self.logits_processor = NoLogits(config, skip_all_gather=True)
 
     def set_embed(self, embed: Tensor) -> None:
         """It reads no tokens."""
+
+    def set_embed_and_head(self, embed: Tensor, head: Tensor) -> None:
+        """Neither does it project to any."""
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Any:
@@ -67,21 +72,23 @@ class RaySpecSpecFormer(nn.Module):
         """Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = dict(weights)
         tensors |= shared_tensors(self.info, own=tensors)
-        self.swap(self.info, tensors)
+        self.host(self.info, self.checked(self.info, tensors), tensors)
 
-    @torch.no_grad()
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over the weights of a drafter with the same body shapes and any head.
-
-        Everything that can be wrong is checked before the first weight changes. Raises ValueError.
-        """
+    def checked(self, info: CheckpointInfo, tensors: Mapping[str, Tensor]) -> Any:
+        """A drafter that can take the place of the running one, on its device: with the same shapes of its body, any
+        head and any tree. Nothing changes yet. Raises ValueError."""
         check_replaces(self.info, info, tensors)
-        drafter = _without_attention(info)
+        drafter, _ = _apart(info)
         with naming(info):
             drafter.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(ATTENTION)})
             check_loaded(drafter, served_stop_ids())
         reference = self.self_attn.qkv_proj.weight
-        self.drafter, self.info = drafter.to(reference.device, reference.dtype).requires_grad_(False), info
+        return drafter.to(reference.device, reference.dtype).requires_grad_(False)
+
+    @torch.no_grad()
+    def host(self, info: CheckpointInfo, drafter: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `checked` has given, and its attention."""
+        self.drafter, self.info = drafter, info
         self.self_attn.load_weights(
             (name.removeprefix(ATTENTION), t) for name, t in tensors.items() if name.startswith(ATTENTION)
         )
@@ -90,11 +97,21 @@ class RaySpecSpecFormer(nn.Module):
             pack_model(self)
 
 
-def _without_attention(info: CheckpointInfo) -> SpecFormerDrafter:
+class RaySpecSpecFormer(ContextModel):
+    pass
+
+
+class RaySpecHydra(ContextModel):
+    """With a prefix layer; without one no model of SGLang's is built."""
+
+
+def _apart(info: CheckpointInfo) -> tuple[Any, Attention]:
+    """An empty drafter without its attention over the context, and that."""
     drafter = empty_drafter(info)
-    assert isinstance(drafter, SpecFormerDrafter), "the algorithm has looked"
-    drafter.context_attn = None
-    return drafter
+    assert isinstance(drafter, Context), "the algorithm has looked"
+    attention, drafter.context_attn = drafter.context_attn, None
+    assert isinstance(attention, Attention), "it has a cache"
+    return drafter, attention
 
 
-EntryClass = [RaySpecSpecFormer]
+EntryClass = [RaySpecSpecFormer, RaySpecHydra]

@@ -1,7 +1,8 @@
-"""SpecFormer's worker: SGLang's EAGLE worker, whose extend after a verification is the drafter's context layer.
+"""The worker of drafters with attention over the context (SpecFormer, Hydra with a prefix layer): SGLang's EAGLE
+worker, whose extend after a verification is that attention.
 
-The layer runs over what the target has just processed and keeps a cache of its own, as EAGLE's does. Its output at the
-last accepted token is what a request carries to the next step, which makes all draft tokens of it at once
+It runs over what the target has just processed and keeps a cache of its own, as EAGLE's does. Its output at the last
+accepted token is what a request carries to the next step, which makes all draft tokens of it at once
 (`CarriedDrafting`): there is no draft loop.
 """
 
@@ -12,34 +13,35 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor, nn
 
-from sglang_ext.adapter.models.specformer import RaySpecSpecFormer
+from sglang_ext.adapter.algorithms import checked_info
+from sglang_ext.adapter.models.context import ContextModel
 from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
-from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 
 
-class SpecFormerDraftWorker(CarriedDrafting, EagleDraftWorker):
+class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        append_output_to_taps(target_worker.model_runner.model)
-        self.most_steps, self.most_nodes = get_spec().speculative_num_steps, get_spec().speculative_num_draft_tokens
-        super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self._take_over()
+        spec = get_spec()
+        if checked_info(spec.speculative_draft_model_path, spec.speculative_algorithm.upper()).body.taps_output:
+            append_output_to_taps(target_worker.model_runner.model)
+        self.most_steps, self.most_nodes = spec.speculative_num_steps, spec.speculative_num_draft_tokens
+        # SGLang's own worker draws chains alone, and asks for one; ours draws the siblings of a tree, too
+        with spec.override(speculative_use_rejection_sampling=False):
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_with(self.model.info, self.model.drafter)
 
     @property
-    def model(self) -> RaySpecSpecFormer:
+    def model(self) -> ContextModel:
         return self.draft_runner.model
-
-    def _take_over(self) -> None:
-        with naming(self.model.info):
-            self.proposers = self._proposers(self.model.drafter)
-        self.drafter = self.model.drafter
 
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another SpecFormer drafter of the same shape. Raises ValueError; the running one is then unchanged."""
-        self.model.swap(info, tensors)
-        self._take_over()
+        """Host another drafter with a body of the same shapes. Raises ValueError; the running one is then unchanged."""
+        drafter = self.model.checked(info, tensors)
+        self._draft_with(info, drafter)
+        self.model.host(info, drafter, tensors)
 
     def _capture_cuda_graphs(self) -> None:
         """None: SGLang would capture a draft loop that does not exist."""
