@@ -193,9 +193,9 @@ class _Training:
         self.folder = config.work_folder / "unfinished" / head.name
         fingerprint = {
             **provenance_of(config, target.sha256, answers),
-            **self.origin.provenance,
             "draft_head": dict(head.draft_head),
             **head.asked(),
+            **self.origin.provenance,
         }
         found = load_state(self.folder, fingerprint, self.drafter, self.optimizers)
         self.progress = found or Progress(fingerprint=fingerprint)

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from rayspec.artifacts import load_artifacts
+from rayspec.shipped import calibration_path
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
-from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.drafters.training import Batch
-from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.fingerprints import file_sha256, weights_sha256
 from sglang_ext.heads import DraftHead, HeadConfig, complete_head, head_config, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
@@ -63,10 +64,18 @@ def completed(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarg
 def _read_artifacts(
     config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget
 ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """Tensors and calibration.json; nothing for a head without artifacts."""
+    """Tensors and calibration.json, with the tensors' hash; nothing for a head without artifacts."""
     if head.artifacts is None:
         return {}, {}
-    return load_artifacts(head.artifacts, target.info(config.target_name, ()), target.eos_ids)
+    tensors, description = load_artifacts(head.artifacts, target.info(config.target_name, ()), target.eos_ids)
+    return tensors, {**description, "sha256": calibration_sha256(config, head)}
+
+
+def calibration_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
+    """Of a calibration's tensors; None for a head without artifacts."""
+    if head.artifacts is None:
+        return None
+    return file_sha256(Path(calibration_path(head.artifacts, config.target_name)) / CALIBRATED)
 
 
 def new_drafter(

@@ -109,6 +109,11 @@ def test_what_was_trained_has_the_number_and_another_one_is_refused(
     calibrate(tmp_path / "bcl", tiny_target, {"ids": torch.arange(SIZE + 1)})
     with pytest.raises(ValueError, match=r"holds a drafter with draft_head .*40.*, this run has .*41.*delete that"):
         plan(config)
+    calibrate(tmp_path / "bcl", tiny_target, {"ids": torch.tensor([0, *range(SIZE - 1, 0, -1)])})  # as many
+    with pytest.raises(ValueError, match=r"holds a drafter with calibration.sha256 \(the artifacts\) .*delete that"):
+        plan(config)
+    calibrate(tmp_path / "bcl", tiny_target)
+    assert "already exported" in "\n".join(plan(config))
 
 
 def test_unfinished_training_does_not_go_on_with_another_size(
