@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
-	@echo "make test    the tests, on two workers; make test-full: all that they can try, and those marked slow as well"
+	@echo "make test    the tests, on three workers; make test-full: all that they can try, and those marked slow as well"
 	@echo "make check   lint, and the tests that start neither SGLang nor Ray: some minutes, for the way"
 	@echo "make lint    ruff and mypy"
 	@echo "make audit   known vulnerabilities of what constraints.txt pins (asks PyPI)"
@@ -32,7 +32,7 @@ demo: $(STAMP)
 	$(BIN)/rayspec sweep --config configs/sweep/demo.yaml
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 -m "not slow"
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow and not engine"

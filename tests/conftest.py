@@ -39,8 +39,8 @@ STARTED = {"oracle", "eagle3_chain"}
 
 
 class ByResource(LoadScopeScheduling):
-    """What two workers may do side by side (`make test`): one runs Ray's clusters, the other takes file by file of the
-    rest, and both do at the end."""
+    """What workers may do side by side (`make test`): one runs Ray's clusters, the others take file by file of the
+    rest, and all do at the end."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)

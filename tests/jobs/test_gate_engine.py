@@ -8,6 +8,8 @@ from fixture_models import DRAFTERS, PROMPTS, TARGET
 
 from rayspec.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_drafters_in_an_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

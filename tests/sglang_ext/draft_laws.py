@@ -115,11 +115,13 @@ def _target_part(toy: Toy, free: int) -> tuple[Tensor, Tensor, Tensor, np.ndarra
     return ids_RT, taps, last_hidden, (last_hidden @ toy.target.head_VG.T).double().numpy()
 
 
-def _given(
-    toy: Toy, drafter: Drafter, ids_RT: Tensor, states_RTG: Tensor, last: int, steps: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What the head of each draft position is given where the root is token `last`: its hidden state, and the feature
-    and the embedding that a router sees."""
+@functools.lru_cache(maxsize=2)
+@torch.no_grad()
+def _given(toy: Toy, drafter: Drafter, free: int, verified: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What the head of each draft position is given behind PROMPT and its first 1 + `verified` tokens, the last of
+    which is the root: its hidden state, and the feature and the embedding that a router sees."""
+    ids_RT, taps, last_hidden, _ = _target_part(toy, free)
+    last, steps = len(PROMPT) + verified, free - verified
     if isinstance(drafter, LastHiddenDrafter):
         before_RH = family(drafter.kind).training.carried(drafter, toy.target, ids_RT)[0][:, last - 1]
         own_RKH = drafter.begin(before_RH, steps)
@@ -135,6 +137,7 @@ def _given(
     if isinstance(drafter, IndependentDrafter):
         hidden_RTH, embed_RTH = drafter(ids_RT[:, 1:]), drafter.embed(ids_RT)
         return [(hidden_RTH[:, n - 1], embed_RTH[:, n], embed_RTH[:, n]) for n in range(last, last + steps)]
+    states_RTG = last_hidden if isinstance(drafter, EagleDrafter) else taps
     unrolled = unroll(drafter, toy.target, ids_RT, states_RTG, steps)
     return [
         (unrolled.hiddens[s][:, last - 1], unrolled.features[s][:, last - 1], toy.target.embed(ids_RT[:, last + s]))
@@ -152,13 +155,12 @@ def _laws(
     drafted_at: float | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """p and q [R, K, V] of the tokens after PROMPT and its first 1 + `verified` tokens, given the tokens before."""
-    ids_RT, taps, last_hidden, logits_RTV = _target_part(toy, free)
-    last, K = len(PROMPT) + verified, free - verified
-    given = _given(toy, drafter, ids_RT, last_hidden if isinstance(drafter, EagleDrafter) else taps, last, K)
+    ids_RT, _, _, logits_RTV = _target_part(toy, free)
+    given = _given(toy, drafter, free, verified)
     temperature_R1 = torch.full((len(ids_RT), 1), drafted_at or sampling.get("temperature", 1.0))
     filters = {name: value for name, value in sampling.items() if name != "temperature"}
     q = []
-    for step in range(K):
+    for step in range(free - verified):
         head, (hidden_RH, feature_RH, embed_RH) = drafter.lm_head.at(step), given[step]
         routed = head.route(embed_RH, feature_RH, step)
         q_RS, ids = head.distribution(hidden_RH, step, routed, temperature_R1)
@@ -166,4 +168,4 @@ def _laws(
         q_RV = torch.zeros(len(q_RS), V).scatter_add_(1, ids_RS, q_RS).double().numpy()
         with np.errstate(divide="ignore"):
             q.append(filtered(np.log(q_RV), **filters))
-    return filtered(logits_RTV[:, last:], **sampling), np.stack(q, axis=1)
+    return filtered(logits_RTV[:, len(PROMPT) + verified :], **sampling), np.stack(q, axis=1)

@@ -188,9 +188,9 @@ def check_greedy_in_a_mixed_batch(engine: Any, toy: Toy) -> None:
     assert [mixed[i]["output_ids"] for i in range(1, 8, 2)] == [alone[i % 4] for i in range(1, 8, 2)]
 
 
-def check_seeds(engine: Any, **sampling: Any) -> None:
+def check_seeds(engine: Any, count: int, **sampling: Any) -> None:
     """A seeded request gives the same answer alone, among others, and again; another seed gives another answer."""
-    count, prompt = 24, list(PROMPTS[1])
+    prompt = list(PROMPTS[1])
     options = [{"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True} | sampling for _ in range(count)]
     seeded = [o | {"sampling_seed": 1000 + i} for i, o in enumerate(options)]
 
@@ -202,5 +202,5 @@ def check_seeds(engine: Any, **sampling: Any) -> None:
     assert len({tuple(answer) for answer in together}) > count // 2
     among_unseeded = answers([o for pair in zip(options, seeded, strict=True) for o in pair])
     assert among_unseeded[1::2] == together
-    assert [answers([option])[0] for option in seeded[:6]] == together[:6]
+    assert [answers([option])[0] for option in seeded[:4]] == together[:4]
     assert answers(options) != answers(options), "requests without a seed stay random"

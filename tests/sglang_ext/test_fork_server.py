@@ -56,6 +56,7 @@ def test_it_is_a_child_of_its_owner_with_its_folder_environment_and_output(
     assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} first True", f"{here} second True"]
 
 
+@pytest.mark.slow
 def test_another_environment_is_another_servers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
