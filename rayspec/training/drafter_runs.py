@@ -16,7 +16,7 @@ from rayspec.training.data.answers import missing_shards, read_answers
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.origin import calibration_sha256
+from rayspec.training.origin import calibration_sha256, pairs_sha256
 from rayspec.training.prepare import (
     own_device,
     plan_sets,
@@ -34,7 +34,7 @@ from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
-CALIBRATION_SHA256 = "calibration.sha256 (the artifacts)"
+MADE_OF = {"calibration.sha256 (the artifacts)": calibration_sha256, "tree_pairs_sha256": pairs_sha256}
 
 
 def plan(config: DrafterTrainConfig) -> list[str]:
@@ -141,7 +141,7 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
         "trained_on.target_sha256": trained_on.get("target_sha256"),
         "base.sha256": (ours.get("base") or {}).get("sha256"),
         ANSWERS_SHA256: trained_on.get("sha256"),
-        CALIBRATION_SHA256: (ours.get("calibration") or {}).get("sha256"),
+        "calibration.sha256 (the artifacts)": (ours.get("calibration") or {}).get("sha256"),
     }
     wanted: dict[str, Any] = {
         # with the options that were left at their defaults: the checkpoint spells them out
@@ -154,8 +154,8 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
     base = config.base_folder(head)
     if base is not None:
         wanted["base.sha256"] = weights_sha256(base / WEIGHTS)
-    if stored[CALIBRATION_SHA256] is not None:  # drafters of older releases do not say it
-        wanted[CALIBRATION_SHA256] = calibration_sha256(config, head)
+    # drafters of older releases do not say it
+    wanted |= {name: sha256(config, head) for name, sha256 in MADE_OF.items() if stored.get(name) is not None}
     if not missing_shards(config.work_folder / "answers", config.answers):
         wanted[ANSWERS_SHA256] = read_answers(config.work_folder / "answers").sha256
     for key, was, now in differences(stored, wanted, keys=wanted):

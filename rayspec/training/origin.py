@@ -17,6 +17,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
+from rayspec.training.tree_config import SlimTreeConfig, parse_tree
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
@@ -52,6 +53,9 @@ def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarg
     artifacts, description = _read_artifacts(config, head, target)
     if description:
         provenance["calibration"] = description
+    pairs = pairs_sha256(config, head)
+    if pairs is not None:
+        provenance["tree_pairs_sha256"] = pairs
     return Origin(artifacts, base, provenance)
 
 
@@ -73,9 +77,18 @@ def _read_artifacts(
 
 def calibration_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
     """Of a calibration's tensors; None for a head without artifacts."""
-    if head.artifacts is None:
-        return None
-    return file_sha256(Path(calibration_path(head.artifacts, config.target_name)) / CALIBRATED)
+    return None if head.artifacts is None else _sha256_of(head.artifacts, config.target_name)
+
+
+def pairs_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
+    """Of the calibration that a tree's pairs are of; None for a head without such a tree."""
+    tree = None if head.tree is None else parse_tree(head.tree, "tree")
+    bigram = tree.bigram if isinstance(tree, SlimTreeConfig) else None
+    return None if bigram is None else _sha256_of(bigram, config.target_name)
+
+
+def _sha256_of(calibration: str, target: str) -> str:
+    return file_sha256(Path(calibration_path(calibration, target)) / CALIBRATED)
 
 
 def new_drafter(

@@ -13,7 +13,6 @@ from rayspec.entries import parse
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.settings import Settings
 from sglang_ext.trees.slim import SlimOptions, SlimScore
-from sglang_ext.trees.static import read_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +33,6 @@ class StaticTreeConfig(Settings):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
-    def check_files(self) -> None:
-        """Raise ValueError for a file that is not there or holds no tree."""
-        if self.file is not None:
-            read_paths(self.file)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlimTreeConfig(SlimScore):
@@ -56,11 +50,6 @@ class SlimTreeConfig(SlimScore):
                 f"correlation is {self.correlation} and bigram {self.bigram}; name the calibration of the pairs, or "
                 "set correlation: false and leave bigram out"
             )
-
-    def check_files(self) -> None:
-        """Raise ValueError for a calibration that is not there or holds no pairs."""
-        if self.bigram is not None:
-            read_bigram(self.bigram)
 
     def options(self, pairs: int) -> SlimOptions:
         """What the tree of so many counted pairs stores."""

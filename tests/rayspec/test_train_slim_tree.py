@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from answerers import short_answers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
@@ -21,7 +21,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Ev
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.features.cost import FeatureCost
@@ -118,6 +118,20 @@ def test_it_is_known_again_and_another_one_refused(
     for other in (replace(slim, tree={**slim.tree, "hypotheses": 1}), replace(slim, tree=None)):
         with pytest.raises(ValueError, match="holds a drafter with tree"):
             is_exported(config, other, tiny_target.sha256)
+
+
+def test_pairs_that_were_counted_again_are_other_pairs(
+    family: Family, tiny_target: FrozenTarget, slim: DrafterEntry, pairs: Path
+) -> None:
+    kept = (pairs / CALIBRATED).read_bytes()
+    counts = load_file(pairs / CALIBRATED)
+    try:
+        save_file({**counts, "bigram_counts": counts["bigram_counts"] + 1}, pairs / CALIBRATED)
+        with pytest.raises(ValueError, match=r"holds a drafter with tree_pairs_sha256 .*delete that folder"):
+            is_exported(family[0], slim, tiny_target.sha256)
+    finally:
+        (pairs / CALIBRATED).write_bytes(kept)
+    assert is_exported(family[0], slim, tiny_target.sha256)
 
 
 def test_what_is_counted_is_the_bases(family: Family) -> None:
