@@ -150,7 +150,7 @@ def _check_head(
     positions = training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)
     if head.tree is not None:
-        _check_tree(head, target, positions)
+        _check_tree(head, target, config.target_name, positions)
     if head.base in made_before:
         return  # which is looked at when it is there
     origin = origin_of(config, head, target)
@@ -175,9 +175,9 @@ def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None)
             )
 
 
-def _check_tree(head: DrafterEntry, target: FrozenTarget, positions: int) -> None:
+def _check_tree(head: DrafterEntry, target: FrozenTarget, name: str, positions: int) -> None:
     assert head.tree is not None, "the caller looked"
-    tree = given_tree(head.tree, target)
+    tree = given_tree(head.tree, target.info(name, ()))
     config = parse_tree(head.tree, "tree")
     if tree is None:
         assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"

@@ -159,7 +159,8 @@ def train_drafter(
     evaluate the same, since their layers of the target may be shared out, and nobody would wait less if one did it.
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
-    tree = None if head.tree is None else given_tree(head.tree, target)  # what is missing should not wait for the end
+    # what is missing should not wait for the end
+    tree = None if head.tree is None else given_tree(head.tree, target.info(config.target_name, ()))
     training = _Training(config, head, target, answers, held_out, group)
     with DrafterLog(config, head, training.progress, group) as log:
         training.run(log, on_step)

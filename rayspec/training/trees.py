@@ -16,15 +16,17 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.drafters.training import Batch
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
 
 
-def given_tree(entry: Mapping[str, Any], target: FrozenTarget) -> CandidateTree | None:
-    """The tree that a `tree` entry asks for; None where it is to be found by what a trained drafter gets right. Raises
-    ValueError for a file or calibration that is not there or does not fit."""
+def given_tree(entry: Mapping[str, Any], target: TargetInfo) -> CandidateTree | None:
+    """The tree that a `tree` entry asks for, a calibration of it looked for by the target's name; None where it is to
+    be found by what a trained drafter gets right. Raises ValueError for a file or calibration that is not there or does
+    not fit."""
     config = parse_tree(entry, "tree")
     if isinstance(config, SlimTreeConfig):
         return slim_tree(config, target)
@@ -41,10 +43,10 @@ def find_tree(
     return StaticTree(greedy_paths(accuracy, config.nodes - 1))
 
 
-def slim_tree(config: SlimTreeConfig, target: FrozenTarget) -> SlimTree:
+def slim_tree(config: SlimTreeConfig, target: TargetInfo) -> SlimTree:
     if config.bigram is None:
-        return SlimTree(config.options(pairs=0), len(target.head_VG))
-    indptr, ids_P, counts_P = read_bigram(config.bigram, target.info(tap_layers=()))
+        return SlimTree(config.options(pairs=0), target.vocab_size)
+    indptr, ids_P, counts_P = read_bigram(config.bigram, target)
     return SlimTree.with_counts(config.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
 
 

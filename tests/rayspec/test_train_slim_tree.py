@@ -1,6 +1,7 @@
 """rayspec train gives a trained EAGLE-3 SLiM's tree: nothing is trained, and all but the pairs is its base's."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,23 @@ def test_it_is_known_again_and_another_one_refused(
     for other in (replace(slim, tree={**slim.tree, "hypotheses": 1}), replace(slim, tree=None)):
         with pytest.raises(ValueError, match="holds a drafter with tree"):
             is_exported(config, other, tiny_target.sha256)
+
+
+def test_pairs_are_found_by_the_name_that_the_target_was_given(
+    family: Family, slim: DrafterEntry, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of the hub lies in a folder of another name."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    (tmp_path / "named").symlink_to(family[0].target)
+    shutil.copytree(pairs, tmp_path / "home" / "calibrations" / "named" / "own-pairs")
+    assert slim.tree is not None
+    entry = replace(slim, tree={**slim.tree, "bigram": "own-pairs"})
+    places = {
+        "target": str(tmp_path / "named"),
+        "output_dir": str(tmp_path / "out"),
+        "work_dir": str(tmp_path / "work"),
+    }
+    assert any(line.startswith("slim ") for line in plan(replace(family[0], **places, drafters=[FULL, entry])))
 
 
 def test_pairs_that_were_counted_again_are_other_pairs(
