@@ -52,7 +52,7 @@ class ReferenceDrafter:
         """Float32 rows of the LM head. Raises ValueError."""
         if self.name is None:
             return FrozenTarget.load(self.target_folder, torch.float32).head_VG
-        drafter, info = load_drafter(drafter_path(self.name, self.target_folder))
+        drafter, info = load_drafter(drafter_path(self.name, self.vocabulary.target))
         self._check_head(info, drafter.lm_head, must_be_full=True)
         if info.target is not None and info.target.tokenizer_sha256 != self.vocabulary.tokenizer_sha256:
             raise ValueError(
@@ -85,7 +85,7 @@ class ReferenceDrafter:
 
     def _body(self) -> DrafterConfig:
         if self.name is not None:
-            info = read_info(drafter_path(self.name, self.target_folder))
+            info = read_info(drafter_path(self.name, self.vocabulary.target))
             with torch.device("meta"):
                 self._check_head(info, empty_head(info), must_be_full=False)
             return info.body

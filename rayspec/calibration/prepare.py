@@ -73,6 +73,7 @@ def prepare(config: CalibrationConfig) -> Prepared:
             raise ValueError(f"calibrations.{c.name}: {error}") from error
     context = Context(
         target_folder=config.target_folder,
+        target_name=config.target_name,
         tokenizer_sha256=vocabulary.tokenizer_sha256,
         work_folder=config.work_folder,
         corpus=config.corpus,

@@ -12,8 +12,9 @@ import torch
 from answerers import answer_in_process
 
 from rayspec.calibration import counting
-from rayspec.calibration.config import CalibrationConfig
+from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.counting import add_up, add_up_pairs, pair_ids, partial_counts
+from rayspec.calibration.prepare import prepare
 from rayspec.calibration.sources.drafts import DraftSettings, answer_columns, answer_rows, proposals
 from rayspec.calibration.sources.kinds import Context, DraftTokens, RawText, TargetAnswers
 from rayspec.calibration.sources.texts import counter_of, pair_counter_of
@@ -44,6 +45,7 @@ def work_folder(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFact
 def context(tiny_target: FrozenTarget, work_folder: Path) -> Context:
     return Context(
         target_folder=tiny_target.folder,
+        target_name="tiny",
         tokenizer_sha256=tiny_target.info().tokenizer_sha256,
         work_folder=work_folder,
         corpus=CorpusConfig(),
@@ -195,6 +197,32 @@ def test_drawn_proposals_follow_the_temperature(
     assert torch.equal(draw(1e-4), draw(0.0))
     assert torch.equal(draw(1.0), draw(1.0))
     assert not torch.equal(draw(1.0), draw(1.0, seed=1))
+
+
+def test_a_drafter_is_found_by_the_name_that_the_target_was_given(
+    drafter: Eagle3Drafter,
+    tiny_target: FrozenTarget,
+    work_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a source and of a rule; a model of the hub lies in a folder of another name."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    (tmp_path / "named").symlink_to(tiny_target.folder)
+    save_drafter(tmp_path / "home" / "drafters" / "named" / "mine", drafter, tiny_target.info("named"))
+    config = CalibrationConfig(
+        target=str(tmp_path / "named"),
+        work_dir=str(work_folder),
+        sources={"draft": {"kind": "draft", "drafter": "mine", "draft_steps": 3}},
+        calibrations=[
+            NamedRule(name="clusters", source="draft", rule={"kind": "kmeans", "clusters": 4, "drafter": "mine"})
+        ],
+    )
+    prepared = prepare(config)
+    assert prepared.sources["draft"]["drafter"] == "mine"
+    (calibration,) = config.calibrations
+    stored_VH = drafter.lm_head.at(0).get_parameter("weight").bfloat16().float()
+    assert torch.equal(prepared.drafter(calibration).head_VH, stored_VH)
 
 
 def test_drafts_are_described_by_all_that_decides_them(

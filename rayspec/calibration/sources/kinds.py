@@ -35,6 +35,7 @@ class Context:
     """What the sources of one configuration share. `work_folder`: where rayspec train left the target's answers."""
 
     target_folder: str
+    target_name: str  # by which its drafters are found; a model of the hub lies in a folder of another name
     tokenizer_sha256: str
     work_folder: Path
     corpus: CorpusConfig
@@ -163,7 +164,7 @@ class DraftTokens(TargetAnswers):
     def describe(self, context: Context) -> dict[str, Any]:
         from sglang_ext.drafters.checkpoint_config import read_info
 
-        folder = Path(drafter_path(self.drafter, context.target_folder))
+        folder = Path(drafter_path(self.drafter, context.target_name))
         info, answers = read_info(folder), self.read(context)
         if info.target is not None and info.target.tokenizer_sha256 != context.tokenizer_sha256:
             raise ValueError(
@@ -200,7 +201,7 @@ class DraftTokens(TargetAnswers):
             count_drafts,
             fn_args=(
                 str(Path(context.target_folder).resolve()),
-                drafter_path(self.drafter, context.target_folder),
+                drafter_path(self.drafter, context.target_name),
                 settings,
             ),
             batch_size=self.batch_size,
