@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ if not torch.cuda.is_available():
         importlib.import_module(f"rayspec_kernels.{_file.parent.name}.{_file.stem}")
     del os.environ["TRITON_INTERPRET"]
 
+from sqlalchemy import Engine, event
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
+
+
+@event.listens_for(Engine, "connect")
+def _without_waiting_for_the_disk(connection: Any, record: Any) -> None:
+    """MLflow's stores of this process need not outlive a power cut; each commit would wait, 100 ms and more."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
+
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
