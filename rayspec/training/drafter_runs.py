@@ -34,7 +34,8 @@ from sglang_ext.folders import check_place
 from sglang_ext.heads import head_config
 
 ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
-MADE_OF = {"calibration.sha256 (the artifacts)": calibration_sha256, "tree_pairs_sha256": pairs_sha256}
+CALIBRATION_SHA256, PAIRS_SHA256 = "calibration.sha256 (the artifacts)", "tree_pairs_sha256"
+MADE_OF = {CALIBRATION_SHA256: calibration_sha256, PAIRS_SHA256: pairs_sha256}
 
 
 def plan(config: DrafterTrainConfig) -> list[str]:
@@ -141,7 +142,7 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
         "trained_on.target_sha256": trained_on.get("target_sha256"),
         "base.sha256": (ours.get("base") or {}).get("sha256"),
         ANSWERS_SHA256: trained_on.get("sha256"),
-        "calibration.sha256 (the artifacts)": (ours.get("calibration") or {}).get("sha256"),
+        CALIBRATION_SHA256: (ours.get("calibration") or {}).get("sha256"),
     }
     wanted: dict[str, Any] = {
         # with the options that were left at their defaults: the checkpoint spells them out

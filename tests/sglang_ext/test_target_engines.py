@@ -4,6 +4,7 @@ what the training module says, so that rotary embeddings, taps and embeddings ar
 T = tokens of a text, K = draft steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,56 +159,46 @@ def check(case: Case, *, other_taps: tuple[int, ...]) -> None:
     assert case.drafted(with_rope(case.drafter, other), taps) != expected
 
 
-@pytest.mark.slow
-def test_hydra_reads_the_embeddings_of_gemma_without_their_factor(tmp_path: Path) -> None:
-    """As training gives them to it. Heads of the authors' form, which show a factor: ours bring rows to unit size."""
-    target = FrozenTarget.load(save_target(tmp_path / "target", "gemma3"), torch.float32)
+def hydra_and_its_steps(
+    folder: Path, kind: str, options: dict[str, Any]
+) -> tuple[FrozenTarget, Drafter, list[int], Callable[[Drafter, FrozenTarget], list[int]]]:
+    """A trained Hydra drafter of a target of this kind, the verify steps of each prompt that its engine took, and what
+    training says of them for any drafter and target. Its answers are the target's own."""
+    target = FrozenTarget.load(save_target(folder / "target", kind), torch.float32)
     prompts = PROMPTS[3:]
     answers = [greedy_answer(target.model, prompt)[:NEW_TOKENS] for prompt in prompts]
     rows = as_answers(prompts, answers)
     torch.manual_seed(0)
-    drafter = untrained(target, "hydra", {"positions": K, "as_published": True}, {"kind": "full"})
+    drafter = untrained(target, "hydra", {"positions": K, **options}, {"kind": "full"})
     train(drafter, target, rows, steps=TRAIN_STEPS, batch_size=5, lr=5e-3)
-    drafter = load_drafter(save(tmp_path / "drafter", drafter, target, None).absolute())[0]
-    with running_engine(
-        tmp_path / "drafter", target=tmp_path / "target", draft_steps=K, max_total_tokens=4096
-    ) as engine:
+    drafter = load_drafter(save(folder / "drafter", drafter, target, None).absolute())[0]
+    with running_engine(folder / "drafter", target=folder / "target", draft_steps=K, max_total_tokens=4096) as engine:
         found = generate(engine, prompts, NEW_TOKENS, ignore_eos=True)
     assert output_ids(found) == answers
 
-    def expected(target: FrozenTarget) -> list[int]:
+    def expected(drafter: Drafter, target: FrozenTarget) -> list[int]:
         return verify_steps(drafter, target, rows, num_steps=K, batch_size=5, chunk_rows=256)
 
-    steps = [answer["meta_info"]["spec_verify_ct"] for answer in found]
-    assert steps == expected(target)
-    assert steps != expected(Scaled(target.folder, target.sha256, target.model, target.tokenizer))
+    return target, drafter, [answer["meta_info"]["spec_verify_ct"] for answer in found], expected
+
+
+@pytest.mark.slow
+def test_hydra_reads_the_embeddings_of_gemma_without_their_factor(tmp_path: Path) -> None:
+    """As training gives them to it. Heads of the authors' form, which show a factor: ours bring rows to unit size."""
+    target, drafter, steps, expected = hydra_and_its_steps(tmp_path, "gemma3", {"as_published": True})
+    assert steps == expected(drafter, target)
+    assert steps != expected(drafter, Scaled(target.folder, target.sha256, target.model, target.tokenizer))
 
 
 @pytest.mark.slow
 def test_drafts_of_a_prefix_layer_are_those_of_training(tmp_path: Path) -> None:
     """Over texts that grow beyond what the target's rotary embedding was made for, which is the layer's, too."""
-    target = FrozenTarget.load(save_target(tmp_path / "target", "llama3"), torch.float32)
-    prompts = PROMPTS[3:]
-    answers = [greedy_answer(target.model, prompt)[:NEW_TOKENS] for prompt in prompts]
-    rows = as_answers(prompts, answers)
-    torch.manual_seed(0)
-    drafter = untrained(target, "hydra", {"positions": K, "prefix_layer": True, "mlp_layers": 2}, {"kind": "full"})
-    train(drafter, target, rows, steps=TRAIN_STEPS, batch_size=5, lr=5e-3)
-    drafter = load_drafter(save(tmp_path / "drafter", drafter, target, None).absolute())[0]
-    with running_engine(
-        tmp_path / "drafter", target=tmp_path / "target", draft_steps=K, max_total_tokens=4096
-    ) as engine:
-        found = generate(engine, prompts, NEW_TOKENS, ignore_eos=True)
-    assert output_ids(found) == answers
-
-    def expected(drafter: Drafter) -> list[int]:
-        return verify_steps(drafter, target, rows, num_steps=K, batch_size=5, chunk_rows=256)
-
-    steps = [answer["meta_info"]["spec_verify_ct"] for answer in found]
-    assert steps == expected(drafter)
+    options = {"prefix_layer": True, "mlp_layers": 2}
+    target, drafter, steps, expected = hydra_and_its_steps(tmp_path, "llama3", options)
+    assert steps == expected(drafter, target)
     other = type(drafter)(replace(drafter.config, layer=replace(drafter.config.layer, rope=Rope())), drafter.lm_head)
     other.load_state_dict(drafter.state_dict())
-    assert steps != expected(other)
+    assert steps != expected(other, target)
 
 
 class Scaled(FrozenTarget):
