@@ -39,16 +39,16 @@ class Access:
         return own if num_threads is None else own | {"OMP_NUM_THREADS": str(num_threads)}
 
     @contextlib.contextmanager
-    def with_keys(self, command: Sequence[str]) -> Iterator[list[str]]:
+    def with_keys(self, command: Sequence[str]) -> Iterator[tuple[list[str], Path]]:
         """The words of the command that takes the keys from a file which only its user can read, for as long as the
-        block: so they are in no list of processes."""
+        block, and the folder of that file: so the keys are in no list of processes."""
         keys = {"admin-api-key": self.admin_key or secrets.token_hex(32)}
         keys |= {"api-key": self.key} if self.key is not None else {}
         with TemporaryDirectory() as folder:
             secret = Path(folder) / "secret.yaml"
             secret.touch(mode=0o600)
             secret.write_text(yaml.safe_dump(keys))
-            yield [*command, "--config", str(secret)]
+            yield [*command, "--config", str(secret)], Path(folder)
 
 
 def api_key(file: str | None) -> str | None:
@@ -68,6 +68,6 @@ def _of_environment(variable: str) -> str | None:
 
 def _checked(text: str, source: str) -> str:
     key = text.strip()
-    if not key or not key.isprintable() or " " in key:
-        raise ValueError(f"the key of {source} must be one word of printable characters that is not empty")
+    if not key or not key.isascii() or not key.isprintable() or " " in key:  # a header is ASCII
+        raise ValueError(f"the key of {source} must be one word of printable ASCII characters that is not empty")
     return key

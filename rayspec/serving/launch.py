@@ -12,6 +12,7 @@ from typing import Any
 from rayspec.serving.access import Access
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
+from rayspec.serving.process import tethered
 from rayspec.serving.record import OWN_FLAGS
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import PolicyTable
@@ -71,20 +72,20 @@ def described(champion: Champion, command: Sequence[str]) -> str:
 def serve(
     command: Sequence[str], access: Access, *, num_threads: int | None, variables: Mapping[str, str] | None = None
 ) -> int:
-    """Run the server until it ends or is told to; its exit status. `variables`: more of its environment."""
-    with access.with_keys(command) as words:
-        process: subprocess.Popen[bytes] | None = None
+    """Run the server until it ends or is told to, or this process ends; its exit status. `variables`: more of its
+    environment."""
+    process: subprocess.Popen[bytes] | None = None
 
-        def hand_on(number: int, frame: FrameType | None) -> None:
-            if process is None:
-                raise SystemExit(128 + number)
-            process.send_signal(number)
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            raise SystemExit(128 + number)
+        process.send_signal(number)
 
-        told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before = {number: signal.signal(number, hand_on) for number in told}
-        try:
-            process = subprocess.Popen(words, env=access.environment(num_threads) | dict(variables or {}))
+    told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, hand_on) for number in told}
+    try:
+        with tethered(command, access, access.environment(num_threads) | dict(variables or {})) as process:
             return process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,13 +1,14 @@
-"""SGLang's server as the child of a process that may die: on a loopback port of its own, with its log, and gone with
-its parent however that ends."""
+"""SGLang's server as the child of a process that may die: gone with its parent however that ends, and its keys with it
+(`tethered`); for a replica on a loopback port of its own, with its log (`ServerProcess`)."""
 
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -18,8 +19,9 @@ LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
 # The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the
-# kernel closes with us, and then ends the group: SGLang's scheduler outlives a server that was killed.
-TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; kill -9 -$$; } & exec "$@" 3<&-'
+# kernel closes with us, and then removes the keys ($0) and ends the group: SGLang's scheduler outlives a server that
+# was killed.
+TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; rm -rf "$0"; kill -9 -$$; } & exec "$@" 3<&-'
 
 
 class ServerFailed(RuntimeError):
@@ -33,6 +35,29 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@contextmanager
+def tethered(
+    command: Sequence[str], access: Access, environment: Mapping[str, str], output: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The server as a process in a session of its own; when the block ends, or this process, so does every process
+    that it started. `output`: what takes its output; None: ours."""
+    with access.with_keys(command) as (words, keys):
+        process = subprocess.Popen(
+            ["sh", "-c", TETHER, str(keys), *words],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        assert process.stdin is not None, "it is a pipe"
+        try:
+            yield process
+        finally:
+            process.stdin.close()  # the tether ends the group
+            process.wait()
+
+
 class ServerProcess:
     """A server that was started. Knows no Ray."""
 
@@ -42,17 +67,9 @@ class ServerProcess:
         self.address = f"http://{LOOPBACK}:{port}"
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._files = ExitStack()
-        words = self._files.enter_context(access.with_keys(command))
+        self._until_killed = ExitStack()
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                ["sh", "-c", TETHER, "sh", *words],
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            self._process = self._until_killed.enter_context(tethered(command, access, environment, output))
 
     @property
     def pid(self) -> int:
@@ -84,10 +101,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it and every process that it started, at once. May be called twice."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()  # the tether ends the group
-        self._process.wait()
-        self._files.close()
+        self._until_killed.close()
 
     def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -166,11 +166,6 @@ CPU_WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.cpu.fork_server.launch_by_forks",
     ),
     Internal(
-        "sglang.srt.entrypoints.engine._server_args_for_logging",
-        ("server_args",),
-        "sglang_ext.adapter.log_redaction.without_keys",
-    ),
-    Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
         ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
         "sglang_ext.adapter.cpu.packing.compute_lm_head",
@@ -280,9 +275,14 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.http_app.prepare_app",
     ),
     Internal(
-        "sglang.srt.entrypoints.engine._server_args_for_logging",
-        ("server_args",),
-        "sglang_ext.adapter.log_redaction.without_keys",
+        "sglang.srt.sampling.watermarking.core.redact_watermark_secrets",
+        ("value", "in_watermark_config"),
+        "sglang_ext.adapter.keys.without_keys",
+    ),
+    Internal(
+        "sglang.srt.utils.auth.decide_request_auth",
+        ("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
+        "sglang_ext.adapter.keys.decide_for_any_header",
     ),
     Internal(
         "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",

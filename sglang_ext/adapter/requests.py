@@ -54,8 +54,9 @@ def check_request(original: Callable[..., None], request: Any) -> None:
     check_prompts(request)
     original(request)
     if request.is_single:
-        if isinstance(request.sampling_params, list):
-            raise ValueError("sampling_params is a list, but there is one prompt and no list of them; give an object")
+        for name, one in (("sampling_params", "an object"), ("rid", "a string")):
+            if isinstance(getattr(request, name), list):
+                raise ValueError(f"{name} is a list, but there is one prompt and no list of them; give {one}")
         return
     if request.batch_size == 0:
         raise ValueError("the list of prompts is empty; give at least one")

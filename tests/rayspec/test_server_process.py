@@ -18,15 +18,24 @@ import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
 time.sleep(600)
 """
-HOLDER = """
+HOLDERS = {
+    "replica": """
 import os, sys, time
 from pathlib import Path
 from rayspec.serving.access import Access
 from rayspec.serving.process import ServerProcess
 server = ServerProcess(sys.argv[2:], port=1, environment=os.environ, log=Path(sys.argv[1]), access=Access())
-print(server.pid, flush=True)
 time.sleep(600)
-"""
+""",
+    "rayspec serve": """
+import os, sys
+from rayspec.serving.access import Access
+from rayspec.serving.launch import serve
+with open(sys.argv[1], "w") as log:
+    os.dup2(log.fileno(), 1)
+serve(sys.argv[2:], Access(), num_threads=None)
+""",
+}
 
 
 def child(log: Path) -> int:
@@ -63,16 +72,19 @@ def test_what_a_server_started_ends_with_it(how: str, tmp_path: Path) -> None:
     server.kill()
 
 
-def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", HOLDER, str(log), sys.executable, "-c", FAMILY]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    server, grandchild = int(holder.stdout.readline()), child(log)
-    holder.kill()
-    holder.wait()
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_server_and_its_keys_end_with_a_parent_that_is_killed(holder: str, tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-c", HOLDERS[holder], str(log), sys.executable, "-c", FAMILY]
+    parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)})
+    grandchild = child(log)
+    server = psutil.Process(grandchild).ppid()
+    assert [file.stat().st_mode & 0o777 for file in folder.glob("*/secret.yaml")] == [0o600]
+    parent.kill()
+    parent.wait()
     assert all_ended(server, grandchild)
-    holder.stdout.close()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:

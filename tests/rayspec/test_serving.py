@@ -378,9 +378,9 @@ def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch:
     assert api_key(None) == "from-there"
     (tmp_path / "key").write_text("from-a-file\n")
     assert api_key(str(tmp_path / "key")) == "from-a-file"
-    for text in ("", "two words", "\x07"):
+    for text in ("", "two words", "\x07", "schlüssel"):
         (tmp_path / "key").write_text(text)
-        with pytest.raises(ValueError, match="must be one word of printable characters"):
+        with pytest.raises(ValueError, match="must be one word of printable ASCII characters"):
             api_key(str(tmp_path / "key"))
     with pytest.raises(ValueError, match="cannot be read"):
         api_key(str(tmp_path / "nothing"))

@@ -87,6 +87,7 @@ def _lists() -> Iterator[Hostile]:
     yield generate("three_for_two", "sampling_params is a list of 3", **two, sampling_params=[{}, {}, {}])
     yield generate("no_settings", "sampling_params is an empty list", **two, sampling_params=[])
     yield generate("settings_a_list", "sampling_params is a list", text="a", sampling_params=[{}])
+    yield generate("a_list_of_rids", "rid is a list, but there is one prompt", text="a", rid=["x"])
     yield generate("settings_a_string", "", text="a", sampling_params="hot")
     yield generate("unequal_n", "same for all", **two, sampling_params=[{"n": 1}, {"n": 2}])
     yield generate("three_logprobs", "return_logprob is a list of 3", **two, return_logprob=[True] * 3)

@@ -153,8 +153,20 @@ def test_routes_that_change_the_server_take_the_administrators_key(server: Serve
         for headers in ({}, {"Authorization": "Bearer correct-horse"}):
             answer = httpx.post(f"http://127.0.0.1:{server.port}{route}", json={}, headers=headers, timeout=TIMEOUT_S)
             assert answer.status_code == 401, route
+    address = f"http://127.0.0.1:{server.port}"
     key = {"Authorization": f"Bearer {KEY}"}
-    assert httpx.post(f"http://127.0.0.1:{server.port}/flush_cache", headers=key, timeout=TIMEOUT_S).status_code == 200
+    assert httpx.post(f"{address}/flush_cache", headers=key, timeout=TIMEOUT_S).status_code == 200
+    no_key = {"Authorization": "Bearer schlüssel".encode()}  # cannot be compared
+    assert httpx.post(f"{address}/flush_cache", headers=no_key, timeout=TIMEOUT_S).status_code == 401
+
+
+@pytest.mark.parametrize("route", ["/server_info", "/get_server_info"])
+def test_what_the_server_says_of_itself_holds_no_key(server: Server, route: str) -> None:
+    said = httpx.get(f"http://127.0.0.1:{server.port}{route}", timeout=TIMEOUT_S)
+    assert said.json()["admin_api_key"] == "<redacted>"
+    assert said.json()["internal_states"][0]["admin_api_key"] == "<redacted>"
+    assert "--admin-api-key <redacted> --max-queued-requests" in said.json()["launch_command"]
+    assert KEY not in said.text
 
 
 @pytest.mark.slow

@@ -1,0 +1,42 @@
+"""The keys that requests must carry: where SGLang would show them, and a key that it cannot compare.
+
+SGLang shows its arguments in its log, in /server_info and in its dumps, each time through one function that takes the
+secrets of its watermarks out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+REDACTED = "<redacted>"
+
+
+def without_keys(original: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+    """AROUND redact_watermark_secrets, which calls itself for every value within a value."""
+    shown = original(value, **kwargs)
+    if not isinstance(shown, dict):
+        return shown
+    hidden = {name: REDACTED for name in KEYS if shown.get(name) is not None}
+    command = shown.get("launch_command")
+    return shown | hidden | ({"launch_command": command_without_keys(command)} if isinstance(command, str) else {})
+
+
+def command_without_keys(command: str) -> str:
+    """SGLang joins the words by spaces, those of a file of settings among them; no key has one (`rayspec serve`)."""
+    flags = {f"--{name.replace('_', '-')}" for name in KEYS}
+    words = command.split(" ")
+    for i, word in enumerate(words):
+        flag, equals, _ = word.partition("=")
+        if flag in flags:
+            words[i] = f"{flag}={REDACTED}" if equals else word
+            if not equals and i + 1 < len(words):
+                words[i + 1] = REDACTED
+    return " ".join(words)
+
+
+def decide_for_any_header(original: Callable[..., Any], *, authorization_header: str | None, **kwargs: Any) -> Any:
+    """AROUND decide_request_auth: a header that is not ASCII holds no key (`rayspec serve` refuses such keys), where
+    the comparison would fail and be answered with 500."""
+    if authorization_header is not None and not authorization_header.isascii():
+        authorization_header = None
+    return original(authorization_header=authorization_header, **kwargs)

@@ -1,0 +1,26 @@
+"""What SGLang would show of the keys, and headers that it cannot compare; through a real server in test_server.py."""
+
+import pytest
+
+from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("--port 1 --api-key a --tp 2", "--port 1 --api-key <redacted> --tp 2"),
+        ("--api-key=a --admin-api-key b", "--api-key=<redacted> --admin-api-key <redacted>"),
+        ("--tp 2 --api-key", "--tp 2 --api-key"),
+        ("--ssl-keyfile-password --api-key", "--ssl-keyfile-password <redacted>"),
+    ],
+)
+def test_a_command_is_shown_without_keys(command: str, shown: str) -> None:
+    assert command_without_keys(command) == shown
+
+
+@pytest.mark.parametrize(("header", "seen"), [(None, None), ("Bearer a", "Bearer a"), ("Bearer ä", None)])
+def test_a_header_that_is_not_ascii_holds_no_key(header: str | None, seen: str | None) -> None:
+    assert decide_for_any_header(lambda **given: given, authorization_header=header, path="/") == {
+        "authorization_header": seen,
+        "path": "/",
+    }
