@@ -1,13 +1,27 @@
 """How a version does under traffic: tau and time per token of its servers' counters, and whether that is worse than the
-version before it."""
+version before it.
 
-from dataclasses import astuple, dataclass
+Traffic is never the same twice, and it is looked at again and again. So a figure must be beyond its bound, and chance
+must not explain that there is a difference: by Student's t around the linearised logarithm of the ratio, over parts of
+both windows in which some requests each were answered, at levels that add up to FALSE_ALARM over all looks (as in
+`rayspec.gate.decision`).
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log, sqrt
+
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from scipy import stats
 
 VERIFIED, ACCEPTED = "rayspec_verified_requests_total", "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
 TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
+FALSE_ALARM = 0.005  # of each of the two figures, over all looks at one version
+SPENDING_POWER = 1.5  # later looks get most of it
+PART_REQUESTS = 5  # at least, of a part: one request goes on over several looks, whose counts then go together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +42,41 @@ class Totals:
         return self._with(other, -1.0)
 
     def _with(self, other: "Totals", sign: float) -> "Totals":
-        names = self.__dataclass_fields__
-        sums = [a + sign * b for a, b in zip(astuple(self), astuple(other), strict=True)]
-        return Totals(**dict(zip(names, sums, strict=True)))
+        return Totals(**{n: getattr(self, n) + sign * getattr(other, n) for n in self.__dataclass_fields__})
+
+    @property
+    def emitted(self) -> tuple[float, float]:
+        """(tokens, verify steps), whose ratio is tau."""
+        return self.verified + self.accepted, self.verified
+
+    @property
+    def decoding(self) -> tuple[float, float]:
+        """(seconds, tokens) after the first token of each request."""
+        return self.e2e_s - self.ttft_s, self.tokens - self.requests
 
     @property
     def tau(self) -> float | None:
-        return 1.0 + self.accepted / self.verified if self.verified > 0 else None
+        return _ratio(self.emitted)
 
     @property
     def token_s(self) -> float | None:
-        """Seconds a token after the first of a request."""
-        later = self.tokens - self.requests
-        return (self.e2e_s - self.ttft_s) / later if later > 0 else None
+        return _ratio(self.decoding)
+
+
+def _ratio(pair: tuple[float, float]) -> float | None:
+    return pair[0] / pair[1] if pair[1] > 0 else None
+
+
+Window = Sequence[Totals]  # successive parts
+
+
+def window(marks: Sequence[Totals]) -> Window:
+    """Of what the counters said, one time after the other."""
+    return [later - earlier for earlier, later in pairwise(marks)]
+
+
+def pooled(parts: Window) -> Totals:
+    return sum(parts, Totals())
 
 
 def read_totals(text: str) -> Totals:
@@ -68,21 +104,63 @@ class WatchBounds:
     min_requests: int = 20  # of each version; with fewer nothing is judged
 
 
-def worse(now: Totals, before: Totals, bounds: WatchBounds, *, judges_tau: bool) -> str | None:
+def worse(now: Window, before: Window, bounds: WatchBounds, *, judges_tau: bool, level: float) -> str | None:
     """Why the new version is to be rolled back; None where it is not, or where too few requests say so.
 
-    `judges_tau` False: a policy chooses draft lengths by load, so that tau says nothing of the drafter.
+    `judges_tau` False: a policy chooses draft lengths by load, so that tau says nothing of the drafter. `level`: how
+    probable each figure's false alarm may be at this look (`spent`).
     """
-    if min(now.requests, before.requests) < bounds.min_requests:
+    own, other = pooled(now), pooled(before)
+    if min(own.requests, other.requests) < bounds.min_requests:
         return None
-    if judges_tau and now.tau and before.tau and now.tau < (1 - bounds.tau_loss) * before.tau:
+    if judges_tau and _is_beyond(before, now, lambda t: t.emitted, 1 / (1 - bounds.tau_loss), level):
+        assert own.tau is not None, "it is beyond"
+        assert other.tau is not None, "it is beyond"
         return (
-            f"tau under traffic is {now.tau:.3f}, {1 - now.tau / before.tau:.0%} below the {before.tau:.3f} of the "
+            f"tau under traffic is {own.tau:.3f}, {1 - own.tau / other.tau:.0%} below the {other.tau:.3f} of the "
             f"version before (bound {bounds.tau_loss:.0%})"
         )
-    if now.token_s and before.token_s and now.token_s > (1 + bounds.token_s_growth) * before.token_s:
+    if _is_beyond(now, before, lambda t: t.decoding, 1 + bounds.token_s_growth, level):
+        assert own.token_s is not None, "it is beyond"
+        assert other.token_s is not None, "it is beyond"
         return (
-            f"a token takes {1e3 * now.token_s:.1f} ms under traffic, {now.token_s / before.token_s - 1:.0%} more than "
-            f"the {1e3 * before.token_s:.1f} ms of the version before (bound {bounds.token_s_growth:.0%})"
+            f"a token takes {1e3 * own.token_s:.1f} ms under traffic, {own.token_s / other.token_s - 1:.0%} more than "
+            f"the {1e3 * other.token_s:.1f} ms of the version before (bound {bounds.token_s_growth:.0%})"
         )
     return None
+
+
+def spent(share: float) -> float:
+    """Of FALSE_ALARM, by all looks until this share (0..1) of the time for which a version is watched."""
+    return FALSE_ALARM * share**SPENDING_POWER
+
+
+def _is_beyond(
+    higher: Window, lower: Window, figure: Callable[[Totals], tuple[float, float]], factor: float, level: float
+) -> bool:
+    """Whether the pooled ratio of `higher` is more than `factor` times that of `lower`, and above it for no chance."""
+    high, low = (_ratio(figure(pooled(parts))) for parts in (higher, lower))
+    if not high or not low or high <= factor * low:
+        return False
+    variance, fewest = 0.0, np.inf
+    for ratio, parts in ((high, higher), (low, lower)):
+        tops, bottoms = np.array([figure(part) for part in _of_requests(parts)]).T
+        n = len(tops)
+        if n < 2:
+            return False
+        variance += n / (n - 1) * float((((tops - ratio * bottoms) / tops.sum()) ** 2).sum())
+        fewest = min(fewest, n)
+    return log(high / low) > float(stats.t.isf(level, fewest - 1)) * sqrt(variance)
+
+
+def _of_requests(parts: Window) -> Window:
+    """The parts, put together until each has PART_REQUESTS."""
+    merged = [Totals()]
+    for part in parts:
+        if merged[-1].requests >= PART_REQUESTS:
+            merged.append(Totals())
+        merged[-1] += part
+    if len(merged) > 1 and merged[-1].requests < PART_REQUESTS:
+        last = merged.pop()
+        merged[-1] += last
+    return merged

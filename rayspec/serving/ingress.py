@@ -18,6 +18,7 @@ from rayspec.serving.relay import (
     error_body,
     error_event,
     passed_on,
+    path_of,
     prompt_of,
 )
 
@@ -41,10 +42,9 @@ class Ingress:
                 {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes", "type": "invalid_request_error"}},
                 413,
             )
-        query = f"?{request.url.query}" if request.url.query else ""
         passed = Passed(
             method=request.method,
-            path=f"{request.url.path}{query}",
+            path=path_of(request.scope),
             headers=passed_on(request.headers.items()),
             body=body,
             # Ray's prefix tree fails on empty text

@@ -5,9 +5,10 @@ for an event that says so; every other answer is passed on once it is whole, so 
 """
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -69,6 +70,12 @@ class Gone:
 Message = Taken | Head | Gone | bytes
 
 
+def path_of(scope: Mapping[str, Any]) -> str:
+    """With its query, as they came: what is escaped in them stays so."""
+    path, query = scope.get("raw_path") or quote(scope["path"]).encode(), scope["query_string"]
+    return (path + (b"?" + query if query else b"")).decode("latin-1")
+
+
 def passed_on(headers: Iterable[tuple[str, str]]) -> Headers:
     return [(name, value) for name, value in headers if name.lower() not in OF_A_CONNECTION]
 
@@ -77,11 +84,11 @@ def prompt_of(body: bytes) -> str:
     """What an answer continues, as far as it is text: of `messages`, `prompt` or `text`; empty for all else."""
     try:
         request = json.loads(body)
-    except ValueError:
+        if not isinstance(request, dict):
+            return ""
+        return _text(next((request[name] for name in ("messages", "prompt", "text") if request.get(name)), ""))
+    except (ValueError, RecursionError):  # the server says what is wrong with it
         return ""
-    if not isinstance(request, dict):
-        return ""
-    return _text(next((request[name] for name in ("messages", "prompt", "text") if request.get(name)), ""))
 
 
 def _text(value: Any) -> str:
@@ -107,9 +114,13 @@ def error_event(reason: str) -> bytes:
 async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Message]:
     """The messages of a server's answer, from Taken. `client` knows its address."""
     yield Taken()
-    request = client.build_request(
-        passed.method, passed.path, headers=passed_on(passed.headers), content=passed.body or None
-    )
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed_on(passed.headers)]
+    try:
+        request = client.build_request(passed.method, passed.path, headers=headers, content=passed.body or None)
+    except (httpx.InvalidURL, ValueError) as error:
+        yield Head(status=400, headers=[("content-type", "application/json")])
+        yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
+        return
     try:
         response = await client.send(request, stream=True)
     except httpx.TransportError as error:

@@ -14,7 +14,7 @@ from rayspec.serving import events as kinds
 from rayspec.serving.canary import Answer, CanaryBounds, refusal, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import Events
-from rayspec.serving.figures import Totals, WatchBounds, worse
+from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, spent, window, worse
 
 WATCH_STEP_S = 5.0
 LONGEST_S = 86400.0
@@ -102,12 +102,13 @@ class Rollover:
             if meant != self.version:
                 self._try(meant)
             self._said = ""
-        except Postponed as error:
-            self._postpone(str(error), meant or self.version)
+        except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
+            self._postpone(str(error) or type(error).__name__, meant or self.version)
 
     def _try(self, version: str) -> None:
         if not self._said:
             self._events.record(kinds.FOUND, version, f"version {self.version} is running")
+        before = self._recent()  # before the canary, which the running version answers beside its traffic
         try:
             champion = self._stage.check(version)
             new = self._stage.canary(champion, version)
@@ -116,7 +117,7 @@ class Rollover:
             if reason is not None:
                 return self._refuse(version, reason, _figures(new, running))
             self._events.record(kinds.CANARY_PASSED, version, "", _figures(new, running))
-            before = self._recent()
+            counted = self._stage.totals(champion)  # where it was under traffic once before
             self._stage.put_in(champion, version)
         except ValueError as error:
             return self._refuse(version, str(error), {})
@@ -124,7 +125,7 @@ class Rollover:
         old_version, self.version = self.version, version
         self._seen.clear()
         self._events.record(kinds.SWAPPED, version, f"in place of version {old_version}")
-        self._watch(before, old, old_version)
+        self._watch(counted, before, old, old_version)
 
     def _refusal(self, champion: Champion, new: Sequence[Answer], running: Sequence[Answer]) -> str | None:
         return refusal(
@@ -136,21 +137,24 @@ class Rollover:
             compares_tau=not self._has_policy(self.champion),
         )
 
-    def _watch(self, before: Totals, old: Champion, old_version: str) -> None:
+    def _watch(self, counted: Totals, before: Window, old: Champion, old_version: str) -> None:
         settings, version = self._settings, self.version
         judges_tau = not (self._has_policy(self.champion) or self._has_policy(old))
-        end = self._clock() + settings.watch_s
-        while True:
-            now = self._stage.totals(self.champion)
-            reason = worse(now, before, settings.watch, judges_tau=judges_tau)
-            if reason is not None or self._clock() >= end:
-                break
-            self._sleep(min(WATCH_STEP_S, max(0.0, end - self._clock())))
+        begin, marks, share, reason = self._clock(), [counted], 0.0, None
+        while share < 1 and reason is None:
+            left = begin + settings.watch_s - self._clock()
+            self._sleep(min(WATCH_STEP_S, max(0.0, left)))
+            marks.append(self._stage.totals(self.champion))
+            looked_at = share
+            share = min(1.0, (self._clock() - begin) / settings.watch_s) if settings.watch_s else 1.0
+            now, level = window(marks), spent(share) - spent(looked_at)
+            reason = worse(now, before, settings.watch, judges_tau=judges_tau, level=level)
+        figures = _watched(pooled(now), pooled(before))
         if reason is None:
-            few = min(now.requests, before.requests) < settings.watch.min_requests
+            few = min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests
             said = "too few requests to judge it under traffic" if few else "within bounds under traffic"
-            return self._events.record(kinds.KEPT, version, said, _watched(now, before))
-        self._roll_back(old, old_version, reason, _watched(now, before))
+            return self._events.record(kinds.KEPT, version, said, figures)
+        self._roll_back(old, old_version, reason, figures)
 
     def _roll_back(self, old: Champion, old_version: str, reason: str, figures: dict[str, float]) -> None:
         version = self.version
@@ -175,18 +179,20 @@ class Rollover:
         return self._stage.follows_policy and champion.policy is not None
 
     def _remember(self) -> None:
-        """The counters of the running version, back to one window before now."""
-        now = self._clock()
-        self._seen.append((now, self._stage.totals(self.champion)))
-        while len(self._seen) > 1 and self._seen[1][0] <= now - self._settings.watch_s:
+        """The counters of the running version, back to one window before now, or as far as it takes for enough
+        requests."""
+        now, totals = self._clock(), self._stage.totals(self.champion)
+        if [seen for _, seen in self._seen][-2:] == [totals, totals]:
+            self._seen.pop()  # nobody has asked for anything: one part, however long
+        self._seen.append((now, totals))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - self._settings.watch_s:
+            if (totals - self._seen[1][1]).requests < self._settings.watch.min_requests:
+                break
             self._seen.popleft()
 
-    def _recent(self) -> Totals:
-        """Of the running version over the last window, or since it was put in."""
-        since = self._seen[0][1] if self._seen else Totals()
-        now = self._stage.totals(self.champion)
-        recent = now - since
-        return recent if recent.requests >= self._settings.watch.min_requests else now
+    def _recent(self) -> Window:
+        """Of the running version."""
+        return window([seen for _, seen in self._seen])
 
 
 def _figures(new: Sequence[Answer], running: Sequence[Answer]) -> dict[str, float]:

@@ -305,6 +305,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.routes.check_detokenized",
     ),
     Internal(
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._validate_request",
+        ("self", "request"),
+        "sglang_ext.adapter.routes.check_template_variables",
+    ),
+    Internal(
         f"{_OLLAMA}._stream_chat_response",
         ("self", "gen_request", "raw_request", "model_name"),
         "sglang_ext.adapter.routes.begin_answer",

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sglang_ext.adapter.stop_regex import check_stop_regex
+
 MAX_SAMPLES = 1024  # `n`: each is a request of its own, made at once
 # Far beyond any use, and far enough from float32's limits that no logit becomes infinite.
 LARGEST_BIAS = 1e30
@@ -106,9 +108,19 @@ def _check_types(params: Any) -> None:
                 msgspec.convert(value, types[name])
             except msgspec.ValidationError as error:
                 raise ValueError(f"sampling_params.{name}: {error}") from error
+    patterns = params.get("stop_regex") or []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        _check_pattern(pattern)
     n = params.get("n")
     if n is not None and not 1 <= n <= MAX_SAMPLES:
         raise ValueError(f"sampling_params.n must be in 1..{MAX_SAMPLES}, got {n}")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        check_stop_regex(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"sampling_params.stop_regex is no regular expression: {error}") from error
 
 
 def check_tokenized(original: Callable[..., Any], manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,8 +130,6 @@ def check_tokenized(original: Callable[..., Any], manager: Any, request: Any, *a
 
     try:
         tokenized = original(manager, request, *args, **kwargs)
-    except re.error as error:
-        raise ValueError(f"sampling_params.stop_regex is no regular expression: {error}") from error
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the request cannot be read: {error}") from error
     if isinstance(tokenized, TokenizedGenerateReqInput):

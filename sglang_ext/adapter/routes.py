@@ -1,9 +1,12 @@
 """Requests to SGLang's rarely used routes that it answers with 500, or breaks off: they are refused with 400 before."""
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from sglang_ext.adapter.requests import check_ids
+
+OF_A_REQUEST = {"chat_template", "documents"}  # arguments that templates read, or SGLang has words of its own for
 
 
 def refuse_embeddings(original: Callable[..., Any], manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -14,6 +17,18 @@ def refuse_embeddings(original: Callable[..., Any], manager: Any, request: Any, 
     if isinstance(request, EmbeddingReqInput) and manager.is_generation:
         raise ValueError("the served model generates text and is no embedding model; ask /generate or /v1/completions")
     return original(manager, request, *args, **kwargs)
+
+
+def check_template_variables(original: Callable[..., str | None], serving: Any, request: Any) -> str | None:
+    """AROUND OpenAIServingChat._validate_request: what is wrong with a request, or None. SGLang hands
+    `chat_template_kwargs` on beside arguments of its own."""
+    from transformers import PreTrainedTokenizerBase
+
+    own = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - OF_A_REQUEST
+    taken = sorted(own & set(request.chat_template_kwargs or {}))
+    if taken:
+        return f"chat_template_kwargs are variables of the template, and {', '.join(taken)} is none; leave it out"
+    return original(serving, request)
 
 
 async def check_detokenized(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
-from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, prompt_of, relay
+from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, path_of, prompt_of, relay
 
 
 class Parts(httpx.AsyncByteStream):
@@ -46,6 +46,36 @@ def messages(answer: httpx.Response | Exception, passed: Passed | None = None) -
             ]
 
     return asyncio.run(all_of()), asked[0]
+
+
+@pytest.mark.parametrize(
+    ("scope", "path"),
+    [
+        ({"path": "/a\nb", "raw_path": b"/a%0ab", "query_string": b"q=%20"}, "/a%0ab?q=%20"),
+        ({"path": "/a\nb", "query_string": b""}, "/a%0Ab"),
+    ],
+)
+def test_a_path_stays_as_it_was_escaped(scope: dict[str, object], path: str) -> None:
+    assert path_of(scope) == path
+    _, request = messages(httpx.Response(200, stream=Parts([])), Passed(method="GET", path=path, headers=[], body=b""))
+    assert str(request.url) == f"http://s{path}"
+
+
+def test_a_header_that_is_not_ascii_passes() -> None:
+    passed = Passed(method="GET", path="/health", headers=[("authorization", "Bearer schl\xfcssel")], body=b"")
+    _, request = messages(httpx.Response(401, stream=Parts([])), passed)
+    assert (b"authorization", b"Bearer schl\xfcssel") in request.headers.raw
+
+
+def test_what_is_no_request_is_the_clients_fault() -> None:
+    async def all_of() -> list[Message]:
+        async with httpx.AsyncClient(base_url="http://s") as client:
+            return [m async for m in relay(client, Passed(method="GET", path="/\n", headers=[], body=b""))]
+
+    taken, head, body = asyncio.run(all_of())
+    assert (taken, head) == (Taken(), Head(status=400, headers=[("content-type", "application/json")]))
+    assert isinstance(body, bytes)
+    assert "no request" in json.loads(body)["error"]["message"]
 
 
 def test_a_request_passes_as_it_came() -> None:

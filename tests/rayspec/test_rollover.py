@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
@@ -17,7 +18,7 @@ from rayspec.serving.board import Board
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import FILE, Events
-from rayspec.serving.figures import Totals, WatchBounds, read_totals, worse
+from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
 from rayspec.serving.record import ServingRecord
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 
@@ -156,22 +157,72 @@ def traffic(requests: float = 100, *, accepted: float = 1.5, token_s: float = 0.
     )
 
 
+def parts(requests: float = 100, **figures: float) -> list[Totals]:
+    return [traffic(requests / 10, **figures)] * 10
+
+
+BEFORE = parts()
+UNEVEN = [traffic(10, accepted=accepted) for accepted in (0.2, 2.6)] * 5  # tau as low as 1.1's below, but by chance
+
+
 @pytest.mark.parametrize(
     ("now", "judges_tau", "message"),
     [
-        (traffic(), True, None),
-        (traffic(accepted=1.3), True, None),
-        (traffic(accepted=1.1), True, "tau under traffic is 2.100, 16% below the 2.500"),
-        (traffic(accepted=1.1), False, None),
-        (traffic(token_s=0.014), True, None),
-        (traffic(token_s=0.016), True, "a token takes 16.0 ms under traffic, 60% more than the 10.0 ms"),
-        (traffic(19, accepted=0.1), True, None),
+        (parts(), True, None),
+        (parts(accepted=1.3), True, None),
+        (parts(accepted=1.1), True, "tau under traffic is 2.100, 16% below the 2.500"),
+        (parts(accepted=1.1), False, None),
+        ([*UNEVEN[:4], *parts(60, accepted=0.9)[:2]], True, None),
+        (parts(token_s=0.014), True, None),
+        (parts(token_s=0.016), True, "a token takes 16.0 ms under traffic, 60% more than the 10.0 ms"),
+        (parts(19, accepted=0.1), True, None),
+        ([traffic(accepted=0.1)], True, None),  # of one part nobody knows by how much it is chance
+        ([], True, None),
     ],
 )
-def test_what_traffic_says(now: Totals, judges_tau: bool, message: str | None) -> None:
-    found = worse(now, traffic(), WatchBounds(), judges_tau=judges_tau)
+def test_what_traffic_says(now: list[Totals], judges_tau: bool, message: str | None) -> None:
+    found = worse(now, BEFORE, WatchBounds(), judges_tau=judges_tau, level=0.001)
     assert (found is None) == (message is None)
     assert message is None or (found is not None and message in found)
+
+
+def drawn(rng: np.random.Generator, rate: float, looks: int, mean: float) -> list[Totals]:
+    """What the counters say every 5 s of `rate` requests a second, of unlike acceptance."""
+    marks = [Totals()]
+    for count in rng.poisson(5 * rate, looks):
+        accepted = (10 * np.clip(mean * rng.gamma(5, 0.2, count), 0, 4)).sum()
+        marks.append(marks[-1] + dataclasses.replace(traffic(count), accepted=accepted))
+    return marks
+
+
+@pytest.mark.parametrize(("rate", "loss", "low", "high"), [(0.1, 0, 0, 3), (1, 0, 0, 3), (1, 0.3, 195, 200)])
+def test_looking_again_and_again_gives_few_false_alarms(rate: float, loss: float, low: int, high: int) -> None:
+    """Of 200 versions, each watched for five minutes. `loss`: share of the accepted drafts."""
+    rng, alarms = np.random.default_rng(7), 0
+    for _ in range(200):
+        before, marks = window(drawn(rng, rate, 60, 1.5)), drawn(rng, rate, 60, 1.5 * (1 - loss))
+        alarms += any(
+            worse(
+                window(marks[: look + 1]),
+                before,
+                WatchBounds(),
+                judges_tau=True,
+                level=spent(look / 60) - spent((look - 1) / 60),
+            )
+            for look in range(1, 61)
+        )
+    assert low <= alarms <= high
+
+
+def test_looks_spend_no_more_than_all() -> None:
+    assert sum(spent(n / 60) - spent((n - 1) / 60) for n in range(1, 61)) == pytest.approx(FALSE_ALARM)
+
+
+def test_a_window_is_what_was_counted_between_two_times() -> None:
+    marks = [traffic(n) for n in (5, 7, 20)]
+    assert [part.requests for part in window(marks)] == [2, 13]
+    assert pooled(window(marks)).tau == pytest.approx(2.5)
+    assert pooled(window(marks[:1])) == Totals()
 
 
 def test_a_board_adds_replicas_up() -> None:
@@ -192,7 +243,8 @@ class FakeStage:
         self.canaries: dict[str, Any] = {}
         self.checks: dict[str, Exception] = {}
         self.running: Any = answers(1.5)
-        self.live: dict[str, Totals] = {}
+        self.now = 0.0
+        self.live: dict[str, Callable[[float], Totals]] = {}  # by the time
         self.put: list[str] = []
         self.asked: list[str] = []
 
@@ -217,7 +269,7 @@ class FakeStage:
         self.put.append(version)
 
     def totals(self, champion: Champion) -> Totals:
-        return self.live.get(champion.name, Totals())
+        return self.live.get(champion.name, lambda _: Totals())(self.now)
 
 
 @dataclasses.dataclass
@@ -229,6 +281,12 @@ class World:
 
     def move(self, version: str) -> None:
         self.client.set_registered_model_alias(MODEL, "champion", version)
+
+    def pass_time(self, minutes: int = 5) -> None:
+        """With a poll twice a minute."""
+        for _ in range(2 * minutes):
+            self.stage.now += 30
+            self.rollover.poll()
 
     def told(self) -> list[tuple[str, str]]:
         return [(e.event, e.version) for e in self.events.events]
@@ -255,12 +313,11 @@ def world(store: Path, tmp_path: Path) -> World:
     shutil.copy(store, tmp_path)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.create_experiment("x", artifact_location=(tmp_path / "artifacts").as_uri())
-    now = [0.0]
+    stage, events = FakeStage(), Events(client, MODEL, experiment)
 
     def sleep(seconds: float) -> None:
-        now[0] += seconds
+        stage.now += seconds
 
-    stage, events = FakeStage(), Events(client, MODEL, experiment)
     rollover = Rollover(
         champion("1"),
         "1",
@@ -268,7 +325,7 @@ def world(store: Path, tmp_path: Path) -> World:
         stage,
         events,
         RolloverSettings(),
-        clock=lambda: now[0],
+        clock=lambda: stage.now,
         sleep=sleep,
     )
     return World(client, stage, events, rollover)
@@ -332,7 +389,8 @@ def test_what_lies_outside_of_a_version_is_tried_again(world: World) -> None:
 
 
 def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> None:
-    world.stage.live = {champion("1").name: traffic(), champion("2").name: traffic(accepted=0.5)}
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, accepted=0.5)}
+    world.pass_time()
     world.move("2")
     for _ in range(3):
         world.rollover.poll()
@@ -344,8 +402,41 @@ def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> N
     assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
 
 
+def test_what_is_compared_is_traffic_alone(world: World) -> None:
+    """Neither what the canary asks of the running version nor what the new one answered when it ran before."""
+    asked = [0.0]
+    world.stage.live = {
+        champion("1").name: lambda now: traffic(now) + traffic(asked[0], accepted=4.0),
+        champion("2").name: lambda now: traffic(1e6, accepted=0.1) + traffic(now),
+    }
+    world.pass_time()
+
+    def running_answers() -> list[Answer]:
+        asked[0] = 1e4
+        return answers(1.5)
+
+    world.stage.running_answers = running_answers  # type: ignore[method-assign]
+    world.move("2")
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.KEPT, "2")
+    metrics = world.client.get_run(world.tags("2")["rollover.run_id"]).data.metrics
+    assert (metrics["watch_tau"], metrics["watch_tau_before"]) == (pytest.approx(2.5), pytest.approx(2.5))
+    assert (metrics["watch_requests"], metrics["watch_requests_before"]) == (300, 270)
+
+
+def test_what_is_remembered_goes_back_to_enough_requests(world: World) -> None:
+    world.stage.live = {champion("1").name: lambda now: traffic(min(now, 60) + max(0, now - 3600) / 60)}
+    world.pass_time(60)
+    assert len(world.rollover._seen) < 20, "an hour without requests is one part"
+    world.pass_time(10)
+    assert pooled(world.rollover._recent()).requests >= WatchBounds().min_requests
+    world.pass_time(30)
+    assert 20 <= pooled(world.rollover._recent()).requests < 30
+
+
 def test_a_roll_back_that_fails_is_said_and_serving_goes_on(world: World) -> None:
-    world.stage.live = {champion("1").name: traffic(), champion("2").name: traffic(token_s=1.0)}
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+    world.pass_time()
 
     def put_in(champion: Champion, version: str) -> None:
         if version == "1":

@@ -165,6 +165,8 @@ def _stops_and_grammars() -> Iterator[Hostile]:
     yield sampling("stop_regex_huge_count", "", stop_regex="a{99999999999999999999}")
     yield sampling("stop_regex_long", "limit", stop_regex="a" * 300)
     yield sampling("stop_regex_a_number", "", stop_regex=3)
+    yield sampling("stop_regex_endless", "a repeat without an upper limit", stop_regex="( | | | | | | | | )*b")
+    yield sampling("stop_regex_of_many_ways", "ways to match", stop_regex=["a", "(a|aa){20}b"])
     yield sampling("stop_many", "at most 32", stop=["x"] * 40)
     yield sampling("stop_a_number", "", stop=5)
     yield sampling("stop_id_outside", f"stop_token_ids has the token id {V}", stop_token_ids=[V])
@@ -178,6 +180,7 @@ def _stops_and_grammars() -> Iterator[Hostile]:
     yield sampling("structural_tag_wrong", "", structural_tag="{}")
     yield completion("schema_wrong", "", response_format={"type": "json_schema"})
     yield completion("stop_regex_open", "stop_regex", stop_regex="(")
+    yield completion("stop_regex_endless", "a repeat without an upper limit", stop_regex=".*b")
 
 
 def _openai() -> Iterator[Hostile]:
@@ -190,6 +193,7 @@ def _openai() -> Iterator[Hostile]:
     yield completion("empty", "", prompt="")
     yield completion("empty_list", "", prompt=[])
     yield completion("an_empty_one", "", prompt=["a", ""])
+    yield completion("a_list_of_rids", "rid is a list, but there is one prompt", rid=["x"])
     yield completion("ids_outside", "the prompt has the token id", prompt=[V, 1])
     yield completion("a_number", "", prompt=7)
     yield completion("best_of_nothing", "", prompt=None)
@@ -199,6 +203,8 @@ def _openai() -> Iterator[Hostile]:
     yield chat("nothing", "", messages=[])
     yield chat("unknown_role", "", messages=[{"role": "nobody", "content": 1}])
     yield chat("own_template", "chat_template", chat_template_kwargs={"chat_template": "{{ messages }}"})
+    for name in ("tokenize", "add_generation_prompt"):
+        yield chat(f"template_{name}", f"and {name} is none; leave it out", chat_template_kwargs={name: True})
     yield Hostile("messages", "/v1/messages", {"model": "demo", "messages": [], "max_tokens": 1}, "")
     yield Hostile("embeddings", "/v1/embeddings", {"model": "demo", "input": "a"}, "")
     yield Hostile("encode", "/encode", {"text": "a"}, "no embedding model")
