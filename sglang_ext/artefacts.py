@@ -33,6 +33,12 @@ CALIBRATION = Artefact(
     files=(CALIBRATED, CALIBRATION_JSON, "coverage.png", "cluster_sizes.png", "utility.png"),
     is_ours=lambda folder: all((folder / name).is_file() for name in (CALIBRATED, CALIBRATION_JSON)),
 )
+ACCEPTANCE = "acceptance.json"  # of a winner's files: what a simulator needs
+READY_FILES = Artefact(
+    what="files of a winner",
+    files=("serve.sh", ACCEPTANCE, POLICY, "adaptive.json", "vllm.sh", "rayservice.yaml"),
+    is_ours=lambda folder: (folder / "serve.sh").is_file() and (folder / ACCEPTANCE).is_file(),
+)
 CONVERTED_TARGET = Artefact(
     what="target",
     files=(

@@ -27,12 +27,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plan", action="store_true", help="say what would be written and registered, and stop")
     parser.add_argument("--emit", metavar="FOLDER", help="write files that serve or simulate the winners elsewhere")
     options = parser.parse_args(arguments)
+    for name in ("emit", "out", "model"):
+        if getattr(options, name) == "":
+            parser.error(f"--{name} is empty; name one, or leave it out")
     if not options.promote and (options.model or options.traffic or options.force or options.once):
         parser.error("--model, --traffic and --force belong to --promote, as --once does")
     set_up()
 
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
-    from rayspec.report.page import write_report
+    from rayspec.report.page import check_report, write_report
     from rayspec.report.promote import PromotionRefused, champion_of, default_model, promote, winner
     from rayspec.sweep.record.stored import find_sweep
     from rayspec.tracking import connect
@@ -40,10 +43,14 @@ def main(arguments: list[str]) -> int:
     try:
         sweep = find_sweep(connect(tracking_uri(), create=False), options.sweep)
         folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
+        check_report(folder)
         if options.plan:
             print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
-            if options.emit:
-                print(f"to write: what serves the winners elsewhere, to {options.emit}")
+            if options.emit is not None:
+                from rayspec.report.ready_files import winners_of
+
+                names = [best.trial.name for best in winners_of(sweep, Path(options.emit))]
+                print(f"to write: what serves {', '.join(names)} elsewhere, to {options.emit}")
             if options.promote:
                 best = winner(sweep.results, options.traffic, options.force)
                 model = options.model or default_model(sweep.params["target"])
@@ -53,10 +60,10 @@ def main(arguments: list[str]) -> int:
         markdown, page = write_report(sweep, folder)
         print(decision(sweep.results))
         print(f"\n{markdown}\n{page}")
-        if options.emit:
+        if options.emit is not None:
             from rayspec.report.ready_files import emit
 
-            print("\n".join(map(str, emit(sweep, Path(options.emit)))))
+            print("\n".join(map(str, emit(sweep, Path(options.emit), options.model))))
         if options.promote:
             best = winner(sweep.results, options.traffic, options.force)
             before = champion_of(sweep, best, options.model) if options.once else None

@@ -1,5 +1,6 @@
 """The report of a sweep as Markdown, from what MLflow holds and nothing else."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from rayspec.tracking import redacted
 from sglang_ext.whole import write_whole
 
 FIGURES = "figures"
+HEADING = re.compile("^# Sweep ", re.MULTILINE)
 CAPTIONS = {
     "speedup": "Speed-up over plain decoding, with 95% intervals. One that meets the dashed line settles nothing.",
     "speedup_by_load": "Speed-up by load: below the dashed line speculation costs more than it brings.",
@@ -44,6 +46,15 @@ CAPTIONS = {
     "acceptance": "Acceptance: tau, and the share of verify steps that accept at least i drafts.",
     "tau_by_category": "tau by prompt category; a category of few prompts is noisy.",
 }
+
+
+def check_report(folder: Path) -> None:
+    """Raise ValueError where a report would replace somebody else's file."""
+    file = folder / "report.md"
+    if file.is_symlink() or (file.exists() and not HEADING.search(file.read_text(errors="replace"))):
+        raise ValueError(
+            f"{file} is no report of a sweep, and is not replaced: move it away, or name another folder with --out"
+        )
 
 
 def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:

@@ -5,52 +5,81 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rayspec.config import SHIPPED
 from rayspec.export import ExportConfig, prepare
 from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
-from rayspec.serving.flags import engine_config, serve_command
+from rayspec.report.promote import default_model
+from rayspec.serving.flags import engine_config, serve_command, target_here
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
-from sglang_ext.artefacts import POLICY
-from sglang_ext.whole import write_whole
+from sglang_ext.artefacts import ACCEPTANCE, POLICY, READY_FILES
+from sglang_ext.drafters.family import family
+from sglang_ext.folders import check_place, written_whole
 
 EXPORTED_TO = "stock_drafters"
 
 
-def emit(sweep: StoredSweep, folder: Path) -> list[Path]:
+def emit(sweep: StoredSweep, folder: Path, model: str | None = None) -> list[Path]:
     """Write, for every traffic under which speculation pays, `NAME/serve.sh` (SGLang's server), `NAME/acceptance.json`
-    (what a simulator needs), `NAME/policy.json` (draft length by load, where at least two loads in streams were
-    measured) with `NAME/adaptive.json` (the same for SGLang without rayspec, for chains) and, where vLLM can hold the
-    drafter, `NAME/vllm.sh`. Files of these names are replaced.
+    (what a simulator needs), `NAME/rayservice.yaml` (the champion on Kubernetes), `NAME/policy.json` (draft length by
+    load, where at least two loads in streams were measured) with `NAME/adaptive.json` (the same for SGLang without
+    rayspec, for chains) and, where vLLM can hold the drafter, `NAME/vllm.sh`. What an earlier call wrote is replaced.
+    `model`: the registered one whose champion Kubernetes serves; None for the target's own.
 
-    Raises ValueError where nothing pays, and OSError where the folder cannot be written.
+    Raises ValueError where nothing pays and for a folder that holds something else, and OSError where it cannot be
+    written.
     """
-    winners = [c.best for c in choices(sweep.results) if c.pays and c.best]
-    if not winners:
-        raise ValueError(f"no setting of sweep {sweep.name} is clearly faster than plain decoding: nothing to emit")
+    winners = winners_of(sweep, folder)
     written = []
     for best in winners:
         place = folder / best.trial.name
-        place.mkdir(parents=True, exist_ok=True)
-        files = {
-            "serve.sh": f'#!/bin/sh\n{serve_command(sweep, best.trial)} "$@"\n',
-            "acceptance.json": json.dumps(acceptance(sweep, best), indent=1) + "\n",
-        }
-        policy = measured_policy(sweep, best)
-        if policy is not None:
-            files[POLICY] = policy_text(policy)
-            adaptive = adaptive_config(policy, best.trial, draws=_draws(sweep))
-            if adaptive is not None:
-                files[FILE] = json.dumps(adaptive, indent=1) + "\n"
-        vllm = vllm_command(sweep, best)
-        if vllm is not None:
-            files["vllm.sh"] = vllm
-        for name, text in files.items():
-            write_whole(place / name, text)
+        with written_whole(place, READY_FILES) as draft:
+            for name, text in _files(sweep, best, model).items():
+                (draft / name).write_text(text)
+        for name in sorted(file.name for file in place.iterdir()):
             (place / name).chmod(0o755 if name.endswith(".sh") else 0o644)
             written.append(place / name)
     return written
+
+
+def winners_of(sweep: StoredSweep, folder: Path) -> list[TrialResult]:
+    """Whose files `emit` writes into `folder`. Raises ValueError as it does."""
+    winners = [c.best for c in choices(sweep.results) if c.pays and c.best]
+    if not winners:
+        raise ValueError(f"no setting of sweep {sweep.name} is clearly faster than plain decoding: nothing to emit")
+    for best in winners:
+        check_place(folder / best.trial.name, READY_FILES)
+    return winners
+
+
+def _files(sweep: StoredSweep, best: TrialResult, model: str | None) -> dict[str, str]:
+    files = {
+        "serve.sh": f'#!/bin/sh\n{serve_command(sweep, best.trial)} "$@"\n',
+        ACCEPTANCE: json.dumps(acceptance(sweep, best), indent=1) + "\n",
+        "rayservice.yaml": ray_service(sweep.params["target"], model),
+    }
+    policy = measured_policy(sweep, best)
+    if policy is not None:
+        files[POLICY] = policy_text(policy)
+        adaptive = adaptive_config(policy, best.trial, draws=_draws(sweep))
+        if adaptive is not None:
+            files[FILE] = json.dumps(adaptive, indent=1) + "\n"
+    vllm = vllm_command(sweep, best)
+    return files if vllm is None else files | {"vllm.sh": vllm}
+
+
+def ray_service(target: str, model: str | None) -> str:
+    """The example of configs/cluster with this target and its champion; image, claim and resources stay to be named."""
+    lines = (SHIPPED / "cluster" / "rayservice.yaml").read_text().splitlines()
+    named = {"source:": f"models:/{model or default_model(target)}@champion", "target:": target}
+    for i, line in enumerate(lines):
+        key = line.strip().partition(" ")[0]
+        if key in named:
+            lines[i] = f"{line.partition(key)[0]}{key} {json.dumps(named.pop(key))}"
+    assert not named, "the example names each"
+    return "\n".join(lines) + "\n"
 
 
 def _draws(sweep: StoredSweep) -> bool:
@@ -58,18 +87,33 @@ def _draws(sweep: StoredSweep) -> bool:
 
 
 def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
-    """Tokens that a verify step is expected to emit with 1, 2, ... draft steps, as they were measured with the most."""
+    """How much of a verify step's drafts is accepted, pooled over all steps of the trial.
+
+    `accepted_at_least`: share of the steps that accepted 1, 2, ... drafts or more. `accepted_if_reached`: of those that
+    had accepted all before. Where a step drafts one chain, a shorter one is the longer one's beginning, and
+    `tokens_per_step_by_draft_steps` is what 1, 2, ... drafts would emit; trees spend their nodes anew and drafters that
+    read all slots at once draft otherwise, so that of those only what was measured is said.
+    """
     trial, metrics = best.trial, best.metrics
-    at_least = [metrics.get(f"accept_pos_{i}", 0.0) for i in range(1, trial.draft_steps + 1)]
+    assert trial.candidate is not None, "the winner is a drafter"
+    shape, steps = trial.candidate.shape, trial.draft_steps
+    at_least = [metrics.get(f"accept_pos_{i}", 0.0) for i in range(1, steps + 1)]
+    reached = [1.0, *at_least]
+    shorter = {str(k): 1 + sum(at_least[:k]) for k in range(1, steps + 1)}
+    is_chain = shape.topk == 1 and family(trial.candidate.family).serving.drafts_in_turn
     return {
         "target": sweep.params["target"],
         "drafter": trial.label,
         "workload": sweep.params["workload"],
         "temperature": sweep.temperature(trial),
         "traffic": trial.traffic.label,
+        "draft_steps": steps,
+        "topk": shape.topk,
+        "draft_tokens": trial.candidate.num_draft_tokens,
         "verify_steps": int(metrics["verify_steps"]),
         "accepted_at_least": at_least,
-        "tokens_per_step_by_draft_steps": [1 + sum(at_least[:k]) for k in range(1, trial.draft_steps + 1)],
+        "accepted_if_reached": [a / b if b else 0.0 for a, b in zip(at_least, reached, strict=False)],
+        "tokens_per_step_by_draft_steps": shorter if is_chain else {str(steps): metrics["tau"]},
         "sweep_run_id": sweep.run_id,
     }
 
@@ -85,8 +129,9 @@ def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     except ValueError:
         return None
     config = {"method": "eagle3", "model": str(export.folder), "num_speculative_tokens": trial.draft_steps}
+    target = target_here(sweep.params["target"])
     return (
         "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server; rayspec has not run it\n"
         f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.candidate.path}]', f'output_dir={EXPORTED_TO}'])}\n"
-        f'{shlex.join(["vllm", "serve", sweep.params["target"], "--speculative-config", json.dumps(config)])} "$@"\n'
+        f'{shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(config)])} "$@"\n'
     )

@@ -30,7 +30,12 @@ class Access:
     @classmethod
     def given(cls, key_file: str | None, max_body_mib: int) -> "Access":
         """By the command line and the environment. Raises ValueError for a key that is empty or no word."""
-        return cls(key=api_key(key_file), admin_key=_of_environment(ADMIN_VARIABLE), max_body_mib=max_body_mib)
+        given = cls(key=api_key(key_file), admin_key=_of_environment(ADMIN_VARIABLE), max_body_mib=max_body_mib)
+        if given.key is not None and given.key == given.admin_key:
+            raise ValueError(
+                f"{ADMIN_VARIABLE} must be another key than that of requests, or whoever asks may change it"
+            )
+        return given
 
     def environment(self, num_threads: int | None, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables of the server's process: no key is among them."""
@@ -68,6 +73,10 @@ def _of_environment(variable: str) -> str | None:
 
 def _checked(text: str, source: str) -> str:
     key = text.strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:  # a header is ASCII
-        raise ValueError(f"the key of {source} must be one word of printable ASCII characters that is not empty")
+    # a header is ASCII, and a word that begins with a dash is an option to SGLang
+    if not key or not key.isascii() or not key.isprintable() or " " in key or key.startswith("-"):
+        raise ValueError(
+            f"the key of {source} must be one word of printable ASCII characters that is not empty and does not begin "
+            "with a dash"
+        )
     return key

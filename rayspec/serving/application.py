@@ -9,6 +9,7 @@ from ray.serve.schema import EncodingType, LoggingConfig
 from rayspec.serving.ingress import DEPLOYMENT, Ingress
 from rayspec.serving.replica import Replica, ServedVersion
 from rayspec.serving.scale import MAX_ONGOING, ROUTERS, Scale
+from sglang_ext.adapter.http_app import DEFAULT_MIB
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 40.0
 PREFIX_OPTIONS = {"imbalanced_threshold": 16, "do_eviction": True}
@@ -27,7 +28,7 @@ def ray_logging(log_format: str) -> LoggingConfig | None:
     return LoggingConfig(encoding=EncodingType.JSON) if log_format == "json" else None
 
 
-def ingress_application(log_format: str = "text") -> serve.Application:
+def ingress_application(log_format: str = "text", max_body_mib: int = DEFAULT_MIB) -> serve.Application:
     return (
         serve.deployment(Ingress)
         .options(
@@ -36,7 +37,7 @@ def ingress_application(log_format: str = "text") -> serve.Application:
             graceful_shutdown_timeout_s=600.0,
             logging_config=ray_logging(log_format),
         )
-        .bind()
+        .bind(max_body_mib)
     )
 
 

@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 import mlflow.artifacts
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from safetensors import SafetensorError, safe_open
 
 from rayspec.home import home
-from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
+from rayspec.serving.record import RECORD, SHAPE, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_sha256
 from rayspec.tracking import TrackingError, redacted
@@ -65,11 +66,20 @@ def find_champion(
         name, folder = _downloaded(source, client)
     record = read_record(folder)
     found = files_sha256(folder)
-    changed = sorted({name for name in {*record.files, *found} if record.files.get(name) != found.get(name)})
-    if changed:
+    changes = [
+        _change(folder / n, record.files.get(n))
+        for n in sorted({*record.files, *found})
+        if record.files.get(n) != found.get(n)
+    ]
+    if changes:
         raise ValueError(
-            f"{name}: {', '.join(changed)} differ from what was promoted (changed, cut short, added or gone since); "
-            "download it again, or promote a champion again"
+            f"{name} is not what was promoted: {', '.join(changes)}; download it again, or promote a champion again"
+        )
+    missing = [flag for flag in SHAPE if flag not in record.flags]
+    if missing:
+        raise ValueError(
+            f"{name}: its record does not say {', '.join(missing)}, so nobody knows how it drafted; promote a champion "
+            "again"
         )
     served = target_path(record.target if target is None else target)
     if combined_sha256(target_sha256(served)) != record.target_sha256:
@@ -93,6 +103,21 @@ def find_champion(
     return Champion(name=name, folder=folder.resolve(), target=served, record=record, policy=policy)
 
 
+def _change(file: Path, promoted: str | None) -> str:
+    """What became of one of a champion's files."""
+    if promoted is None:
+        return f"{file.name} was added"
+    if not file.exists():
+        return f"{file.name} is gone"
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError:
+            return f"{file.name} was cut short"
+    return f"{file.name} was changed"
+
+
 def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
     """(its name with the version, where it lies in the home folder)."""
     model, run = MODEL.fullmatch(source), RUN.fullmatch(source)
@@ -110,10 +135,11 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
             else client.get_model_version(model["name"], model["version"])
         )
         pinned = version.tags.get(PINNED)
-        if pinned is None:
+        if pinned is None or not re.fullmatch("[0-9a-f]{64}", pinned):
+            wrong = "is missing" if pinned is None else "is no SHA-256"
             raise ValueError(
                 f"{source} (version {version.version}) carries no evidence of what it was measured to be (its tag "
-                f"{PINNED} is missing); rayspec report --promote registers a champion with it"
+                f"{PINNED} {wrong}); rayspec report --promote registers a champion with it"
             )
         address = client.get_model_version_download_uri(version.name, version.version)
         folder = _fetch(client, address, f"{version.name}-{version.version}-{pinned[:12]}", pinned)
@@ -130,12 +156,26 @@ def _is_whole(folder: Path, pinned: str) -> bool:
         return False
 
 
+def _artifacts(address: str, place: str, client: MlflowClient) -> str:
+    """Where they lie now. Raises ValueError for a source that is no folder that MLflow can fetch here."""
+    try:
+        got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
+    except (ImportError, TypeError, ValueError) as error:  # what its stores raise for addresses that they cannot read
+        raise ValueError(
+            f"the files of the version at {redacted(address)} cannot be fetched ({error}); promote a champion again, "
+            "or install what MLflow needs for that store"
+        ) from error
+    if not Path(got).is_dir():
+        raise ValueError(f"{redacted(address)} is no folder of a drafter; promote a champion again")
+    return got
+
+
 def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
     """Into the home folder, whole or not at all; a version that is there is not fetched again."""
     folder = home() / "champions" / name
     if pinned is None or not _is_whole(folder, pinned):  # a run may have been promoted again since
         with TemporaryDirectory() as place, written_whole(folder, DRAFTER) as draft:
-            got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
+            got = _artifacts(address, place, client)
             shutil.copytree(got, draft, dirs_exist_ok=True)
     read_record(folder)
     if pinned is not None and file_sha256(folder / RECORD) != pinned:

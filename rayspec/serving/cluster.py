@@ -30,7 +30,7 @@ from rayspec.serving.logs import told
 from rayspec.serving.replica import Replica, ServedVersion
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
-from rayspec.tracking import TrackingError, is_outage
+from rayspec.tracking import UNREACHABLE, TrackingError, is_outage
 
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
 ASK_TIMEOUT_S = 600.0
@@ -69,7 +69,7 @@ def follow(champion: Champion, source: str, serving: Serving, following: Followi
     """Never returns."""
     client, settings, (model, alias) = following.client, following.settings, following.alias
     version = source.rpartition("/")[2]
-    events = Events(client, model, _experiment(client, model, version))
+    events = _events(client, model, version, lambda: following.wait(settings.poll_s))
     stage = RayStage(model, client, serving, board, serving.version(champion, source))
     try:
         events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")
@@ -180,6 +180,16 @@ def _readable(what: str) -> Iterator[None]:
         raise ValueError(f"the canary's process of {what} has died: {_first_line(error)}") from error
     except RayTaskError as error:
         raise ValueError(f"the canary of {what} did not serve: {error.cause or _first_line(error)}") from error
+
+
+def _events(client: MlflowClient, model: str, version: str, wait: Callable[[], object]) -> Events:
+    """As soon as MLflow takes them; serving does not wait for it."""
+    while True:
+        try:
+            return Events(client, model, _experiment(client, model, version))
+        except UNREACHABLE as error:
+            told.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", _first_line(error))
+            wait()
 
 
 def _experiment(client: MlflowClient, model: str, version: str) -> str:

@@ -129,7 +129,7 @@ def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]
             raise ValueError(f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}") from error
         if not found:
             stack.callback(_delete, INGRESS)
-        serve.run(ingress_application(serving.log_format), name=INGRESS, route_prefix="/")
+        serve.run(ingress_application(serving.log_format, serving.access.max_body_mib), name=INGRESS, route_prefix="/")
         yield board
 
 

@@ -44,7 +44,7 @@ def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) 
         flags |= {"nnodes": engine["nodes"], "node_rank": "RANK", "dist_init_addr": "HOST:PORT"}
     threads = engine.get("num_threads")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
-    target = _target(sweep.params["target"])
+    target = target_here(sweep.params["target"])
     return shlex.join([*words, "python", "-m", "sglang.launch_server", *arguments({"model_path": target, **flags})])
 
 
@@ -62,7 +62,7 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _target(name: str) -> str:
+def target_here(name: str) -> str:
     """The folder of the target, or the name where this machine does not have it."""
     try:
         return target_path(name)

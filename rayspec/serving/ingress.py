@@ -15,6 +15,7 @@ from rayspec.serving.relay import (
     Head,
     Passed,
     Taken,
+    body_of,
     error_body,
     error_event,
     passed_on,
@@ -23,7 +24,6 @@ from rayspec.serving.relay import (
 )
 
 SERVERS, DEPLOYMENT = "rayspec-champion", "Server"  # application and deployment of the replicas
-MAX_BODY_BYTES = 32 * 2**20
 TAKE_TIMEOUT_S = 15.0  # until some replica has a request
 ATTEMPTS = 3
 
@@ -33,14 +33,25 @@ def unavailable(reason: str) -> Response:
 
 
 class Ingress:
-    """Hands every request on to a replica, and turns the death of one into an answer that a client can act on."""
+    """Hands every request on to a replica, and turns the death of one into an answer that a client can act on.
+    `max_body_mib`: larger requests are refused; 0: none is."""
+
+    def __init__(self, max_body_mib: int) -> None:
+        self._max_body_mib = max_body_mib
 
     async def __call__(self, request: Request) -> Response:
-        body = await request.body()
-        if len(body) > MAX_BODY_BYTES:
+        body = await body_of(request.stream(), self._max_body_mib)
+        if body is None:
             return JSONResponse(
-                {"error": {"message": f"a request may have {MAX_BODY_BYTES} bytes", "type": "invalid_request_error"}},
+                {
+                    "error": {
+                        "message": f"the body of the request is larger than {self._max_body_mib} MiB, the most that "
+                        "this server takes",
+                        "type": "invalid_request_error",
+                    }
+                },
                 413,
+                {"Connection": "close"},
             )
         passed = Passed(
             method=request.method,

@@ -70,6 +70,16 @@ class Gone:
 Message = Taken | Head | Gone | bytes
 
 
+async def body_of(parts: AsyncIterator[bytes], max_mib: int) -> bytes | None:
+    """None as soon as more than `max_mib` has come; 0: all is taken."""
+    read = bytearray()
+    async for part in parts:
+        read += part
+        if max_mib and len(read) > max_mib * 2**20:
+            return None
+    return bytes(read)
+
+
 def path_of(scope: Mapping[str, Any]) -> str:
     """With its query, as they came: what is escaped in them stays so."""
     path, query = scope.get("raw_path") or quote(scope["path"]).encode(), scope["query_string"]

@@ -11,13 +11,15 @@ class Serving:
 
     `algorithm`: the class behind these names, `module:Class`; None where they are SGLang's own. `worker`: a name for
     the worker of an engine in which drafters of any such family can take each other's place; None where the body is a
-    model of SGLang's, which is built with the engine.
+    model of SGLang's, which is built with the engine. `drafts_in_turn`: whether a shorter chain is the beginning of a
+    longer one; False where its drafts are made of each other.
     """
 
     chain: str
     trees: Mapping[str | None, str]
     algorithm: str | None = None
     worker: str | None = None
+    drafts_in_turn: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

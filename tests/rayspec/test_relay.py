@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
-from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, path_of, prompt_of, relay
+from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, body_of, path_of, prompt_of, relay
 
 
 class Parts(httpx.AsyncByteStream):
@@ -59,6 +59,19 @@ def test_a_path_stays_as_it_was_escaped(scope: dict[str, object], path: str) -> 
     assert path_of(scope) == path
     _, request = messages(httpx.Response(200, stream=Parts([])), Passed(method="GET", path=path, headers=[], body=b""))
     assert str(request.url) == f"http://s{path}"
+
+
+@pytest.mark.parametrize(("max_mib", "taken"), [(0, True), (1, False), (2, True)])
+def test_a_body_is_read_no_further_than_it_may_be_long(max_mib: int, taken: bool) -> None:
+    read = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            read.append(1)
+            yield b"x" * (600 * 1024)
+
+    body = asyncio.run(body_of(parts(), max_mib))
+    assert (body is not None, len(read)) == (taken, 3 if taken else 2)
 
 
 def test_a_header_that_is_not_ascii_passes() -> None:
@@ -124,5 +137,6 @@ def test_what_a_prefix_aware_router_reads() -> None:
     assert prompt_of(json.dumps({"messages": [*chat, parts]}).encode()) == "hello you"
     assert prompt_of(b'{"prompt": "a", "text": "b"}') == "a"
     assert prompt_of(b'{"text": "b"}') == "b"
-    for body in (b"", b"no json", b"[]", b'{"input_ids": [1]}', b'{"prompt": {"a": 1}}'):
+    deep = [b'{"prompt":' + b"[" * depth + b"]" * depth + b"}" for depth in (500, 100_000)]
+    for body in (b"", b"no json", b"[]", b'{"input_ids": [1]}', b'{"prompt": {"a": 1}}', *deep):
         assert prompt_of(body) == ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from fixture_models import TARGET
@@ -20,9 +21,9 @@ from synthetic import make_synthetic_sweep
 
 from rayspec.commands import serve as command
 from rayspec.report.adaptive import adaptive_config
-from rayspec.report.page import write_report
+from rayspec.report.page import check_report, write_report
 from rayspec.report.promote import promote, winner
-from rayspec.report.ready_files import emit
+from rayspec.report.ready_files import acceptance, emit
 from rayspec.serving.access import Access, api_key
 from rayspec.serving.champion import find_champion
 from rayspec.serving.launch import MAX_QUEUED, serve, server_command
@@ -30,6 +31,7 @@ from rayspec.serving.policy import beside_plain, measured_policy
 from rayspec.serving.record import RECORD
 from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import find_sweep
+from rayspec.sweep.shape import DraftShape
 from rayspec.tracking import Tracker, TrackingError
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import read_table
@@ -100,10 +102,10 @@ def edit_record(folder: Path, **values: object) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "tampered": (tampered_weights, r"model\.safetensors differ from what was promoted"),
-    "cut short": (cut_short, r"model\.safetensors differ from what was promoted"),
-    "added": (lambda f: (f / "more.py").write_text(""), r"more\.py differ from what was promoted"),
-    "gone": (lambda f: (f / "config.json").unlink(), r"config\.json differ from what was promoted"),
+    "tampered": (tampered_weights, r"is not what was promoted: model\.safetensors was changed"),
+    "cut short": (cut_short, r"is not what was promoted: model\.safetensors was cut short"),
+    "added": (lambda f: (f / "more.py").write_text(""), r"is not what was promoted: more\.py was added"),
+    "gone": (lambda f: (f / "config.json").unlink(), r"is not what was promoted: config\.json is gone"),
     "no record": (lambda f: (f / RECORD).unlink(), r"carries no evidence .*serving\.json is missing"),
     "half a record": (lambda f: (f / RECORD).write_text('{"head":'), r"serving\.json is damaged"),
     "another target": (lambda f: edit_record(f, target_sha256="0" * 64), "was measured on target .* are others"),
@@ -118,6 +120,16 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "flags must be without model_path",
     ),
     "code of others": (lambda f: edit_record(f, flags={"trust_remote_code": True}), "flags must be without trust_re"),
+    "code by name": (
+        lambda f: edit_record(f, flags={"forward_hooks": '[{"hook_factory": "os:system"}]'}),
+        "flags must be without forward_hooks: no setting of speed that a champion may bring",
+    ),
+    "no weights": (lambda f: edit_record(f, flags={"load_format": "dummy"}), "flags must be without load_format"),
+    "logits by requests": (
+        lambda f: edit_record(f, flags={"enable_custom_logit_processor": True}),
+        "flags must be without enable_custom_logit_processor",
+    ),
+    "no shape": (lambda f: edit_record(f, flags={}), "does not say speculative_algorithm, speculative_num_steps"),
     "no flag": (lambda f: edit_record(f, flags={"--x": 1}), r"flags\.--x is no argument of SGLang"),
     "no threads": (lambda f: edit_record(f, num_threads=0), "num_threads must be at least 1, got 0"),
     "evidence that is no text": (lambda f: edit_record(f, evidence={"tau": 2}), r"evidence\.tau must be text, got 2"),
@@ -157,7 +169,15 @@ def test_a_damaged_copy_is_fetched_again(client: MlflowClient) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--api-key", "x"], ["--api-key=x"], ["--model", "/x"], ["--speculative-draft-model", "/x"], ["--host=::"]],
+    [
+        ["--load-format", "dummy"],
+        ["--tokenizer-path=/x"],
+        ["--api-key", "x"],
+        ["--api-key=x"],
+        ["--model", "/x"],
+        ["--speculative-draft-model", "/x"],
+        ["--host=::"],
+    ],
 )
 def test_flags_that_undo_the_checks_are_refused(words: list[str], client: MlflowClient) -> None:
     with pytest.raises(ValueError, match=r"behind -- would undo what was checked"):
@@ -184,22 +204,65 @@ def test_numbers_that_are_none_are_refused(client: MlflowClient, tmp_path: Path)
 
 def test_ready_files_of_the_winners(client: MlflowClient, tmp_path: Path) -> None:
     sweep = find_sweep(client)
-    written = emit(sweep, tmp_path / "ready")
+    written = emit(sweep, tmp_path / "ready", "drafter-target")
     names = {file.name for file in written}
-    assert {"serve.sh", "acceptance.json"} <= names
+    assert {"serve.sh", "acceptance.json", "rayservice.yaml"} <= names
     for file in written:
         text = file.read_text()
         if file.name == "acceptance.json":
             found = json.loads(text)
             result = next(r for r in sweep.results if r.trial.name == file.parent.name)
-            assert found["tokens_per_step_by_draft_steps"][-1] == pytest.approx(result.metrics["tau"])
+            assert found["tokens_per_step_by_draft_steps"][str(found["draft_steps"])] == pytest.approx(
+                result.metrics["tau"]
+            )
+            assert len(found["tokens_per_step_by_draft_steps"]) == len(found["accepted_at_least"]), "it is a chain"
+            assert np.cumprod(found["accepted_if_reached"]) == pytest.approx(found["accepted_at_least"])
             assert len(found["accepted_at_least"]) == result.trial.draft_steps
+        elif file.name == "rayservice.yaml":
+            (servers, _) = yaml.safe_load(yaml.safe_load(text)["spec"]["serveConfigV2"])["applications"]
+            assert servers["args"]["source"] == MODEL
+            assert servers["args"]["target"] == str(TARGET)
         elif file.name == "serve.sh":
             assert text.splitlines()[1].startswith("python -m sglang.launch_server --model-path ")
             assert os.access(file, os.X_OK)
     slow = dataclasses.replace(sweep, results=tuple(r for r in sweep.results if r.trial.label == "plain"))
     with pytest.raises(ValueError, match="is clearly faster than plain decoding: nothing to emit"):
         emit(slow, tmp_path / "none")
+
+
+def test_ready_files_replace_their_own_alone(client: MlflowClient, tmp_path: Path) -> None:
+    sweep = find_sweep(client)
+    place = emit(sweep, tmp_path)[0].parent
+    (place / "vllm.sh").write_text("of an earlier drafter")
+    assert place / "vllm.sh" not in emit(sweep, tmp_path) or "earlier" not in (place / "vllm.sh").read_text()
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="beside the files of a winner that is there lies notes\\.txt; nothing"):
+        emit(sweep, tmp_path)
+    assert (place / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("label", ["a tree", "drafts made of each other"])
+def test_of_other_drafts_than_chains_only_what_was_measured_is_said(label: str, client: MlflowClient) -> None:
+    sweep = find_sweep(client)
+    best = next(r for r in sweep.results if r.trial.candidate is not None and r.error is None)
+    assert best.trial.candidate is not None
+    changes: dict[str, dict[str, Any]] = {
+        "a tree": {"shape": DraftShape(topk=4, num_draft_tokens=10)},
+        "drafts made of each other": {"family": "specformer"},
+    }
+    candidate = dataclasses.replace(best.trial.candidate, **changes[label])
+    other = dataclasses.replace(best, trial=dataclasses.replace(best.trial, candidate=candidate))
+    steps = str(best.trial.draft_steps)
+    assert acceptance(sweep, other)["tokens_per_step_by_draft_steps"] == {steps: best.metrics["tau"]}
+
+
+def test_a_report_replaces_no_other_file(tmp_path: Path) -> None:
+    check_report(tmp_path)
+    (tmp_path / "report.md").write_text("# Sweep one\n")
+    check_report(tmp_path)
+    (tmp_path / "report.md").write_text("my thesis")
+    with pytest.raises(ValueError, match=r"report\.md is no report of a sweep, and is not replaced"):
+        check_report(tmp_path)
 
 
 def test_the_adaptive_file_is_sglangs(client: MlflowClient, tmp_path: Path) -> None:
@@ -378,12 +441,20 @@ def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch:
     assert api_key(None) == "from-there"
     (tmp_path / "key").write_text("from-a-file\n")
     assert api_key(str(tmp_path / "key")) == "from-a-file"
-    for text in ("", "two words", "\x07", "schlüssel"):
+    for text in ("", "two words", "\x07", "schlüssel", "-begins-like-an-option"):
         (tmp_path / "key").write_text(text)
         with pytest.raises(ValueError, match="must be one word of printable ASCII characters"):
             api_key(str(tmp_path / "key"))
     with pytest.raises(ValueError, match="cannot be read"):
         api_key(str(tmp_path / "nothing"))
+
+
+def test_who_asks_has_another_key_than_who_changes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYSPEC_API_KEY", "correct-horse")
+    monkeypatch.setenv("RAYSPEC_ADMIN_KEY", "correct-horse")
+    with pytest.raises(ValueError, match="RAYSPEC_ADMIN_KEY must be another key") as caught:
+        Access.given(None, 5)
+    assert "horse" not in str(caught.value)
 
 
 def test_the_server_finds_the_key_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,7 +551,7 @@ def test_a_champion_is_served_with_its_policy(client: MlflowClient) -> None:
 def test_a_damaged_policy_takes_no_traffic(client: MlflowClient) -> None:
     folder = find_champion(MODEL, client).folder
     (folder / POLICY).write_text("{}")
-    with pytest.raises(ValueError, match=r"policy\.json differ from what was promoted"):
+    with pytest.raises(ValueError, match=r"is not what was promoted: policy\.json was changed"):
         find_champion(str(folder), client)
 
 
