@@ -46,9 +46,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # the only check of the dependencies that needs the network: their known vulnerabilities
-audit: $(STAMP)
-	$(BIN)/python -m pip check
-	$(BIN)/python -m venv $(VENV)/audit
+audit:
+	python3 -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet pip-audit==2.10.1
 	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
