@@ -22,7 +22,7 @@ from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
 from rayspec.serving.champion import Champion, find_champion
-from rayspec.serving.deployed import NO_PROMPT, Serving, deploy, deployed, put_in
+from rayspec.serving.deployed import NO_PROMPT, Find, Serving, deploy, deployed, put_in
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
@@ -56,13 +56,18 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
     with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
         serving = replace(serving, scale=_with_resources(serving.scale, champion))
-        with deployed(champion, source, serving) as board:
+        find = None if following is None else _finder(following.client, serving)
+        with deployed(champion, source, serving, find) as (board, champion, source):
             about = {"version": champion.name, "port": serving.port}
             told.info("serving %s on http://%s:%d", champion.name, serving.host, serving.port, extra=about)
             if following is None:
                 _wait()
             else:
                 follow(champion, source, serving, following, board)
+
+
+def _finder(client: MlflowClient, serving: Serving) -> Find:
+    return lambda source: find_champion(source, client, target=serving.target, force=serving.force)
 
 
 def follow(champion: Champion, source: str, serving: Serving, following: Following, board: Any) -> None:

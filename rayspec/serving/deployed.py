@@ -5,7 +5,7 @@ Whoever holds the board, an actor of a fixed name that ends with its driver, is 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
 LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
 INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
+Find = Callable[[str], Champion]  # by its source; raises ValueError for one that may take no traffic
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
 
 
@@ -95,8 +96,12 @@ def deploy(version: ServedVersion, scale: Scale, board: Any) -> None:
 
 
 @contextmanager
-def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]:
-    """Yields the board. Ends the ingress first, so that what runs is answered before the servers end."""
+def deployed(
+    champion: Champion, source: str, serving: Serving, find: Find | None = None
+) -> Iterator[tuple[Any, Champion, str]]:
+    """Yields the board, and which champion is under traffic as which source: `find`, where an alias is followed, checks
+    the one that a killed command has left. Ends the ingress first, so that what runs is answered before the servers
+    end."""
     if serving.log_format == "json":
         adopt_loggers()
     found = set(serve.status().applications)
@@ -107,7 +112,7 @@ def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]
         )
     board = _only_board()
     if found:
-        _check_left(source)
+        champion, source = to_keep(champion, source, _left(source), find)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": serving.host, "port": serving.port},
@@ -130,7 +135,7 @@ def deployed(champion: Champion, source: str, serving: Serving) -> Iterator[Any]
         if not found:
             stack.callback(_delete, INGRESS)
         serve.run(ingress_application(serving.log_format, serving.access.max_body_mib), name=INGRESS, route_prefix="/")
-        yield board
+        yield board, champion, source
 
 
 def _only_board() -> Any:
@@ -149,8 +154,9 @@ def _only_board() -> Any:
             time.sleep(STATUS_S)
 
 
-def _check_left(source: str) -> None:
-    """Raises ValueError unless the servers that a killed command has left are of the same model, of any version."""
+def _left(source: str) -> str:
+    """What the servers serve that a killed command has left. Raises ValueError unless it is of the same model, in any
+    version."""
     try:
         handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
         left = str(handle.source.remote(NO_PROMPT).result(timeout_s=LEFT_TIMEOUT_S))
@@ -165,6 +171,19 @@ def _check_left(source: str) -> None:
             f"a rayspec serve that was killed has left {left} under traffic on this cluster, and {source} is of "
             f"another model; {REMOVE}"
         )
+    return left
+
+
+def to_keep(champion: Champion, source: str, left: str, find: Find | None) -> tuple[Champion, str]:
+    """The champion that is under traffic already, where an alias is followed: its next version comes after a canary.
+    The one that was named where nothing is followed, or what is there may not be served any more."""
+    if find is None or left == source:
+        return champion, source
+    try:
+        return find(left), left
+    except ValueError as error:
+        told.warning("%s is under traffic and replaced by %s without a canary: %s", left, source, error)
+        return champion, source
 
 
 def _model(source: str) -> str:

@@ -34,7 +34,7 @@ def free_port() -> int:
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the dashboard of a cluster of one node, on ports of its own."""
     port = free_port()
-    command = [str(BIN / "ray"), "start", "--head", "--block", f"--port={free_port()}", "--num-cpus=4"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--port={free_port()}", "--num-cpus=2"]
     command += [f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--disable-usage-stats"]
     # short, because Ray's socket paths are limited to 107 characters
     folder = f"/tmp/rs{os.getpid()}"

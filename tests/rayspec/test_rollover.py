@@ -17,6 +17,7 @@ from rayspec.serving.alias import MlflowRegistry, followed, pinned_source
 from rayspec.serving.board import Board
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
 from rayspec.serving.champion import Champion
+from rayspec.serving.deployed import to_keep
 from rayspec.serving.events import FILE, Events
 from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
 from rayspec.serving.record import ServingRecord
@@ -485,3 +486,18 @@ def test_settings_that_make_no_sense() -> None:
     for seconds in (-1, float("nan"), float("inf"), 1e9):
         with pytest.raises(ValueError, match=r"--watch-seconds must be in 0\.\.86400"):
             RolloverSettings(watch_s=seconds)
+
+
+def test_what_is_under_traffic_stays_until_the_next_has_passed_its_canary(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a command that takes over what a killed one left, while the alias has moved on."""
+    new, old = champion("2"), champion("1")
+    sources = (f"models:/{MODEL}/2", f"models:/{MODEL}/1")
+    assert to_keep(new, *sources, find=lambda source: {sources[1]: old}[source]) == (old, sources[1])
+    assert to_keep(new, sources[0], sources[0], find=lambda source: old) == (new, sources[0])
+    assert to_keep(new, *sources, find=None) == (new, sources[0])
+
+    def gone(source: str) -> Champion:
+        raise ValueError("its files are gone")
+
+    assert to_keep(new, *sources, find=gone) == (new, sources[0])
+    assert "without a canary: its files are gone" in caplog.text

@@ -15,6 +15,7 @@ from rayspec.farm.processes import environment, peak_memory_bytes, redirected_ou
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 
 
+@pytest.mark.slow  # of a whole sweep: test_broken_trials_fail_alone_with_their_cause
 def test_a_failing_start_carries_the_cause_and_leaves_no_process(tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
     shutil.copytree(DRAFTERS["full"], drafter)

@@ -69,6 +69,7 @@ def held_out(target: FrozenTarget) -> AnswerSet:
     return served._as_answers(prompts, [[1]] * PROMPTS)
 
 
+@pytest.mark.slow  # in an engine of the tests' own: test_the_engine_accepts_what_training_says
 def test_sglang_accepts_what_teacher_forcing_says(
     config: DrafterTrainConfig, target: FrozenTarget, held_out: AnswerSet, caplog: pytest.LogCaptureFixture
 ) -> None:
