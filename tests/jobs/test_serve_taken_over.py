@@ -13,7 +13,7 @@ import psutil
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
-from rollover_world import ALIAS, MODEL, point_at, register, streaming, wait_for
+from rollover_world import ALIAS, MODEL, point_at, register, streaming, tags, wait_for
 from servers import START_TIMEOUT_S, free_port, two_ray_nodes
 from test_serve_rollover import TOKENS, is_healthy, plain_answers, served
 
@@ -69,12 +69,18 @@ def test_the_same_command_takes_over_what_a_killed_one_left(tmp_path: Path, monk
             asked = [source, "--replicas", "1", "--port", str(free_port())]
             assert f"Ray Serve listens on 127.0.0.1:{port} and cannot be moved" in refused(environment, *asked)
             assert server_pids() == {before}, "what is refused ends nothing"
-            with served(tmp_path, port, "--replicas", "1", "--log-format", "json") as second:
+            bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+            point_at(store, bad)
+            follow = ["--follow", "--poll-seconds", "2"]
+            with served(tmp_path, port, "--replicas", "1", *follow, "--log-format", "json") as second:
                 wait_for(lambda: _told(log, "serving"), START_TIMEOUT_S, second, log)
                 wait_for(lambda: len(server_pids() - {before}) == 1 and before not in server_pids(), 120, second, log)
                 done = outcomes.completed
                 wait_for(lambda: outcomes.completed > done + 4, 120, second, log)
                 assert _told(log, "takes over the applications")
+                wait_for(lambda: "rollover" in tags(store, bad), START_TIMEOUT_S, second, log)
+                wait_for(lambda: tags(store, bad)["rollover"] != "found", START_TIMEOUT_S, second, log)
+                assert tags(store, bad)["rollover"] == "refused", "it takes no traffic, although the alias means it"
                 second_log = log.read_text()
                 clients.close()
                 second.send_signal(signal.SIGTERM)
