@@ -40,7 +40,7 @@ class Ingress:
         self._max_body_mib = max_body_mib
 
     async def __call__(self, request: Request) -> Response:
-        body = await body_of(request.stream(), self._max_body_mib)
+        body = await body_of(request.stream(), self._max_body_mib * 2**20)
         if body is None:
             return JSONResponse(
                 {

@@ -70,12 +70,12 @@ class Gone:
 Message = Taken | Head | Gone | bytes
 
 
-async def body_of(parts: AsyncIterator[bytes], max_mib: int) -> bytes | None:
-    """None as soon as more than `max_mib` has come; 0: all is taken."""
+async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
+    """None as soon as more than `max_bytes` have come; 0: all are taken."""
     read = bytearray()
     async for part in parts:
         read += part
-        if max_mib and len(read) > max_mib * 2**20:
+        if max_bytes and len(read) > max_bytes:
             return None
     return bytes(read)
 

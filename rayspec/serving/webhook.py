@@ -25,11 +25,12 @@ from mlflow.webhooks.constants import (
     WEBHOOK_TIMESTAMP_HEADER,
 )
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rayspec.serving.access import WEBHOOK_VARIABLE
+from rayspec.serving.relay import body_of
 
 PATH = "/webhook"
 UNIX_TIME = re.compile(r"[0-9]{1,15}")
@@ -156,13 +157,12 @@ def _listener(settings: WebhookSettings) -> socket.socket:
 
 def _application(notices: Notices, tell: Callable[[], None]) -> Starlette:
     async def take(request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                return JSONResponse(
-                    {"error": f"a notice may have {MAX_BODY_BYTES} bytes"}, 413, {"Connection": "close"}
-                )
+        try:
+            body = await body_of(request.stream(), MAX_BODY_BYTES)
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
+        if body is None:
+            return JSONResponse({"error": f"a notice may have {MAX_BODY_BYTES} bytes"}, 413, {"Connection": "close"})
         try:
             is_news = notices.is_news(request.headers, body)
         except Unsigned as error:

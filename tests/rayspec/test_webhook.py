@@ -133,7 +133,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
             pass
 
 
-def test_what_strangers_send_wakes_nobody() -> None:
+def test_what_strangers_send_wakes_nobody(caplog: pytest.LogCaptureFixture) -> None:
     settings = WebhookSettings(host="127.0.0.1", port=free_port(), secret=SECRET)
     with receiving(settings, (MODEL, ALIAS)) as wait, httpx.Client(trust_env=False, timeout=30) as client:
         for body in (notice(), b"x" * (MAX_BODY_BYTES + 1)):
@@ -141,6 +141,8 @@ def test_what_strangers_send_wakes_nobody() -> None:
                 settings.address, content=body, headers=signed(body, secret="x" * 20, sent=time.time())
             )
             assert answer.status_code == (401 if len(body) < MAX_BODY_BYTES else 413)
+        with socket.create_connection((settings.host, settings.port)) as line:  # says that more will come, and leaves
+            line.sendall(b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
         assert client.get(settings.address).status_code == 405
         assert client.post(settings.address.replace("/webhook", "/generate")).status_code == 404
         begin = time.monotonic()
@@ -150,6 +152,7 @@ def test_what_strangers_send_wakes_nobody() -> None:
         assert client.post(settings.address, content=body, headers=signed(body, sent=time.time())).json()["is_news"]
         wait(60)  # which the notice ends
         assert time.monotonic() - begin < 30
+    assert "Traceback" not in caplog.text
     with socket.create_server(("127.0.0.1", settings.port)):
         pass  # the port is free again
 
