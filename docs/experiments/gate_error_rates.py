@@ -8,15 +8,17 @@ A simulated gate takes the recorded times in runs of successive answers (moving-
 Statistics 17), so that drift, bursts and what they do to neighbours stay; the candidate's are longer by the loss that
 is simulated. Drafts are accepted step by step, each next one with the same chance, such that tau is the recorded one,
 and for both sides independently (but for greedy sides that are the same): a change that leaves most answers as they
-were has less noise. FOLDER/error_rates.json gets the shares of verdicts with 95% Clopper-Pearson intervals.
+were has less noise. A greedy answer that varies is seen by its counts alone. The coin is another one in each gate, as
+it is in reality. FOLDER/error_rates.json gets the shares of verdicts with 95% Clopper-Pearson intervals.
 """
 
 import argparse
 import json
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +38,18 @@ RUN_LENGTH = 40  # successive answers that are taken together
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the candidate has lost. `greedy`: the same answer to a prompt each time, and the loss of tau is that on the
-    `prompts` of the workload; else answers are drawn, and it is that of their law. `seconds`: what is left of ten
-    minutes once both sides have started."""
+    """What the candidate has lost. `greedy`: the same answer to a prompt each time, but for the share `varying`, and
+    the loss of tau is that on the `prompts` of the workload; else answers are drawn, and it is that of their law.
+    `counts_blocks`: as vLLM does. `seconds`: what is left of ten minutes once both sides have started."""
 
     name: str
     speed_loss: float = 0.0
     tau_loss: float = 0.0
     has_tau: bool = True
+    tau: float | None = None  # None: the recorded one
     greedy: bool = True
+    varying: float = 0.0
+    counts_blocks: bool = False
     concurrency: int = 1  # a block takes as long as one answer
     prompts: int = 96
     seconds: float = 480.0
@@ -63,6 +68,22 @@ SCENARIOS = (
     Scenario("tau -2%, 4 streams", tau_loss=0.02, concurrency=4),
     Scenario("tau -2%, drawn, 1 stream", tau_loss=0.02, greedy=False),
     Scenario("tau -2%, drawn, 16 streams", tau_loss=0.02, greedy=False, concurrency=16, prompts=1600),
+    *(
+        Scenario(f"A/A, 4 streams, {varying:.0%} vary", varying=varying, concurrency=4)
+        for varying in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+    ),
+    *(
+        Scenario(f"A/A, 4 streams of tau 2.5, {varying:.0%} vary", tau=2.5, varying=varying, concurrency=4)
+        for varying in (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+    ),
+    *(
+        Scenario(f"tau -{loss:.0%}, 4 streams, {varying:.0%} vary", tau_loss=loss, varying=varying, concurrency=4)
+        for loss, varying in ((0.02, 0.05), (0.02, 0.2), (0.05, 0.2), (0.1, 0.2))
+    ),
+    Scenario("A/A, 4 streams, by block", counts_blocks=True, concurrency=4),
+    Scenario("A/A, 4 streams, by block, 20% vary", counts_blocks=True, varying=0.2, concurrency=4),
+    Scenario("tau -2%, 4 streams, by block", tau_loss=0.02, counts_blocks=True, concurrency=4),
+    Scenario("tau -10%, 4 streams, by block", tau_loss=0.1, counts_blocks=True, concurrency=4),
 )
 
 
@@ -154,15 +175,20 @@ class SimulatedSide:
     """One side, which has lost the share `speed_loss` of its speed; `accepted` gives the drafts accepted in the answer
     to a prompt."""
 
-    def __init__(self, label: str, world: World, speed_loss: float, accepted: Callable[[str], int]) -> None:
-        self.label, self.world, self.accepted = label, world, accepted
+    def __init__(
+        self, label: str, world: World, speed_loss: float, accepted: Callable[[str], int], *, counts_blocks: bool
+    ) -> None:
+        self.label, self.world, self.accepted, self.counts_blocks = label, world, accepted, counts_blocks
         self.slowdown = 1 / (1 - speed_loss)
 
     def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
         world, tokens = self.world, self.world.noise.tokens
         wall_s = world.seconds_per_token() * tokens * self.slowdown
         world.now += wall_s + world.noise.overhead_s
-        return BlockAnswers(wall_s=wall_s, answers=tuple(self._answer(p, tokens, wall_s) for p in prompts))
+        answers = [self._answer(p, tokens, wall_s) for p in prompts]
+        if self.counts_blocks:
+            answers = of_block(answers)
+        return BlockAnswers(wall_s=wall_s, answers=tuple(answers))
 
     def _answer(self, prompt: Conversation, tokens: int, wall_s: float) -> Answer:
         return Answer(
@@ -181,6 +207,13 @@ class SimulatedSide:
         pass
 
 
+def of_block(answers: Sequence[Answer]) -> list[Answer]:
+    """All counts at the first answer."""
+    steps, accepted = (sum(getattr(a, name) for a in answers) for name in ("verify_steps", "accepted_drafts"))
+    silent = [replace(a, verify_steps=0, accepted_drafts=0) for a in answers]
+    return [replace(silent[0], verify_steps=steps, accepted_drafts=accepted), *silent[1:]]
+
+
 def drawn(rng: np.random.Generator, noise: Noise, tau_loss: float) -> Callable[[str], int]:
     """Every answer is another one."""
     shares = acceptance(noise.tau * (1 - tau_loss))
@@ -188,8 +221,8 @@ def drawn(rng: np.random.Generator, noise: Noise, tau_loss: float) -> Callable[[
 
 
 def greedy(rng: np.random.Generator, noise: Noise, scenario: Scenario) -> list[Callable[[str], int]]:
-    """Of (baseline, candidate): fixed answers. The candidate's differ on every prompt, and in all by the tau that is
-    lost: a share of the drafts of prompts drawn for it, until the sum is right."""
+    """Of (baseline, candidate): fixed answers, but for those that vary. The candidate's differ on every prompt, and in
+    all by the tau that is lost: a share of the drafts of prompts drawn for it, until the sum is right."""
     draw = drawn(rng, noise, 0.0)
     base = np.array([draw("") for _ in range(scenario.prompts)])
     own = base.copy()
@@ -200,24 +233,34 @@ def greedy(rng: np.random.Generator, noise: Noise, scenario: Scenario) -> list[C
             step = 1 if own.sum() < wanted else -1
             prompt = rng.integers(scenario.prompts)
             own[prompt] = max(0, own[prompt] + step)
-    return [lambda prompt, of=of: int(of[int(prompt)]) for of in (base, own)]
+    fixed = [lambda prompt, of=of: int(of[int(prompt)]) for of in (base, own)]
+    if not scenario.varying:
+        return fixed
+    others = [draw, drawn(rng, noise, scenario.tau_loss)]
+    return [
+        lambda prompt, of=of, other=other: (other if rng.random() < scenario.varying else of)(prompt)
+        for of, other in zip(fixed, others, strict=True)
+    ]
 
 
 def simulate(scenario: Scenario, noise: Noise, seed: int) -> tuple[str, float, int]:
     """(verdict, seconds, rounds) of one gate."""
     rng = np.random.default_rng([seed, hash_of(scenario.name)])
+    noise = replace(noise, tau=scenario.tau or noise.tau)
     world = World(noise, rng)
     if scenario.greedy:
         accepted = greedy(rng, noise, scenario)
     else:
         accepted = [drawn(rng, noise, 0.0), drawn(rng, noise, scenario.tau_loss)]
     losses = (0.0, scenario.speed_loss)
-    sides = [SimulatedSide(*of) for of in zip("ab", (world, world), losses, accepted, strict=True)]
+    sides = [
+        SimulatedSide(label, world, loss, of, counts_blocks=scenario.counts_blocks)
+        for label, loss, of in zip("ab", losses, accepted, strict=True)
+    ]
     prompts = [Conversation(id=str(i), category="c", turns=("t",)) for i in range(scenario.prompts)]
-    config = GateConfig(
-        seed=int(rng.integers(2**32)), temperature=0.0 if scenario.greedy else 1.0, concurrency=scenario.concurrency
-    )
-    gate = Gate(config, sides, prompts, has_tau=scenario.has_tau, clock=lambda: world.now)
+    config = GateConfig(temperature=0.0 if scenario.greedy else 1.0, concurrency=scenario.concurrency)
+    coin = random.Random(int(rng.integers(2**32)))
+    gate = Gate(config, sides, prompts, has_tau=scenario.has_tau, clock=lambda: world.now, coin=coin)
     verdict = gate.run(scenario.seconds)
     return str(verdict), world.now, len(gate.measured.losses)
 

@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from rayspec.config import load_config
@@ -18,6 +19,16 @@ from rayspec.job import INTERRUPTED, problem, set_up
 
 
 def main(arguments: list[str]) -> int:
+    """1 says regression, and is also what Python exits with after a traceback: no build may take one for the other."""
+    try:
+        return _gate(arguments)
+    except Exception:
+        traceback.print_exc()
+        print("error: the gate broke (above); nothing was decided", file=sys.stderr)
+        return 2
+
+
+def _gate(arguments: list[str]) -> int:
     begin = time.monotonic()
     parser = argparse.ArgumentParser(prog="rayspec gate", description=__doc__.split("\n\n")[0])
     parser.add_argument("baseline", help="drafter, champion or address of a server")

@@ -29,7 +29,7 @@ class GateConfig(Settings):
     max_new_tokens: int = 64
     temperature: float = 0.0
     ignore_eos: bool = False  # True gives every answer exactly max_new_tokens; endpoints: SGLang's and vLLM's alone
-    seed: int = 0  # of the order of the prompts and of the sides
+    seed: int = 0  # of the order of the prompts; which side begins is drawn anew in every gate
     request_timeout_s: float = 120.0  # of one answer of an endpoint
     experiment: str = "rayspec-gate"  # MLflow's, with --mlflow
     # engines: None is a champion's own, else the sweep's default

@@ -16,17 +16,22 @@ boundaries that are integrated jointly, and needs no normal increments, no known
 Speed: the observation is a round, baseline and candidate in the order A B B A or B A A B by the throw of a coin, and
 the bounds are those of Wilcoxon's signed ranks. For a candidate that is the baseline the throw alone decides on which
 side of 0 a round falls, so that false alarms keep their limit exactly, under any noise, drift or burst of other load.
+That is a law of the throws: they must be new ones in every gate. A fixed series leans to one side, and what the first
+and the last place of a round cost would then be the candidate's in every build.
 
-tau: pooled over the answers; the observation is a prompt, with all answers to it. Student's t around the linearised
-logarithm of the ratio (as `rayspec.statistics.ratio_interval`). Greedy answers to a prompt are the same each time, so
-that the prompts which were measured are a sample without replacement of those of the workload (Cochran 1977, "Sampling
-techniques", sections 2.6 and 6.4): after a whole pass the tau of both on this workload is known, without an interval.
+tau: pooled over the answers; the observation is a cluster, a prompt with all answers to it, or the block of prompts
+where a side knows no less. Student's t around the linearised logarithm of the ratio (as
+`rayspec.statistics.ratio_interval`). Where greedy answers are the same each time, the clusters which were measured are
+a sample without replacement of those of the workload (Cochran 1977, "Sampling techniques", sections 2.6 and 6.4): after
+a whole pass the tau of both on this workload is known, without an interval. Kernels whose sums depend on the batch may
+answer otherwise the next time, so that this holds for answers that were seen to come again as they were
+(`SAME_REPEATS`); others are taken as drawn.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, log
+from math import ceil, exp, log
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +46,9 @@ FIRST_LOOK = 12  # rounds
 MIN_PROMPTS = 24  # of a workload
 # A loss may be that of a few prompts, which a sample without any of them would not show: 1 of 20 is missed by 64 in 4%
 PROMPTS_FOR_TAU = 64  # or half of the workload
+# Greedy answers that came again, all of them as before. Were one in five to vary, 0.8 ** 24 = 0.5% of gates would see
+# it so, no more than may alarm falsely about tau; were it fewer, a pass hardly ever does (docs/results/gate.md)
+SAME_REPEATS = 24
 
 
 class Verdict(StrEnum):
@@ -116,24 +124,31 @@ def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
     return at
 
 
-def tau_bounds(steps_P2: ArrayLike, accepted_P2: ArrayLike, population: int | None) -> BoundsAt:
-    """Of verify steps and accepted drafts, summed over the answers of (baseline, candidate) to each of P prompts.
+def clusters_for_tau(prompts_each: int, workload: int | None) -> int:
+    """Of how many clusters of `prompts_each` a verdict about tau must know. `workload`: its prompts, where the verdict
+    is about them; None where they are a sample."""
+    prompts = PROMPTS_FOR_TAU if workload is None else min(PROMPTS_FOR_TAU, workload / 2)
+    return max(2, ceil(prompts / prompts_each))
+
+
+def tau_bounds(steps_C2: ArrayLike, accepted_C2: ArrayLike, *, population: int | None, needed: int) -> BoundsAt:
+    """Of verify steps and accepted drafts, summed over the answers of (baseline, candidate) to each of C clusters.
 
     Args:
-        population: prompts of the workload, where their answers are always the same; None where they are drawn.
+        population: clusters of the workload, where their answers are always the same; None where they are drawn.
+        needed: clusters without which there are no bounds.
 
     Both have taken a step.
     """
-    steps, accepted = np.asarray(steps_P2, dtype=float), np.asarray(accepted_P2, dtype=float)
+    steps, accepted = np.asarray(steps_C2, dtype=float), np.asarray(accepted_C2, dtype=float)
     n, totals = len(steps), steps.sum(axis=0)
     assert (totals > 0).all(), "tau is a ratio to the verify steps"
     tau = 1 + accepted.sum(axis=0) / totals
-    influence_P2 = (steps + accepted - tau * steps) / (totals * tau)
+    influence_C2 = (steps + accepted - tau * steps) / (totals * tau)
     loss = float(np.log(tau[0] / tau[1]))
-    squares = (influence_P2[:, 0] - influence_P2[:, 1]) ** 2
+    squares = (influence_C2[:, 0] - influence_C2[:, 1]) ** 2
     unseen = 1.0 if population is None else 1 - n / population
     error = float(np.sqrt(unseen * n / max(n - 1, 1) * squares.sum()))
-    needed = PROMPTS_FOR_TAU if population is None else min(PROMPTS_FOR_TAU, population / 2)
 
     def at(low_level: float, high_level: float) -> Bounds:
         if n < needed:

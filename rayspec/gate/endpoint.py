@@ -6,24 +6,25 @@ anybody else asks of it meanwhile; another server is measured for its speed alon
 """
 
 import asyncio
-import json
 import os
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
+from rayspec.gate.wire import MAX_COUNT, Chunk, ModelList, SpecDetails, Usage
 from rayspec.workloads import Conversation
-from sglang_ext.json_text import parse_json
 
+T = TypeVar("T")
 KEY_VARIABLE = "RAYSPEC_API_KEY"
 EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API refuses what it does not know
 VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
@@ -83,9 +84,22 @@ class ServedModel:
 
 
 class EndpointSide(Side):
-    """One server. Every failure is a MeasureFailed that names the side, and the key is in none of them."""
+    """One server. Every failure is a MeasureFailed that names the side, and the key is in none of them.
 
-    def __init__(self, role: str, address: str, config: GateConfig, *, model: str | None, key: str | None) -> None:
+    `ready_by`: the time.monotonic() at which max_minutes are over. Until `warm_up` is done nothing is waited for beyond
+    it; later the gate begins no round that would not fit.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        address: str,
+        config: GateConfig,
+        *,
+        model: str | None,
+        key: str | None,
+        ready_by: float | None = None,
+    ) -> None:
         self.role = role
         self.label = address
         self.config = config
@@ -99,6 +113,8 @@ class EndpointSide(Side):
         self.model = ServedModel(name="", root="", server="")
         self.is_chat = config.chat_template
         self.tells_tau = False
+        self.counts_blocks = False
+        self._ready_by = ready_by
         self._counted: tuple[float, float] | None = None  # by vLLM, until the end of the last block
 
     @property
@@ -116,16 +132,53 @@ class EndpointSide(Side):
         self.tells_tau = self.tells_tau or self._counters() is not None
         return answer
 
+    def warm_up(self, prompts: Sequence[Conversation]) -> None:
+        """Connections, caches of templates, whatever a server does once."""
+        self.answer(prompts)
+        self._ready_by = None
+
     def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
         before = self._counters() if self._counted is None else self._counted  # it may count a little late
         start = time.perf_counter()
-        answered = self._runner.run(self._all(prompts))
+        answered = self._run(self._all(prompts))
         wall_s = time.perf_counter() - start
-        after = self._counted = self._counters()
+        after = self._counters()
         answers = [answer for one in answered for answer in one]
-        if before is not None and after is not None:
-            answers = _shared_out(answers, after[0] - before[0], after[1] - before[1])
+        if before is not None:
+            answers = self._of_block(answers, before, after)
+        self._counted = after
         return BlockAnswers(wall_s=wall_s, answers=tuple(answers))
+
+    def _of_block(
+        self, answers: Sequence[Answer], before: tuple[float, float], after: tuple[float, float] | None
+    ) -> list[Answer]:
+        """With the counts of the block at its first answer: they are only known together."""
+        if after is None:
+            raise self._failed("no longer tells its verify steps at /metrics; look whether it was restarted")
+        steps, accepted = (b - a for a, b in zip(before, after, strict=True))
+        if not (0 <= steps <= MAX_COUNT and 0 <= accepted <= MAX_COUNT):  # NaN is neither
+            raise self._failed(
+                f"counted {steps:g} verify steps and {accepted:g} accepted drafts at /metrics over a block; look "
+                "whether it was restarted"
+            )
+        self.counts_blocks = True
+        first, *others = answers
+        return [replace(first, verify_steps=int(steps), accepted_drafts=int(accepted)), *others]
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Complete what is asked of the server; until it is warm, before max_minutes are over."""
+
+        async def in_time() -> T:
+            async with asyncio.timeout(None if self._ready_by is None else self._ready_by - time.monotonic()):
+                return await work
+
+        try:
+            return self._runner.run(in_time())
+        except TimeoutError:
+            raise self._failed(
+                f"was not ready within max_minutes={self.config.max_minutes:g}; it hangs or is overloaded: look at its "
+                "log, or raise max_minutes"
+            ) from None
 
     def stop(self) -> None:
         self._runner.run(self._client.aclose())
@@ -183,66 +236,62 @@ class EndpointSide(Side):
     ) -> tuple[Answer, str]:
         start, first_s, last_s = time.perf_counter(), None, 0.0
         pieces: list[str] = []
-        usage: Mapping[str, Any] | None = None
-        details: dict[str, Any] = {}
+        usage: Usage | None = None
+        details: SpecDetails | None = None
         async with self._client.stream("POST", self.label + path, json=dict(body)) as response:
             if response.status_code != 200:
-                self._refuse(response.status_code, (await response.aread()).decode(errors="replace"), name)
+                await response.aread()
+                self._refuse(response.status_code, _decoded(response), name)
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
                 chunk = self._chunk(data, name)
-                try:
-                    text = _text(chunk)
-                    usage = chunk.get("usage") or usage
-                    details = (chunk.get("sglext") or {}).get("spec_tokens_details") or details
-                except (AttributeError, TypeError):
-                    raise self._failed(f"sent what is no answer in the stream of {name}: {_short(data)}") from None
-                if text:
+                usage = chunk.usage or usage
+                details = (chunk.sglext and chunk.sglext.spec_tokens_details) or details
+                if text := chunk.text:
                     last_s = time.perf_counter() - start
                     first_s = last_s if first_s is None else first_s
                     pieces.append(text)
             last_s = last_s or time.perf_counter() - start
         prompt_tokens, tokens = self._usage(usage, name)
         text = "".join(pieces)
-        self.tells_tau = self.tells_tau or bool(details)
+        self.tells_tau = self.tells_tau or bool(details and details.model_fields_set)
+        details = details or SpecDetails()
         answer = Answer(
             prompt_id=prompt_id,
             turn=turn,
             prompt_tokens=prompt_tokens,
             tokens=tokens,
             output=text,
-            verify_steps=int(details.get("spec_verify_ct", 0)),
-            accepted_drafts=int(details.get("spec_num_correct_drafts", 0)),
+            verify_steps=details.spec_verify_ct,
+            accepted_drafts=details.spec_num_correct_drafts,
             ttft_s=last_s if first_s is None else first_s,
             e2e_s=last_s,
         )
         return answer, text
 
-    def _chunk(self, data: str, name: str) -> dict[str, Any]:
+    def _chunk(self, data: str, name: str) -> Chunk:
         try:
-            chunk = parse_json(data.encode())
-        except ValueError:
-            chunk = None
-        if not isinstance(chunk, dict):
-            raise self._failed(
-                f"sent what is no JSON object in the stream of {name}; is it an OpenAI-compatible server?"
-            )
-        if chunk.get("error"):
-            raise self._failed(f"broke off {name}: {_short(json.dumps(chunk['error']))}")
+            chunk = Chunk.model_validate_json(data)
+        except ValidationError as error:
+            if not error.errors()[0]["loc"]:  # the whole of it
+                raise self._failed(
+                    f"sent what is no JSON object in the stream of {name}; is it an OpenAI-compatible server?"
+                ) from None
+            raise self._failed(f"sent what is no answer in the stream of {name}: {_short(data)}") from None
+        if chunk.error:
+            raise self._failed(f"broke off {name}: {_short(data)}")
         return chunk
 
-    def _usage(self, usage: Mapping[str, Any] | None, name: str) -> tuple[int, int]:
+    def _usage(self, usage: Usage | None, name: str) -> tuple[int, int]:
         """(prompt tokens, output tokens)."""
-        names = ("prompt_tokens", "completion_tokens")
-        counts = [c for c in map((usage or {}).get, names) if isinstance(c, int) and c >= 0]
-        if len(counts) != 2:
+        if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
             raise self._failed(
                 f"ended the stream of {name} without usage; the gate counts tokens by stream_options.include_usage, "
                 "which the server must know, and a stream that was cut off lacks it too"
             )
-        return counts[0], counts[1]
+        return usage.prompt_tokens, usage.completion_tokens
 
     def _refuse(self, status: int, text: str, name: str) -> None:
         if status in (401, 403):
@@ -264,31 +313,40 @@ class EndpointSide(Side):
     def _find_model(self) -> ServedModel:
         listing = self._get("/models")
         try:
-            models = {m["id"]: m for m in parse_json(listing.encode())["data"]}
-        except (ValueError, KeyError, TypeError):
+            models = {m.id: m for m in ModelList.model_validate_json(listing).data}
+        except ValidationError:
             raise self._failed("lists no models at /models; an endpoint's address ends with /v1") from None
         name = self._asked_model
         if name is None and len(models) == 1:
             name = next(iter(models))
         if name is None or name not in models:
-            known = ", ".join(sorted(map(str, models))[:20]) or "none"
+            known = _short(", ".join(sorted(models)[:20])) or "none"
             problem = "has several models" if self._asked_model is None else f"has no model {name!r}"
             raise self._failed(f"{problem} (it has {known}); name one with --{self.role}-model")
         entry = models[name]
-        return ServedModel(
-            name=name, root=str(entry.get("root") or name), server=str(entry.get("owned_by", "")).lower()
-        )
+        return ServedModel(name=name, root=entry.root or name, server=(entry.owned_by or "").lower())
 
-    def _get(self, path: str) -> str:
+    async def _fetch(self, address: str) -> httpx.Response:
+        """All of it within the time of a request: httpx's own limit starts again with each byte."""
         try:
-            response = self._runner.run(self._client.get(self.label + path))
+            async with asyncio.timeout(self.config.request_timeout_s):
+                return await self._client.get(address)
+        except TimeoutError:
+            raise httpx.ReadTimeout("a request's time is over") from None
+
+    def _get(self, path: str) -> bytes:
+        try:
+            response = self._run(self._fetch(self.label + path))
         except httpx.TimeoutException:
-            raise self._failed(f"did not answer within {self.config.request_timeout_s:g} s") from None
+            raise self._failed(
+                f"did not answer {path} within request_timeout_s={self.config.request_timeout_s:g}; it hangs or is "
+                "overloaded: look at its log, or raise request_timeout_s"
+            ) from None
         except httpx.HTTPError as error:
             raise self._failed(f"cannot be reached ({type(error).__name__}); look whether it runs") from None
         if response.status_code != 200:
-            self._refuse(response.status_code, response.text, path)
-        return response.text
+            self._refuse(response.status_code, _decoded(response), path)
+        return response.content
 
     def _counters(self) -> tuple[float, float] | None:
         """vLLM's (drafts, accepted tokens) since its start; None of another server, and without speculation."""
@@ -296,9 +354,9 @@ class EndpointSide(Side):
             return None
         parts = urlsplit(self.label)
         try:
-            response = self._runner.run(self._client.get(f"{parts.scheme}://{parts.netloc}/metrics"))
-            samples = [s for f in text_string_to_metric_families(response.text) for s in f.samples]
-        except (httpx.HTTPError, ValueError):
+            response = self._run(self._fetch(f"{parts.scheme}://{parts.netloc}/metrics"))
+            samples = [s for f in text_string_to_metric_families(_decoded(response)) for s in f.samples]
+        except (httpx.HTTPError, ValueError, IndexError):  # the parser's, of what is no such text
             return None
         steps, accepted = ([s.value for s in samples if s.name == name] for name in (VLLM_STEPS, VLLM_ACCEPTED))
         return (sum(steps), sum(accepted)) if steps and accepted else None
@@ -307,17 +365,9 @@ class EndpointSide(Side):
         return MeasureFailed(f"{self.role} {self.label} {what}")
 
 
-def _text(chunk: Mapping[str, Any]) -> str:
-    """Of a chunk of either endpoint; reasoning is output too."""
-    choices = chunk.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
-    return str(choices[0].get("text") or delta.get("content") or delta.get("reasoning_content") or "")
-
-
-def _shared_out(answers: Sequence[Answer], steps: float, accepted: float) -> list[Answer]:
-    """The counts of a block at its first answer: they are only known together, and a prompt is a cluster."""
-    first, *others = answers
-    return [replace(first, verify_steps=int(steps), accepted_drafts=int(accepted)), *others]
+def _decoded(response: httpx.Response) -> str:
+    """Whatever it says its characters are."""
+    return response.content.decode(errors="replace")
 
 
 def _short(text: str) -> str:

@@ -131,6 +131,7 @@ class DrafterSide(Side):
 
     def __init__(self, side: PreparedDrafter, engines: Engines) -> None:
         self.label = side.label
+        self.counts_blocks = False
         self._side = side
         self._engines = engines
         self._traffic = Traffic(concurrency=side.prepared.config.concurrency[0])

@@ -52,7 +52,7 @@ def find(gate: Gate, *, compares: bool, seconds: float, notes: tuple[str, ...] =
     if mismatches and gate.config.identity == "require":
         verdict = Verdict.REGRESSION
     speeds = [t / s if s else None for t, s in zip(measured.tokens, measured.seconds, strict=True)]
-    taus = [measured.tau(side) for side in (0, 1)]
+    taus = [gate.judged_counts.tau(side) for side in (0, 1)]
     return Finding(
         verdict=verdict,
         baseline=gate.sides[0].label,
@@ -60,13 +60,22 @@ def find(gate: Gate, *, compares: bool, seconds: float, notes: tuple[str, ...] =
         speed=_figure(gate.speed, gate.config.speed_loss, speeds),
         tau=None if gate.tau is None else _figure(gate.tau, gate.config.tau_loss, taus),
         rounds=len(measured.losses),
-        prompts=len({prompt for prompt, _ in measured.outputs}),
-        compared=sum(None not in both for both in measured.outputs.values()) if compares else 0,
+        prompts=len({prompt for prompt, _ in measured.answers}),
+        compared=sum(None not in both for both in measured.answers.values()) if compares else 0,
         mismatches=mismatches,
         seconds=seconds,
         measuring_seconds=gate.measuring_s,
-        notes=notes,
+        notes=(*notes, *_changed(gate)),
     )
+
+
+def _changed(gate: Gate) -> list[str]:
+    """Greedy answers that do not repeat: the reader should know, and tau's bounds are wider for it."""
+    measured = gate.measured
+    if not (gate.config.is_greedy and measured.changed):
+        return []
+    so = ", so that tau is judged as of a sample" if gate.tau is not None and gate.is_sample else ""
+    return [f"{measured.changed} of {measured.repeats} repeated greedy answers differed{so}"]
 
 
 def _figure(test: FigureTest, margin: float, values: list[float | None]) -> Figure:

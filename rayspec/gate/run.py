@@ -49,7 +49,9 @@ def run_gate(
     compared, MeasureFailed for a side that does not answer."""
     are_endpoints = _are_endpoints(sources)
     begin = deadline - 60 * config.max_minutes
-    with _endpoints(config, sources, options) if are_endpoints else _drafters(config, sources, options) as ready:
+    with (
+        _endpoints(config, sources, options, deadline) if are_endpoints else _drafters(config, sources, options)
+    ) as ready:
         gate = Gate(config, ready.sides, ready.prompts, has_tau=ready.has_tau)
         if time.monotonic() > deadline:
             raise MeasureFailed(
@@ -106,18 +108,20 @@ def _checked_endpoints(
 
 
 @contextmanager
-def _endpoints(config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions]) -> Iterator[Ready]:
+def _endpoints(
+    config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions], deadline: float
+) -> Iterator[Ready]:
     prompts, checked = _checked_endpoints(config, sources, options)
     with ExitStack() as stack:
         sides = []
         for role, address, model, key in checked:
-            side = EndpointSide(role, address, config, model=model, key=key)
+            side = EndpointSide(role, address, config, model=model, key=key, ready_by=deadline)
             stack.callback(side.stop)
             sides.append(side)
         for side in sides:
             side.connect(prompts[0])
-        for side in sides:  # connections, caches of templates, whatever a server does once
-            side.answer(prompts[: config.concurrency])
+        for side in sides:
+            side.warm_up(prompts[: config.concurrency])
         base, own = (side.model for side in sides)
         compares = base.root == own.root or base.name == own.name
         notes = [] if compares else [f"other models ({base.name}, {own.name}): outputs were not compared"]

@@ -47,6 +47,7 @@ class Side(Protocol):
     """A baseline or a candidate. Its methods raise MeasureFailed."""
 
     label: str
+    counts_blocks: bool  # its verify steps are only known of a whole block, and are those of its first answer
 
     def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
         """Answer the prompts, all at once."""

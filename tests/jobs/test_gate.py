@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,30 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.Capt
     said = capsys.readouterr().err
     assert message in said
     assert "hidden" not in said
+
+
+def test_a_trickling_server_ends_with_max_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    begin = time.monotonic()
+    with openai_server(Manners(trickles_s=0.5)) as base:
+        assert main(["gate", base, base, "--max-minutes", "0.1", f"workload={PROMPTS}:48"]) == 2
+    assert "was not ready within max_minutes=0.1" in capsys.readouterr().err
+    assert time.monotonic() - begin < 40
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, RecursionError, AssertionError])
+def test_what_breaks_in_the_gate_is_no_regression(
+    error: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit status of a traceback is that of a regression."""
+
+    def broken(*arguments: object) -> None:
+        raise error("on the way")
+
+    monkeypatch.setattr("rayspec.gate.run.run_gate", broken)
+    assert main(["gate", HTTP, HTTP]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "error: the gate broke (above); nothing was decided" in said
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,11 @@ class Manners:
     hangs_s: float = 0.0
     sends_usage: bool = True
     raw: bytes | None = None  # sent instead of a stream
+    listing: bytes | None = None  # sent instead of the list of models
+    metrics: list[bytes] = field(
+        default_factory=list
+    )  # sent one after the other instead of /metrics, and the last again
+    trickles_s: float = 0.0  # between a byte and the next of the list of models
     cuts_off_after: int | None = None  # requests, then connections are closed
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -43,7 +48,9 @@ def openai_server(manners: Manners) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self.path == "/metrics":
+            if self.path == "/metrics" and manners.metrics:
+                self._send(200, manners.metrics.pop(0) if len(manners.metrics) > 1 else manners.metrics[0])
+            elif self.path == "/metrics":
                 steps, accepted = (len(manners.requests) * n for n in (manners.verify_steps, manners.accepted))
                 names = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
                 values = zip(names, (steps, accepted), strict=True)
@@ -51,7 +58,8 @@ def openai_server(manners: Manners) -> Iterator[str]:
                 self._send(200, "".join(lines).encode())
             elif self._is_allowed():
                 data = [{"id": m, "object": "model", "owned_by": manners.owner, "root": m} for m in manners.models]
-                self._send(200, json.dumps({"object": "list", "data": data}).encode())
+                listing = manners.listing or json.dumps({"object": "list", "data": data}).encode()
+                self._send(200, listing, manners.trickles_s)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -103,11 +111,17 @@ def openai_server(manners: Manners) -> Iterator[str]:
                 self._send(401, b'{"error": "who are you?"}')
             return is_allowed
 
-        def _send(self, status: int, body: bytes) -> None:
+        def _send(self, status: int, body: bytes, trickles_s: float = 0.0) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if not trickles_s:
+                self.wfile.write(body)
+                return
+            with contextlib.suppress(OSError):  # the client may have left
+                for i in range(len(body)):
+                    time.sleep(trickles_s)
+                    self.wfile.write(body[i : i + 1])
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

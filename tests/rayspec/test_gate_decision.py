@@ -13,6 +13,7 @@ from rayspec.gate.decision import (
     FigureTest,
     Verdict,
     as_share,
+    clusters_for_tau,
     next_look,
     overall,
     speed_bounds,
@@ -104,7 +105,7 @@ def test_tau_by_hand() -> None:
     """One of 80 equal prompts lost all its drafts; answers are drawn, so that all 80 are a sample."""
     steps, accepted = np.full((80, 2), 10), np.full((80, 2), 10)
     accepted[0, 1] = 0
-    bounds = tau_bounds(steps, accepted, population=None)(0.025, 0.05)
+    bounds = tau_bounds(steps, accepted, population=None, needed=64)(0.025, 0.05)
     assert bounds.loss == pytest.approx(-log(1.9875 / 2))
     influence = (accepted[:, 1] - 9.875) / (800 * 1.9875)
     error = np.sqrt(80 / 79 * (influence**2).sum())
@@ -117,19 +118,29 @@ def test_tau_of_a_whole_workload_is_known() -> None:
     steps = np.full((60, 2), 20)
     accepted = rng.integers(10, 30, (60, 2))
     for share, expected in ((60, True), (59, False)):
-        bounds = tau_bounds(steps[:share], accepted[:share], population=60)(0.001, 0.001)
+        bounds = tau_bounds(steps[:share], accepted[:share], population=60, needed=30)(0.001, 0.001)
         assert (bounds.low == bounds.high) is expected
     loss = -log(1 + accepted[:, 1].sum() / 1200) + log(1 + accepted[:, 0].sum() / 1200)
-    assert tau_bounds(steps, accepted, population=60)(1e-9, 1e-9).high == pytest.approx(loss)
+    assert tau_bounds(steps, accepted, population=60, needed=30)(1e-9, 1e-9).high == pytest.approx(loss)
 
 
-@pytest.mark.parametrize(("prompts", "population"), [(30, 60), (29, 60), (48, 96), (63, 1000), (64, 1000), (63, None)])
-def test_few_prompts_decide_nothing(prompts: int, population: int | None) -> None:
+@pytest.mark.parametrize("clusters", [29, 30])
+def test_few_clusters_decide_nothing(clusters: int) -> None:
     """Those that were looked at may all be equal, and the others not."""
-    steps, accepted = np.ones((prompts, 2)), np.ones((prompts, 2)) * [2, 1]
-    bounds = tau_bounds(steps, accepted, population)(1e-3, 1e-3)
-    is_few = prompts < min(64, (population or 1000) / 2)
+    steps, accepted = np.ones((clusters, 2)), np.ones((clusters, 2)) * [2, 1]
+    bounds = tau_bounds(steps, accepted, population=60, needed=30)(1e-3, 1e-3)
+    is_few = clusters < 30
     assert np.isinf([bounds.low, bounds.high]).tolist() == [is_few, is_few]
+
+
+@pytest.mark.parametrize(
+    ("prompts_each", "workload", "clusters"),
+    [(1, 60, 30), (1, 96, 48), (1, 1000, 64), (1, None, 64), (4, 96, 12), (5, 96, 10), (16, None, 4), (64, 128, 2)],
+)
+def test_the_clusters_that_tau_needs_hold_64_prompts_or_half_the_workload(
+    prompts_each: int, workload: int | None, clusters: int
+) -> None:
+    assert clusters_for_tau(prompts_each, workload) == clusters
 
 
 GATES = 400

@@ -1,14 +1,18 @@
 """The gate's loop on sides whose times are known."""
 
+import random
+from collections.abc import Sequence
 from itertools import islice
+from math import log
 from typing import Any
 
 import numpy as np
 import pytest
 from gate_sides import Clock, FakeSide, conversations
+from scipy import stats
 
 from rayspec.gate.config import GateConfig
-from rayspec.gate.decision import Verdict
+from rayspec.gate.decision import FALSE_ALARM, SAME_REPEATS, Verdict
 from rayspec.gate.report import find, text
 from rayspec.gate.rounds import Gate, orders
 from rayspec.gate.sides import MeasureFailed
@@ -34,11 +38,49 @@ def test_rounds_are_a_b_b_a_or_b_a_a_b_over_every_prompt() -> None:
     assert sorted(firsts) == sorted(f"p{i}" for i in range(64)), "a pass takes every prompt once"
 
 
-def test_the_order_is_drawn_and_the_seed_s() -> None:
-    first, again, other = (list(islice(orders(8, seed), 40)) for seed in (0, 0, 1))
-    assert first == again != other
-    starts = [order[0] for _, _, order in islice(orders(8, 0), 400)]
+def test_the_order_of_the_prompts_is_the_seed_s_and_that_of_the_sides_the_coin_s() -> None:
+    first, again, other, thrown = (
+        list(islice(orders(8, seed, random.Random(coin)), 40)) for seed, coin in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert first == again
+    assert [o[:2] for o in first] == [o[:2] for o in thrown] != [o[:2] for o in other]
+    assert [o[2] for o in first] == [o[2] for o in other] != [o[2] for o in thrown]
+    starts = [order[0] for _, _, order in islice(orders(8, 0, random.Random(0)), 400)]
     assert 160 < sum(starts) < 240
+
+
+def sides_of(gate: Gate) -> list[list[int]]:
+    return [[side for side, _, _ in round_] for round_ in gate.measured.rounds]
+
+
+def test_no_two_gates_have_the_same_throws() -> None:
+    """Of 30 rounds: by chance once in 2 ** 30."""
+    gates = [gate_of({}, speed_loss=1e-4)[0] for _ in range(2)]
+    for gate in gates:
+        gate.run(125)
+    first, other = (sides_of(gate)[:30] for gate in gates)
+    assert len(first) == len(other) == 30
+    assert first != other
+
+
+class SlowAtBothEnds(FakeSide):
+    """The first and the last block of a round take a tenth longer, whoever answers them."""
+
+    def answer(self, prompts: Sequence[Any]) -> Any:
+        self.seconds = 1.1 if len(self.log) % 4 in (0, 3) else 1.0
+        return super().answer(prompts)
+
+
+def test_what_the_places_of_a_round_cost_is_nobody_s() -> None:
+    """A series of throws that is the same in each gate leans to one side: with one of seed 0 a third are alarms."""
+    gates, alarms = 300, 0
+    for i in range(gates):
+        clock, log, noise = Clock(), [], np.random.default_rng(i)
+        sides = [SlowAtBothEnds(label, clock, log, noise=noise) for label in "ab"]
+        coin = random.Random(i)
+        gate = Gate(GateConfig(), sides, conversations(96), has_tau=False, clock=clock, coin=coin)
+        alarms += gate.run(120) is Verdict.REGRESSION
+    assert alarms <= stats.binom.ppf(0.99, gates, FALSE_ALARM)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +128,70 @@ def test_greedy_tau_ends_with_the_workload() -> None:
     assert gate.tau.verdict is Verdict.PASS
     drawn, _, _ = gate_of({"change": lambda p: {"accepted_drafts": 8 + int(p[1:]) % 5}}, prompts=32, temperature=1.0)
     assert drawn.run(600) is Verdict.UNDECIDED, "32 prompts, whose answers are drawn"
+
+
+@pytest.mark.parametrize("counting", ["both", "candidate"])
+@pytest.mark.parametrize(
+    ("accepted", "verdict"), [(10, Verdict.PASS), (8, Verdict.REGRESSION)], ids=["same", "tau -10%"]
+)
+def test_counts_of_blocks_judge_tau(counting: str, accepted: int, verdict: Verdict) -> None:
+    """Four streams of a server that counts by block, beside one that counts by answer: 24 clusters of 96 prompts."""
+    clock, log, noise = Clock(), [], np.random.default_rng(0)
+    base = FakeSide("a", clock, log, noise=noise, counts_blocks=counting == "both")
+    own = FakeSide("b", clock, log, noise=noise, counts_blocks=True, change=lambda p: {"accepted_drafts": accepted})
+    gate = Gate(GateConfig(concurrency=4), [base, own], conversations(96), has_tau=True, clock=clock)
+    assert gate.run(600) is verdict
+    assert gate.tau is not None
+    assert gate.tau.verdict is verdict
+    assert len(gate.measured.counts.steps) == 24
+    assert text(find(gate, compares=True, seconds=1)).count("over 96 prompts") == 1
+
+
+def test_greedy_answers_that_vary_are_a_sample() -> None:
+    """As if a pass told tau, a third of these would be alarms."""
+    gates, alarms = 300, 0
+    for i in range(gates):
+        clock, log, rng = Clock(), [], np.random.default_rng(i)
+        change = lambda prompt, rng=rng: {"accepted_drafts": int(rng.integers(0, 21))}  # noqa: E731
+        sides = [FakeSide(label, clock, log, change=change) for label in "ab"]
+        gate = Gate(GateConfig(concurrency=4), sides, conversations(96), has_tau=True, clock=clock)
+        gate.run(80)
+        assert gate.tau is not None
+        alarms += gate.tau.verdict is Verdict.REGRESSION
+    assert alarms <= stats.binom.ppf(0.99, gates, FALSE_ALARM / 2)
+
+
+def test_one_answer_that_varies_is_said_and_makes_tau_a_sample_s() -> None:
+    calls = iter(range(10**6))
+
+    def change(prompt: str) -> dict[str, object]:
+        return {"accepted_drafts": 4 + int(prompt[1:]) % 13, "output": (next(calls),) if prompt == "p7" else (1,)}
+
+    gate, clock, _ = gate_of({"change": change}, prompts=96, concurrency=4, speed_loss=1e-4)
+    gate.run(300)
+    measured = gate.measured
+    assert measured.changed > 2
+    assert not measured.repeat
+    assert gate.is_sample
+    note = f"{measured.changed} of {measured.repeats} repeated greedy answers differed, so that tau is judged as of a s"
+    assert note in text(find(gate, compares=True, seconds=clock.now))
+
+
+def test_tau_is_known_once_answers_came_again() -> None:
+    """-2.5%, by answers as different as can be: no verdict of a sample of 96 prompts, and a regression on these. Those
+    that came again at the time of the verdict weigh no more than the others."""
+    change = {"change": lambda p: {"accepted_drafts": 19 * (int(p[1:]) < 48)}}
+    gate, _, _ = gate_of(change, prompts=96, concurrency=4)
+    assert gate.run(50) is Verdict.UNDECIDED
+    assert len(gate.measured.counts.steps) == 96
+    assert gate.measured.repeats < SAME_REPEATS
+    gate, _, _ = gate_of(change, prompts=96, concurrency=4)
+    assert gate.run(600) is Verdict.REGRESSION
+    assert gate.measured.repeat
+    assert gate.tau is not None
+    assert gate.tau.bounds is not None
+    assert gate.tau.bounds.low == gate.tau.bounds.high == pytest.approx(-log(1.95 / 2))
+    assert find(gate, compares=True, seconds=1).tau.candidate == pytest.approx(1.95)  # type: ignore[union-attr]
 
 
 def test_different_outputs_are_reported_and_fail_where_asked() -> None:

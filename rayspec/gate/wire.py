@@ -1,0 +1,67 @@
+"""What the gate reads of an OpenAI-compatible server's answers. Fields that it does not need are ignored; those that it
+does must be what they are called, since a server that says anything else is no server that can be measured."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_COUNT = 10**9  # of tokens or steps; a larger one is a mistake of who sends it
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Delta(_Said):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class Choice(_Said):
+    text: str | None = None  # of /completions
+    delta: Delta | None = None  # of /chat/completions
+
+
+class Usage(_Said):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class SpecDetails(_Said):
+    spec_verify_ct: Count = 0
+    spec_num_correct_drafts: Count = 0
+
+
+class Extension(_Said):
+    """SGLang's."""
+
+    spec_tokens_details: SpecDetails | None = None
+
+
+class Chunk(_Said):
+    """An event of a stream."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    sglext: Extension | None = None
+    error: Any = None
+
+    @property
+    def text(self) -> str:
+        """Reasoning is output too."""
+        if not self.choices:
+            return ""
+        choice = self.choices[0]
+        delta = choice.delta or Delta()
+        return choice.text or delta.content or delta.reasoning_content or ""
+
+
+class ListedModel(_Said):
+    id: str
+    root: str | None = None
+    owned_by: str | None = None
+
+
+class ModelList(_Said):
+    data: list[ListedModel]
