@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rayspec.config import load_config
 from rayspec.gate.sides import MeasureFailed
@@ -26,6 +27,20 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         print("error: the gate broke (above); nothing was decided", file=sys.stderr)
         return 2
+
+
+def _check_file(file: Path) -> None:
+    """Raise ValueError where what is found could not be written, which should not cost ten minutes."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"--json {file}: there is no folder {folder}")
+    if file.exists() and not file.is_file():
+        raise ValueError(f"--json {file}: that is no file; name one that may be replaced")
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"--json {file}: nothing can be written to {folder} ({error.strerror})") from error
 
 
 def _gate(arguments: list[str]) -> int:
@@ -53,8 +68,8 @@ def _gate(arguments: list[str]) -> int:
         from rayspec.gate.config import GateConfig
 
         config = load_config(GateConfig, options.config, overrides)
-        if options.json is not None and not options.json.absolute().parent.is_dir():
-            raise ValueError(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
+        if options.json is not None:
+            _check_file(options.json)
         from rayspec.gate.report import as_json, text, track
         from rayspec.gate.run import EndpointOptions, planned, run_gate, status
         from rayspec.home import prepared_home, tracking_uri

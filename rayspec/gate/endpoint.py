@@ -32,7 +32,7 @@ MAX_ERROR_CHARACTERS = 300
 
 
 def is_address(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+    return source.lower().startswith(("http://", "https://"))
 
 
 def checked_address(source: str) -> str:
