@@ -1,7 +1,7 @@
 """What the measured policy gives and costs, simulated: `sglang_ext.policy.choice.MeasuredPolicy` itself against plain
 decoding and the best fixed length, on requests whose drafts are accepted by chance; no engine.
 
-python docs/experiments/policy_simulated.py --out FOLDER [--seeds 4] [--steps 20000] [--processes 2] [--only TEXT]
+python docs/experiments/policy_simulated.py --out FOLDER [--seeds 6] [--steps 20000] [--processes 2] [--only TEXT]
 
 A request has 64 tokens and an acceptance of its own, drawn from a Beta law of a mean and a concentration (small: unlike
 requests; inf: all alike); each next draft of it is accepted with that chance. The next request takes the place of one
@@ -169,11 +169,12 @@ def interval(values: list[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
-    for name, value in (("seeds", 4), ("steps", 20_000), ("processes", 2)):
+    for name, value in (("seeds", 6), ("steps", 20_000), ("processes", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--only", default="", help="groups whose name holds this")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    head: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), **provenance()}
     cases = [(group, scenario) for group, scenario in scenarios() if options.only in group]
     runs = [(scenario, seed) for _, scenario in cases for seed in range(options.seeds)]
     with get_context("fork").Pool(options.processes) as pool:
@@ -183,8 +184,7 @@ def main() -> None:
         of = done[i * options.seeds : (i + 1) * options.seeds]
         found.append({"group": group, **asdict(replace(scenario, concentration=str(scenario.concentration)))})
         found[-1] |= {name: interval([run[name] for run in of]) for name in of[0]}
-    report: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), **provenance(), "scenarios": found}
-    write_whole(options.out / "simulated.json", json.dumps(report, indent=1) + "\n")
+    write_whole(options.out / "simulated.json", json.dumps({**head, "scenarios": found}, indent=1) + "\n")
 
 
 def star(steps: int, run: tuple[Scenario, int]) -> dict[str, float]:

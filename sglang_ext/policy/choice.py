@@ -1,5 +1,5 @@
-"""The draft length of the next step: the one with the most expected tokens per second, or now and then a longer one that
-is tried for a few steps: what is not drafted is never seen to be accepted, so that an estimate that is too low by chance
+"""The draft length of the next step: the one with the most expected tokens per second. Now and then a longer one is
+tried for a few steps: what is not drafted is never seen to be accepted, so that an estimate that is too low by chance
 would stay so.
 
 The choice may look at everything that was known before the step's drafts were drawn: how many requests it serves, and
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from sglang_ext.policy.acceptance import Acceptance
 from sglang_ext.policy.table import PolicyTable
-
 
 ENOUGH_DRAFTED = 0.5  # share of the requests of a step that a try must be able to draft for
 
@@ -55,8 +54,8 @@ class MeasuredPolicy:
         now, best = self.choice.draft_steps, self._best(requests, share)
         best_for_all = best if share == 1 else self._best(requests, 1.0)
         tried = self._worth_a_try(requests, best_for_all)
-        is_due = tried > best_for_all and self._is_due(tried, requests, best_for_all)
-        if is_due and share >= ENOUGH_DRAFTED:
+        could_try = 0 < share and tried > best_for_all
+        if could_try and share >= ENOUGH_DRAFTED and self._is_due(tried, requests, best_for_all, share):
             self._try_left, self._untried_ms = self.table.try_steps, 0.0
         if self._try_left:
             self._try_left -= 1
@@ -67,7 +66,8 @@ class MeasuredPolicy:
         self._since_switch += 1
         self._untried_ms = 0.0 if 0 < tried <= now else self._untried_ms + self.table.step_ms(now, requests)
         self._without_gain = 0 if best_for_all > 0 else self._without_gain + 1
-        waits = is_due and share > 0  # until enough requests have come that the drafter has followed
+        # a try waits until enough requests have come that the drafter has followed
+        waits = could_try and self._is_due(tried, requests, best_for_all, 1.0)
         self.choice = Choice(now, keeps_up=now > 0 or waits or self._without_gain < self.table.rest_after_steps)
         self.steps[now] += 1
         self._pending.append((now, tuple(is_drafted)))
@@ -99,9 +99,9 @@ class MeasuredPolicy:
         rate = self.tokens_per_ms(best, requests)
         return max((k for k in self.table.lengths if (k + 1) / self.table.step_ms(k, requests) > rate), default=0)
 
-    def _is_due(self, tried: int, requests: int, best: int) -> bool:
+    def _is_due(self, tried: int, requests: int, best: int, drafted_share: float) -> bool:
         """Whether what a try is expected to lose is small beside the time since the last one. It counts as one plain
         step at least: the switches and what the drafter reads for it are not in the curves."""
-        ms, tokens = self.table.step_ms(tried, requests), self.acceptance.tokens(tried)
-        loss_ms = self.table.try_steps * (ms - tokens / self.tokens_per_ms(best, requests))
+        rate, instead = (self.tokens_per_ms(k, requests, drafted_share) for k in (tried, best))
+        loss_ms = self.table.try_steps * self.table.step_ms(tried, requests) * (1 - rate / instead)
         return max(loss_ms, self.table.step_ms(0, requests)) <= self.table.try_cost * self._untried_ms

@@ -115,14 +115,18 @@ def test_a_draft_that_cannot_pay_is_not_tried() -> None:
 
 
 def test_a_try_waits_for_requests_that_the_drafter_has_followed() -> None:
-    found = flat(20.0, rest_after_steps=2)
+    found = flat(20.0, rest_after_steps=2, accepted_if_reached=[0.3] * K)
     for _ in range(3):
         choice = found.choose([False] * 4)
     assert (choice.draft_steps, choice.keeps_up) == (0, False), "none of them will be"
+    found._untried_ms = 50.0 / found.table.try_cost  # 46 ms are lost where all are drafted for, 63 where half are
     choice = found.choose([True, False, False, False])
     assert (choice.draft_steps, choice.keeps_up) == (0, True), "more will come"
-    assert [found.choose([True, True, False, False]).draft_steps for _ in range(9)] == [K] * 8 + [0]
+    assert found.choose([True, True, False, False]).draft_steps == 0, "half of them cost more than it may"
+    assert [found.choose([True] * 4).draft_steps for _ in range(9)] == [K] * 8 + [0]
     assert not found.choice.keeps_up
+    found._untried_ms = 1e6
+    assert found.choose([True, True, False, False]).draft_steps == K, "after a longer wait"
 
 
 def test_a_longer_draft_must_promise_more_by_a_margin() -> None:
