@@ -6,8 +6,9 @@ python docs/experiments/plain_steps.py --policy policy.json --target FOLDER --dr
 The policy must choose plain decoding at that many streams. Three engines answer the same blocks of prompts in turn: the
 policy's and two plain ones, whose ratio says how much two processes of the same work differ. A client takes the time of
 each streamed token; of a block, step i is when the last of its requests has token i + 1. Writes the median times and
-the medians of the ratios of the same step of the same block, with 95% bootstrap intervals over blocks: above 1 where
-the first engine is faster.
+the median over blocks of the median ratio of the same step of the same block, above 1 where the first engine is faster,
+with the exact interval of order statistics of at least 95% (the binomial of the sign test): a percentile bootstrap of a
+median covers it too seldom, 0.90 of the time at 13 blocks.
 """
 
 import argparse
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from policy import Server
-from scipy.stats import bootstrap
+from policy import Server, order
+from scipy.stats import binom
 
 from rayspec.provenance import provenance
 from sglang_ext.policy.table import read_table
@@ -48,7 +49,7 @@ def main() -> None:
         names, times = list(engines), {name: list[np.ndarray]() for name in engines}
         for block in range(-1, options.blocks):  # the first warms up
             asked = [prompts[(block * options.streams + i) % len(prompts)] for i in range(options.streams)]
-            for name in names[block % 3 :] + names[: block % 3]:
+            for name in order(names, options.streams, block):
                 found = engines[name].do(token_times, asked, options.new_tokens)
                 if block >= 0:
                     times[name].append(np.array(found).max(axis=0))
@@ -88,19 +89,18 @@ def token_times(engine: Any, asked: Sequence[str], new_tokens: int) -> list[list
     return found
 
 
-def ratio(own_BN: np.ndarray, other_BN: np.ndarray) -> list[float]:
+def ratio(own_BN: np.ndarray, other_BN: np.ndarray) -> list[float | None]:
     """[speed of the first over the second, low, high]."""
-    ratio_BN = other_BN / own_BN
-    blocks = np.arange(len(ratio_BN))
-    found = bootstrap(
-        (blocks,),
-        lambda drawn: np.median(ratio_BN[drawn]),
-        vectorized=False,
-        n_resamples=2000,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return [round(float(x), 4) for x in (np.median(ratio_BN), found.low, found.high)]
+    return median_interval(np.median(other_BN / own_BN, axis=1))
+
+
+def median_interval(values_B: np.ndarray, confidence: float = 0.95) -> list[float | None]:
+    """[median, low, high]: order statistics between which the median of the law lies with `confidence` at least,
+    whatever the law. None where there are too few values for any (fewer than 6 at 95%)."""
+    ordered, n = np.sort(values_B), len(values_B)
+    beyond = int(binom.ppf((1 - confidence) / 2, n, 0.5))  # values beyond each end: P(X < beyond) is below a half alpha
+    ends = (ordered[beyond - 1], ordered[n - beyond]) if beyond else (None, None)
+    return [None if x is None else round(float(x), 4) for x in (np.median(ordered), *ends)]
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ python docs/experiments/policy.py [--policy policy.json] --target FOLDER --draft
     [--streams 1 8 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
     [--phase-s 20] [--only-figure]
 
-All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that moves on
-by one each block, so that a drift of the machine meets all of them. Writes measured.json (output tokens per second,
-ratios with 95% intervals from the paired blocks, the policy's steps by draft length) and switching.png (load, draft
+All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that is drawn
+for each block (seeded), so that a drift of the machine meets all of them and none always follows the same one. Writes
+measured.json (output tokens per second, ratios with 95% intervals from the paired blocks, the tokens and seconds of
+each block, the policy's steps by draft length) and switching.png (load, draft
 length and tokens per second over time). `--skip`: leave out so many of the first prompts, those that the policy's sweep
 asked. Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`),
 and written to policy.json.
@@ -154,7 +155,7 @@ def measure(engines: dict[str, Server], prompts: Sequence[str], options: Any) ->
         for block in range(-1, options.blocks):  # the first warms up
             before = before if block else steps_so_far(engines["policy"])
             asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
-            for name in names[block % len(names) :] + names[: block % len(names)]:
+            for name in order(names, streams, block):
                 answers, took = engines[name].do(timed, asked, options.new_tokens)
                 if block >= 0:
                     seconds[name].append((sum(len(a["output_ids"]) for a in answers), took))
@@ -163,8 +164,16 @@ def measure(engines: dict[str, Server], prompts: Sequence[str], options: Any) ->
             "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
             "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
             "policy_steps": {k: after[k] - before[k] for k in after},
+            "blocks": seconds,  # of each engine: (tokens, seconds), block by block
         }
     return found
+
+
+def order(names: Sequence[str], *seeds: int) -> list[str]:
+    """A permutation drawn from the seeds: of an order that only moves on, each engine nearly always follows the same
+    one, and has what that leaves behind (heat, caches) in all its blocks."""
+    rng = np.random.default_rng([seed + 1 for seed in seeds])  # block -1 is the warm-up's
+    return [names[i] for i in rng.permutation(len(names))]
 
 
 def steps_so_far(server: Server) -> dict[str, int]:

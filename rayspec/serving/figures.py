@@ -28,7 +28,7 @@ PART_REQUESTS = 2  # at least, of a part: one request goes on over several looks
 class Totals:
     """Counts since a server's start, or over a window."""
 
-    verified: float = 0.0  # verify steps, each as often as a request took part
+    verified: float = 0.0  # verify steps that drafted, each as often as a request took part
     accepted: float = 0.0  # drafts
     requests: float = 0.0  # that were answered
     tokens: float = 0.0
@@ -84,7 +84,8 @@ def read_totals(text: str) -> Totals:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            if sample.labels.get("draft_steps") != "0":  # a policy's plain steps have no drafts to accept
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return Totals(
         verified=found.get(VERIFIED, 0.0),
         accepted=found.get(ACCEPTED, 0.0),

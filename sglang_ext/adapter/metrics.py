@@ -13,7 +13,8 @@ from sglang_ext.adapter.step_clock import CLOCK, StepTotals
 
 
 class ServingMetrics:
-    """Of speculative decoding: `rate(accepted drafts) / rate(verified requests) + 1` is tau over any window."""
+    """Of speculative decoding: tau over any window is `1 + rate(accepted drafts) / rate(verified requests)` of the steps
+    that drafted (`draft_steps` not 0)."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter  # reads the environment when it is imported
@@ -25,6 +26,11 @@ class ServingMetrics:
         )
         self._accepted = Counter(
             "rayspec_accepted_drafts", "Drafts that were accepted, by their position from 1.", ["position"]
+        )
+        self._drafted = Counter(
+            "rayspec_drafted",
+            "Verify steps that drafted as far as a position from 1, each as often as a request took part in one.",
+            ["position"],
         )
         self._seconds = Counter(
             "rayspec_step_seconds",
@@ -40,6 +46,8 @@ class ServingMetrics:
     def stepped(self, requests: int, draft_steps: int) -> None:
         """A decode step was launched; where host time is the time, it has ended."""
         self._verified.labels(draft_steps).inc(requests)
+        for position in range(1, draft_steps + 1):
+            self._drafted.labels(position).inc(requests)
         if CLOCK.on_device:
             return
         now, before = CLOCK.totals.copy(), self._counted

@@ -1,42 +1,33 @@
 """How often drafts are accepted, position by position, estimated from the steps that have ended."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
 
 
 class Acceptance:
     """Shares of accepted drafts among those that were reached, pooled over all requests: running means in which a step
-    weighs half after `half_life_steps` others. They begin at the prior, as if that had been seen `prior_verifications`
-    times, and a position that was not drafted for `retry_after_steps` begins there again.
+    weighs half after `half_life_steps` others, whether these drafted or not. They begin at the prior, as if that had
+    been seen `prior_verifications` times; what was known never weighs less than that, so that few requests cannot
+    overrule it after a long time without drafts.
     """
 
-    def __init__(
-        self, prior: Sequence[float], *, prior_verifications: float, half_life_steps: int, retry_after_steps: int
-    ) -> None:
-        self._prior, self._weight = list(prior), prior_verifications
-        self._keep, self._retry = 0.5 ** (1 / half_life_steps), retry_after_steps
-        self._reached = [self._weight for _ in prior]
-        self._accepted = [self._weight * share for share in prior]
-        self._unseen = [0 for _ in prior]  # steps since a position was reached
+    def __init__(self, prior: Sequence[float], *, prior_verifications: float, half_life_steps: int) -> None:
+        self._least, self._keep = prior_verifications, 0.5 ** (1 / half_life_steps)
+        self._reached = [prior_verifications for _ in prior]
+        self._accepted = [prior_verifications * share for share in prior]
+        self._tokens = self._expected()
 
     def see(self, drafted: int, accepted: Iterable[int]) -> None:
         """A step has ended in which each request was given `drafted` drafts; `accepted` of each of them, in turn."""
         counts = list(accepted)
-        for position in range(len(self._prior)):
+        for position, weight in enumerate(self._reached):
+            keep = max(self._keep, min(1.0, self._least / weight))
             reached = sum(count >= position for count in counts) if position < drafted else 0
-            if reached:
-                taken = sum(count > position for count in counts)
-                self._reached[position] = self._keep * self._reached[position] + reached
-                self._accepted[position] = self._keep * self._accepted[position] + taken
-                self._unseen[position] = 0
-            else:
-                self._miss(position)
-
-    def _miss(self, position: int) -> None:
-        self._unseen[position] += 1
-        if self._unseen[position] >= self._retry:
-            self._reached[position] = self._weight
-            self._accepted[position] = self._weight * self._prior[position]
-            self._unseen[position] = 0
+            taken = sum(count > position for count in counts) if reached else 0
+            self._reached[position] = keep * weight + reached
+            self._accepted[position] = keep * self._accepted[position] + taken
+        self._tokens = self._expected()
 
     def shares(self) -> list[float]:
         """Of positions 1, 2, ..., given that all before were accepted."""
@@ -44,8 +35,8 @@ class Acceptance:
 
     def tokens(self, drafted: int) -> float:
         """That a step is expected to emit of a request: its own, and the accepted drafts."""
-        total = chance = 1.0
-        for share in self.shares()[:drafted]:
-            chance *= share
-            total += chance
-        return total
+        return self._tokens[drafted]
+
+    def _expected(self) -> list[float]:
+        """`tokens` by draft length."""
+        return list(accumulate(accumulate(self.shares(), mul, initial=1.0)))

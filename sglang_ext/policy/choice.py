@@ -1,4 +1,6 @@
-"""The draft length of the next step: the one with the most expected tokens per second.
+"""The draft length of the next step: the one with the most expected tokens per second. Now and then a longer one is
+tried for a few steps: what is not drafted is never seen to be accepted, so that an estimate that is too low by chance
+would stay so.
 
 The choice may look at everything that was known before the step's drafts were drawn: how many requests it serves, and
 what the steps before accepted. It never sees its own drafts: a draft length that depends on what was drafted changes
@@ -6,12 +8,15 @@ the law of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_laws.py hol
 does it look at a clock, so that all ranks of a tensor-parallel engine choose alike.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_ext.policy.acceptance import Acceptance
 from sglang_ext.policy.table import PolicyTable
+
+ENOUGH_DRAFTED = 0.5  # share of the requests of a step that a try must be able to draft for
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class MeasuredPolicy:
             table.accepted_if_reached,
             prior_verifications=table.prior_verifications,
             half_life_steps=table.half_life_steps,
-            retry_after_steps=table.retry_after_steps,
         )
         self.choice = Choice(start, keeps_up=True)
         self.steps: Counter[int] = Counter()  # by draft length
@@ -39,21 +43,32 @@ class MeasuredPolicy:
         self.lost = 0  # results that belonged to no step
         self._since_switch = table.dwell_steps
         self._without_gain = 0  # steps in a row in which no draft would pay
+        self._try_left = 0  # steps of the try that goes on
+        self._untried_ms = math.inf  # since the length that is worth a try was drafted
         self._pending: deque[tuple[int, tuple[bool, ...]]] = deque()
 
     def choose(self, is_drafted: Sequence[bool]) -> Choice:
         """For a step of these requests, of which there are some; False for those whose drafter's cache has holes, which
         accept nothing."""
-        requests = len(is_drafted)
-        now = self.choice.draft_steps
-        best = self._best(requests, sum(is_drafted) / requests)
+        requests, share = len(is_drafted), sum(is_drafted) / len(is_drafted)
+        now, best = self.choice.draft_steps, self._best(requests, share)
+        best_for_all = best if share == 1 else self._best(requests, 1.0)
+        tried = self._worth_a_try(requests, best_for_all)
+        could_try = 0 < share and tried > best_for_all
+        if could_try and share >= ENOUGH_DRAFTED and self._is_due(tried, requests, best_for_all, share):
+            self._try_left, self._untried_ms = self.table.try_steps, 0.0
+        if self._try_left:
+            self._try_left -= 1
+            best = max(best, tried)
         if best != now and self._since_switch >= self.table.dwell_steps:
             self.switches += 1
             self._since_switch, now = 0, best
         self._since_switch += 1
-        pays = now > 0 or self._best(requests, 1.0) > 0
-        self._without_gain = 0 if pays else self._without_gain + 1
-        self.choice = Choice(now, keeps_up=self._without_gain < self.table.rest_after_steps)
+        self._untried_ms = 0.0 if 0 < tried <= now else self._untried_ms + self.table.step_ms(now, requests)
+        self._without_gain = 0 if best_for_all > 0 else self._without_gain + 1
+        # a try waits until enough requests have come that the drafter has followed
+        waits = could_try and self._is_due(tried, requests, best_for_all, 1.0)
+        self.choice = Choice(now, keeps_up=now > 0 or waits or self._without_gain < self.table.rest_after_steps)
         self.steps[now] += 1
         self._pending.append((now, tuple(is_drafted)))
         return self.choice
@@ -78,3 +93,15 @@ class MeasuredPolicy:
         rates = {k: self.tokens_per_ms(k, requests, drafted_share) for k in self.table.lengths}
         worth = {k: rate / (1 + self.table.margin) if k > now else rate for k, rate in rates.items()}
         return max(self.table.lengths, key=lambda k: (worth[k], k == now, -k))
+
+    def _worth_a_try(self, requests: int, best: int) -> int:
+        """The longest draft that would beat the best length if all of it were accepted; else 0."""
+        rate = self.tokens_per_ms(best, requests)
+        return max((k for k in self.table.lengths if (k + 1) / self.table.step_ms(k, requests) > rate), default=0)
+
+    def _is_due(self, tried: int, requests: int, best: int, drafted_share: float) -> bool:
+        """Whether what a try is expected to lose is small beside the time since the last one. It counts as one plain
+        step at least: the switches and what the drafter reads for it are not in the curves."""
+        rate, instead = (self.tokens_per_ms(k, requests, drafted_share) for k in (tried, best))
+        loss_ms = self.table.try_steps * self.table.step_ms(tried, requests) * (1 - rate / instead)
+        return max(loss_ms, self.table.step_ms(0, requests)) <= self.table.try_cost * self._untried_ms

@@ -2,9 +2,12 @@
 accepted, as a sweep measured them."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
@@ -57,9 +60,11 @@ class PolicyTable(Settings):
         margin: by what share a longer draft must promise more tokens per second before it is taken; a shorter one (and
             plain decoding) only has to promise more.
         half_life_steps: after so many steps what was accepted in one counts half.
-        prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as, at first.
-        retry_after_steps: a draft position that was not drafted for so long is expected to be accepted as at first, so
-            that it is tried again.
+        prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as, at first; what
+            is known later weighs as much at least.
+        try_steps: for so many steps a draft is tried although it is not expected to pay: what is not drafted is never
+            known better.
+        try_cost: what a try is expected to lose, as a share of the time since the last one: it waits until then.
         dwell_steps: a length stays for so many steps at least.
         rest_after_steps: after so many steps in which no draft would pay the drafter rests: its cache is not kept up,
             and the requests that are running then are decoded plainly to their end.
@@ -70,9 +75,10 @@ class PolicyTable(Settings):
     curves: list[CostCurve]
     accepted_if_reached: list[float]
     margin: float = 0.02
-    half_life_steps: int = 100
+    half_life_steps: int = 1000
     prior_verifications: float = 10.0
-    retry_after_steps: int = 2000
+    try_steps: int = 8
+    try_cost: float = 0.005
     dwell_steps: int = 4
     rest_after_steps: int = 32
     about: dict[str, str] = field(default_factory=dict)
@@ -96,23 +102,42 @@ class PolicyTable(Settings):
             )
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin must be from 0 up to 1, got {self.margin}")
-        for name in ("half_life_steps", "prior_verifications", "retry_after_steps", "dwell_steps", "rest_after_steps"):
+        for name in (
+            "half_life_steps",
+            "prior_verifications",
+            "try_steps",
+            "try_cost",
+            "dwell_steps",
+            "rest_after_steps",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """That may be chosen, ascending from 0."""
         return sorted(curve.draft_steps for curve in self.curves)
 
     def step_ms(self, draft_steps: int, requests: int) -> float:
-        curve = next(c for c in self.curves if c.draft_steps == draft_steps)
-        return curve.at(requests)
+        return self._curves[draft_steps].at(requests)
+
+    @cached_property
+    def _curves(self) -> dict[int, CostCurve]:
+        return {curve.draft_steps: curve for curve in self.curves}
 
 
 def read_table(file: Path | str) -> PolicyTable:
     """Raises ValueError, naming the file, for one that cannot be read or holds something else."""
     try:
-        return build(PolicyTable, check_mapping(parse_json(Path(file).read_bytes()), "it"))
+        return build(PolicyTable, _with_tries(check_mapping(parse_json(Path(file).read_bytes()), "it")))
     except (OSError, ValueError) as error:
         raise ValueError(f"the policy {file} cannot be used: {error}") from error
+
+
+def _with_tries(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a file from before there were tries: without what they replaced, and without the half-life that was written
+    into each file then, which forgot so fast that a few poor requests ended all drafting."""
+    if "retry_after_steps" not in values:
+        return values
+    dropped = {"retry_after_steps"} | ({"half_life_steps"} if values.get("half_life_steps") == 100 else set())
+    return {name: value for name, value in values.items() if name not in dropped}

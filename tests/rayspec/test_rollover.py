@@ -122,6 +122,7 @@ def test_canary_prompts_follow_the_targets_template() -> None:
 METRICS = """\
 # TYPE rayspec_verified_requests_total counter
 rayspec_verified_requests_total{draft_steps="4"} 100.0
+rayspec_verified_requests_total{draft_steps="0"} 900.0
 # TYPE rayspec_accepted_drafts_total counter
 rayspec_accepted_drafts_total{position="1"} 90.0
 rayspec_accepted_drafts_total{position="2"} 60.0

@@ -39,6 +39,29 @@ def test_a_query_parses(title: str, query: str) -> None:
         parser.parse(query + ")")
 
 
+def test_a_position_is_counted_where_it_was_drafted() -> None:
+    """Each position has the steps of its own below it: of those that drafted as far."""
+    from prometheus_client import REGISTRY
+
+    from sglang_ext.adapter.metrics import ServingMetrics
+
+    counted = ServingMetrics()
+    for requests, draft_steps in ((5, 0), (3, 2), (2, 4)):
+        counted.stepped(requests, draft_steps)
+    positions = [REGISTRY.get_sample_value("rayspec_drafted_total", {"position": str(i)}) for i in range(1, 6)]
+    assert positions == [5, 5, 2, 2, None]
+    (query,) = [query for title, query in queries() if title == "Accepted at each draft position"]
+    above, below = query.split(" / ")
+    assert above == f"sum by (position) (rate(rayspec_accepted_drafts_total[{WINDOW_S}s]))"
+    assert below == above.replace("accepted_drafts", "drafted")
+
+
+def test_tau_is_of_steps_that_drafted() -> None:
+    (query,) = [query for title, query in queries() if title.startswith("tau")]
+    told = (ROOT / "docs" / "operations.md").read_text().replace("\n", " ").replace("[W]", f"[{WINDOW_S}s]")
+    assert f"`{query}`" in told
+
+
 @pytest.mark.slow
 def test_each_query_gives_numbers_of_a_server_that_answers(tmp_path: Path) -> None:
     """Under a policy that switches all the time, so that its counter is there, too."""

@@ -57,11 +57,13 @@ def check_metrics(text: str, most_drafts: int) -> None:
         return {s.labels[label]: s.value for s in samples if s.name == name}
 
     verified = values("rayspec_verified_requests_total", "draft_steps")
+    drafted = values("rayspec_drafted_total", "position")
     accepted = values("rayspec_accepted_drafts_total", "position")
     seconds = values("rayspec_step_seconds_total", "part")
     calls = sum(s.value for s in samples if s.name == "sglang:spec_verify_calls_total")
     assert list(verified) == [str(most_drafts)]
     assert calls <= sum(verified.values()) <= 1.1 * calls, "a request that has ended may be in the step behind its end"
+    assert drafted == {str(i): verified[str(most_drafts)] for i in range(1, most_drafts + 1)}
     assert [accepted[str(i)] for i in range(1, most_drafts + 1)] == sorted(accepted.values(), reverse=True)
     assert 0 < accepted["1"] < sum(verified.values())
     assert seconds.keys() == {"head", "draft", "verify"}

@@ -1,0 +1,79 @@
+"""docs/experiments/{policy,plain_steps,policy_simulated}.py: what they compute, without an engine."""
+
+import importlib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
+NAMES = ["policy", "0", "2", "4"]
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def named(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return named
+
+
+def test_each_engine_follows_each_other_one(experiment: Any) -> None:
+    order = experiment("policy").order
+    orders = [order(NAMES, 16, block) for block in range(-1, 199)]
+    assert orders == [order(NAMES, 16, block) for block in range(-1, 199)]
+    assert all(sorted(names) == sorted(NAMES) for names in orders)
+    follows = Counter(pair for names in orders for pair in pairwise(names))
+    assert len(follows) == 12
+    assert min(follows.values()) > 30  # of 50; an order that only moves on has 150 of four pairs, and none of eight
+
+
+def test_the_times_of_each_block_are_kept(experiment: Any) -> None:
+    policy, asked = experiment("policy"), Counter[str]()
+
+    def server(name: str) -> SimpleNamespace:
+        def do(function: Any, *_: Any) -> Any:
+            if function is policy.policy_report:
+                return {"steps": {"0": asked[name]}}
+            asked[name] += 1
+            return [{"output_ids": [0] * 3}] * 2, asked[name] + 0.5
+
+        return SimpleNamespace(do=do)
+
+    options = SimpleNamespace(streams=[2], blocks=4, new_tokens=3)
+    found = policy.measure({name: server(name) for name in ("policy", "0")}, ["a", "b", "c"], options)["2"]
+    blocks = [(6, 2.5), (6, 3.5), (6, 4.5), (6, 5.5)]  # the first was the warm-up
+    assert found["blocks"] == {"policy": blocks, "0": blocks}
+    assert found["policy_over"]["0"][0] == pytest.approx(1.0)
+    assert found["policy_steps"] == {"0": 4}
+
+
+def test_the_interval_of_a_median_covers_it(experiment: Any) -> None:
+    interval = experiment("plain_steps").median_interval
+    assert interval(np.arange(13.0)[::-1]) == [6.0, 2.0, 10.0]
+    for blocks in (6, 8, 13, 24, 60):
+        _, low, _ = interval(np.arange(float(blocks)))
+        beyond = int(low) + 1  # P(fewer than so many values lie on one side of the median)
+        assert 2 * binom.cdf(beyond - 1, blocks, 0.5) <= 0.05 < 2 * binom.cdf(beyond, blocks, 0.5)
+    assert interval(np.arange(5.0)) == [2.0, None, None]
+
+
+def test_the_simulation(experiment: Any) -> None:
+    """Of plain decoding and of the best fixed length, where both are known; and what it finds of the policy."""
+    simulated = experiment("policy_simulated")
+    tokens, shares = simulated.long_run(0.6, simulated.ALIKE, 4)
+    assert tokens == pytest.approx(1 + 0.6 + 0.36 + 0.216 + 0.1296, rel=0.01)
+    assert shares == pytest.approx([0.6] * 4, abs=0.01)
+    mixed = simulated.follow(simulated.Scenario(1.2, 2.0), seed=0, steps=4000)
+    assert mixed["over_best_fixed"] > 0.95
+    assert mixed["over_plain"] == pytest.approx(1.2 * mixed["over_best_fixed"])
+    assert simulated.follow(simulated.Scenario(0.7), seed=0, steps=4000)["over_plain"] > 0.98
+    late = simulated.follow(simulated.Scenario(1.8, prior=0.2, mean=0.85), seed=0, steps=4000)
+    assert late["over_plain"] > 1.6
