@@ -13,6 +13,8 @@ from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
 
 FORMAT = 1
+MAX_DRAFT_STEPS, MAX_REQUESTS = 1024, 2**20  # far beyond any engine
+MIN_MS, MAX_MS = 1e-4, 1e8  # of a step: a tenth of a microsecond, and a day
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +29,15 @@ class CostCurve(Settings):
     step_ms: list[float]
 
     def __post_init__(self) -> None:
-        if self.draft_steps < 0:
-            raise ValueError(f"draft_steps must be 0 (plain decoding) or more, got {self.draft_steps}")
-        if not self.requests or self.requests[0] < 1 or any(a >= b for a, b in pairwise(self.requests)):
-            raise ValueError(f"requests must be ascending numbers from 1, got {self.requests}")
-        if len(self.step_ms) != len(self.requests) or min(self.step_ms) <= 0:
+        if not 0 <= self.draft_steps <= MAX_DRAFT_STEPS:
+            raise ValueError(f"draft_steps must be in 0 (plain decoding)..{MAX_DRAFT_STEPS}, got {self.draft_steps}")
+        loads = [0, *self.requests, MAX_REQUESTS + 1]
+        if not self.requests or any(a >= b for a, b in pairwise(loads)):
+            raise ValueError(f"requests must be ascending numbers in 1..{MAX_REQUESTS}, got {self.requests}")
+        if len(self.step_ms) != len(self.requests) or not all(MIN_MS <= ms <= MAX_MS for ms in self.step_ms):
             raise ValueError(
-                f"step_ms must hold a positive time for each of the {len(self.requests)} requests, got {self.step_ms}"
+                f"step_ms must hold a time in {MIN_MS:g}..{MAX_MS:g} ms for each of the {len(self.requests)} requests, "
+                f"got {self.step_ms}"
             )
 
     def at(self, requests: int) -> float:

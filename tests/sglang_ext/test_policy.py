@@ -226,11 +226,23 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few shares": ({"accepted_if_reached": [0.5]}, r"for each of 2 draft positions, got \[0.5\]"),
     "falling requests": (
         {"curves": [{"draft_steps": 0, "requests": [4, 1], "step_ms": [1.0, 1.0]}]},
-        r"curves\[0\]\.requests must be ascending numbers from 1, got \[4, 1\]",
+        r"curves\[0\]\.requests must be ascending numbers in 1\.\.1048576, got \[4, 1\]",
     ),
     "no time": (
         {"curves": [{"draft_steps": 0, "requests": [1], "step_ms": [0.0]}]},
-        r"step_ms must hold a positive time for each of the 1 requests",
+        r"step_ms must hold a time in 0\.0001\.\.1e\+08 ms for each of the 1 requests",
+    ),
+    "a million drafts": (
+        {"curves": [{"draft_steps": 10**6, "requests": [1], "step_ms": [1.0]}]},
+        r"draft_steps must be in 0 \(plain decoding\)\.\.1024, got 1000000",
+    ),
+    "more requests than there are": (
+        {"curves": [{"draft_steps": 0, "requests": [1, 10**400], "step_ms": [1.0, 1.0]}]},
+        r"requests must be ascending numbers in 1\.\.1048576",
+    ),
+    "times that no number holds the quotient of": (
+        {"curves": [{"draft_steps": 0, "requests": [1, 2], "step_ms": [1e308, 1e-308]}]},
+        r"step_ms must hold a time in 0\.0001",
     ),
     "a margin of 1": ({"margin": 1.0}, r"margin must be from 0 up to 1, got 1.0"),
     "tries for nothing": ({"try_cost": 0.0}, r"try_cost must be positive, got 0.0"),
