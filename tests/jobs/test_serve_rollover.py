@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,3 +131,58 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
         ("found", bad),
         ("refused", bad),
     ]
+
+
+@contextmanager
+def slowed(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """They stand still most of the time, as on a machine that others have taken."""
+    is_over = threading.Event()
+
+    def stutter() -> None:
+        while not is_over.is_set():
+            for number, seconds in ((signal.SIGSTOP, 0.25), (signal.SIGCONT, 0.05)):
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.send_signal(number)
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=stutter)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_version_that_is_slow_under_traffic_is_rolled_back(tmp_path: Path) -> None:
+    """Which the canary could not see: its server becomes slow once it is in."""
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    first, second = (register(store, tmp_path / name, DRAFTERS["full"], tau=3.0) for name in ("first", "second"))
+    point_at(store, first)
+    prompts = prompt_texts(6)
+    expected = plain_answers(prompts, tmp_path)
+    port, log = free_port(), tmp_path / "serve.log"
+    options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--watch-seconds", "120", "--drain-seconds", "30"]
+    with served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
+        wait_for(lambda: "started" in tags(store, first).get("rollover", ""), START_TIMEOUT_S, process, log)
+        wait_for(lambda: is_healthy(port), 120, process, log)
+        address = f"http://127.0.0.1:{port}"
+        with streaming(address, prompts, expected, clients=4, max_tokens=TOKENS, pause_s=0.1) as outcomes:
+            wait_for(lambda: outcomes.completed >= 60, 300, process, log)
+            old = {server.pid for server in servers(process)}
+            point_at(store, second)
+            wait_for(lambda: tags(store, second).get("rollover") == "swapped", START_TIMEOUT_S, process, log)
+            new = [server for server in servers(process) if server.pid not in old]
+            with slowed([child for server in new for child in server.children(recursive=True)]):
+                end = ("kept", "refused", "rolled_back", "rollback_failed")
+                wait_for(lambda: tags(store, second).get("rollover") in end, START_TIMEOUT_S, process, log)
+            assert tags(store, second)["rollover"] == "rolled_back", log.read_text()[-4000:]
+            assert "ms under traffic" in tags(store, second)["rollover.reason"]
+            before = outcomes.completed
+            wait_for(lambda: outcomes.completed > before + 20, 120, process, log)
+        assert outcomes.bad == []
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
