@@ -13,8 +13,8 @@ from sglang_ext.adapter.step_clock import CLOCK, StepTotals
 
 
 class ServingMetrics:
-    """Of speculative decoding: tau over any window is `1 + rate(accepted drafts) / rate(verified requests)` of the steps
-    that drafted (`draft_steps` not 0)."""
+    """Of speculative decoding: tau over any window is `1 + rate(accepted drafts) / rate(verified requests)` of the
+    verified that drafted (`draft_steps` not 0)."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter  # reads the environment when it is imported

@@ -54,7 +54,7 @@ class MeasuredPolicy:
         now, best = self.choice.draft_steps, self._best(requests, share)
         best_for_all = best if share == 1 else self._best(requests, 1.0)
         tried = self._worth_a_try(requests, best_for_all)
-        could_try = 0 < share and tried > best_for_all
+        could_try = share > 0 and tried > best_for_all
         if could_try and share >= ENOUGH_DRAFTED and self._is_due(tried, requests, best_for_all, share):
             self._try_left, self._untried_ms = self.table.try_steps, 0.0
         if self._try_left:
