@@ -2,17 +2,15 @@
 version before it.
 
 Traffic is never the same twice, and it is looked at again and again. So a figure must be beyond its bound, and chance
-must not explain that there is a difference: by Student's t around the linearised logarithm of the ratio, over parts of
-both windows in which some requests each were answered, at levels that add up to FALSE_ALARM over all looks (as in
-`rayspec.gate.decision`).
+must not explain that there is a difference: by the ranks (Mann and Whitney) of the parts of both windows, in each of
+which some requests were answered, at levels that add up to FALSE_ALARM over all looks (as in `rayspec.gate.decision`).
+Ranks, since counters of one request move at different times, and a few parts that are far off then say nothing.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log, sqrt
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from scipy import stats
 
@@ -143,15 +141,8 @@ def _is_beyond(
     high, low = (_ratio(figure(pooled(parts))) for parts in (higher, lower))
     if not high or not low or high <= factor * low:
         return False
-    variance, fewest = 0.0, np.inf
-    for ratio, parts in ((high, higher), (low, lower)):
-        tops, bottoms = np.array([figure(part) for part in _of_requests(parts)]).T
-        n = len(tops)
-        if n < 2:
-            return False
-        variance += n / (n - 1) * float((((tops - ratio * bottoms) / tops.sum()) ** 2).sum())
-        fewest = min(fewest, n)
-    return log(high / low) > float(stats.t.isf(level, fewest - 1)) * sqrt(variance)
+    above, below = ([r for p in _of_requests(w) if (r := _ratio(figure(p))) is not None] for w in (higher, lower))
+    return bool(above and below and stats.mannwhitneyu(above, below, alternative="greater").pvalue < level)
 
 
 def _of_requests(parts: Window) -> Window:
