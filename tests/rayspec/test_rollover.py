@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry, followed, pinned_source
 from rayspec.serving.board import Board
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
 from rayspec.serving.champion import Champion
+from rayspec.serving.cluster import _events
 from rayspec.serving.deployed import to_keep
 from rayspec.serving.events import FILE, Events
 from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
@@ -502,3 +504,38 @@ def test_what_is_under_traffic_stays_until_the_next_has_passed_its_canary(caplog
 
     assert to_keep(new, *sources, find=gone) == (new, sources[0])
     assert "without a canary: its files are gone" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ConnectionError("reset by peer")])
+def test_a_check_that_breaks_off_ends_no_serving(error: OSError, world: World) -> None:
+    """A full disk while a version is fetched, say, or a store of artifacts that breaks off."""
+    world.stage.checks["2"] = error
+    world.move("2")
+    for _ in range(2):
+        world.rollover.poll()
+    assert world.told() == [(kinds.FOUND, "2"), (kinds.POSTPONED, "2")]
+    del world.stage.checks["2"]
+    world.rollover.poll()
+    assert world.stage.put == ["2"]
+
+
+def test_events_wait_for_a_store_that_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replicas are up by then, and go on."""
+    waits: list[int] = []
+
+    def away(*_: object, **__: object) -> None:
+        raise MlflowException("no such host")
+
+    monkeypatch.setattr(MlflowClient, "get_model_version", away)
+
+    def wait() -> None:
+        waits.append(1)
+        if len(waits) == 2:
+            monkeypatch.undo()
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", world.client.tracking_uri)
+
+    events = _events(world.client, MODEL, "1", wait)
+    assert (len(waits), events.run.status) == (2, "RUNNING")
+    assert "MLflow takes no events of a roll-over yet (no such host)" in caplog.text
