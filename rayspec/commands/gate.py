@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """1 says regression, and is also what Python exits with after a traceback: no build may take one for the other."""
     try:
         return _gate(arguments)
-    except Exception:
+    except Exception:  # whatever it is, it decided nothing
         traceback.print_exc()
         print("error: the gate broke (above); nothing was decided", file=sys.stderr)
         return 2

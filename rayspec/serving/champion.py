@@ -67,7 +67,7 @@ def find_champion(
     record = read_record(folder)
     found = files_sha256(folder)
     changes = [
-        _change(folder / n, record.files.get(n))
+        f"{n} {_change(folder / n, record.files.get(n))}"
         for n in sorted({*record.files, *found})
         if record.files.get(n) != found.get(n)
     ]
@@ -106,16 +106,16 @@ def find_champion(
 def _change(file: Path, promoted: str | None) -> str:
     """What became of one of a champion's files."""
     if promoted is None:
-        return f"{file.name} was added"
+        return "was added"
     if not file.exists():
-        return f"{file.name} is gone"
+        return "is gone"
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt"):
                 pass
         except SafetensorError:
-            return f"{file.name} was cut short"
-    return f"{file.name} was changed"
+            return "was cut short or damaged"
+    return "was changed"
 
 
 def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:

@@ -23,6 +23,7 @@ NOT_OF_A_RECORD = {flag.replace("-", "_") for flag in OWN_FLAGS} | {
     "ssl_keyfile",
     "ssl_keyfile_password",
 }
+SHAPE = ("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 # What a champion may bring: how fast it runs, never what is loaded, called, written or listened to. A record comes from
 # whoever wrote it, and SGLang has arguments that name code.
 MEASURED = (
@@ -42,13 +43,12 @@ MEASURED = (
     *("disable_cuda_graph", "disable_prefill_cuda_graph", "disable_decode_cuda_graph", "disable_cuda_graph_padding"),
     *("cuda_graph_backend_decode", "cuda_graph_backend_prefill", "cuda_graph_bs_decode", "cuda_graph_bs_prefill"),
     *("cuda_graph_max_bs_decode", "cuda_graph_max_bs_prefill", "enable_torch_compile", "torch_compile_max_bs"),
-    *("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+    *SHAPE,
     *("speculative_accept_threshold_single", "speculative_accept_threshold_acc", "speculative_attention_mode"),
     *("speculative_use_rejection_sampling", "speculative_use_block_verification", "speculative_draft_window_size"),
     *("speculative_draft_attention_backend", "speculative_draft_kv_cache_dtype", "speculative_moe_runner_backend"),
     *("speculative_moe_a2a_backend", "speculative_draft_model_quantization"),
 )
-SHAPE = ("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

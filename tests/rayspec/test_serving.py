@@ -25,14 +25,15 @@ from rayspec.report.page import check_report, write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import acceptance, emit
 from rayspec.serving.access import Access, api_key
-from rayspec.serving.champion import find_champion
+from rayspec.serving.champion import PINNED, find_champion
 from rayspec.serving.launch import MAX_QUEUED, serve, server_command
 from rayspec.serving.policy import beside_plain, measured_policy
-from rayspec.serving.record import RECORD
+from rayspec.serving.record import MEASURED, NOT_OF_A_RECORD, RECORD
 from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.sweep.shape import DraftShape
 from rayspec.tracking import Tracker, TrackingError
+from sglang_ext.adapter.server_fields import server_fields
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import read_table
 
@@ -138,6 +139,29 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",
     ),
 }
+
+
+def test_a_tag_that_is_no_fingerprint_names_no_folder(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = client.get_model_version_by_alias("drafter-target", "champion")
+    version.tags[PINNED] = "/../../../elsewhere"
+    monkeypatch.setattr(client, "get_model_version_by_alias", lambda *_: version)
+    with pytest.raises(ValueError, match=r"its tag serving\.sha256 is no SHA-256"):
+        find_champion(MODEL, client)
+
+
+def test_a_version_of_one_file_is_no_drafter(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("none")
+    monkeypatch.setattr(client, "get_model_version_download_uri", lambda *_: (tmp_path / "notes.txt").as_uri())
+    with pytest.raises(ValueError, match="is no folder of a drafter; promote a champion again"):
+        find_champion(MODEL, client)
+
+
+def test_what_a_champion_may_bring_is_of_sglang() -> None:
+    """A name that is none would allow nothing, and hide that one has moved."""
+    assert set(MEASURED) <= set(server_fields())
+    assert not set(MEASURED) & NOT_OF_A_RECORD
 
 
 @pytest.mark.parametrize("fault", BAD)
