@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the promoted draft length, whatever the load; without it a policy that was measured is followed",
     )
     parser.add_argument(
+        "--no-canary",
+        action="store_true",
+        help="take traffic at once; without it a server of its own answers a few prompts first, and what drafts much "
+        "worse than its evidence says is not served",
+    )
+    parser.add_argument(
         "--max-body-mib",
         metavar="N",
         type=int,
@@ -103,7 +109,7 @@ class _Asked:
     more: tuple[str, ...]  # SGLang's own flags
     access: "Access"
     client: "MlflowClient | None"  # None for a folder
-    source: str  # the alias that was named, or the version that it means now
+    source: str  # never an alias: the version that it means now
     champion: "Champion"
     command: list[str]
     scale: "Scale | None"
@@ -129,9 +135,37 @@ class _Asked:
         """In SGLang's own server process; its exit status."""
         from rayspec.serving.launch import serve
 
+        try:
+            if not self.options.no_canary:
+                self.try_first()
+        except KeyboardInterrupt:
+            return INTERRUPTED
         file = prepared_home() / "serving" / f"{self.options.port}.logging.json"
         variables = sglang_variables(self.options.log_format, file, self.about, self.command)
         return serve(self.command, self.access, num_threads=self.champion.record.num_threads, variables=variables)
+
+    def try_first(self) -> None:
+        """Raises ValueError for one that may take no traffic."""
+        from rayspec.serving.canary_server import answers_of_a_canary, check_promise
+        from rayspec.serving.process import ServerFailed
+        from rayspec.serving.version import served_version
+
+        told.info("canary prompts are answered before there is traffic (--no-canary leaves that out)", extra=self.about)
+        version = served_version(
+            self.champion,
+            self.source,
+            target=self.options.target,
+            force=self.options.force,
+            follows_policy=False,  # the evidence is of the promoted draft length
+            more=self.more,
+            tracking_uri=None if self.client is None else self.client.tracking_uri,
+            access=self.access,
+            log_format=self.options.log_format,
+        )
+        try:
+            check_promise(self.champion, answers_of_a_canary(version))
+        except ServerFailed as error:
+            raise ValueError(f"{self.champion.name} does not serve: {error}") from error
 
     def serve_on_ray(self, scale: "Scale") -> int:
         """Until it is ended. Raises ValueError."""
@@ -149,6 +183,7 @@ class _Asked:
             scale=scale,
             tracking_uri=None if self.client is None else self.client.tracking_uri,
             log_format=self.options.log_format,
+            tries_first=not self.options.no_canary,
         )
         try:
             with _following(self.options.source, self.client, self.settings, self.webhook) as following:
@@ -172,7 +207,7 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
     if not options.plan:
         prepared_home()
     client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
-    source = options.source if scale is None or client is None else pinned_source(options.source, client)
+    source = options.source if client is None else pinned_source(options.source, client)
     champion = find_champion(source, client, target=options.target, force=options.force)
     command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     return _Asked(options, tuple(more), access, client, source, champion, command, scale, settings, webhook)

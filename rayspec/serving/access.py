@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,18 @@ class Access:
             secret.touch(mode=0o600)
             secret.write_text(yaml.safe_dump(keys))
             yield [*command, "--config", str(secret)], Path(folder)
+
+
+def check_address(host: str, port: int, option: str = "") -> None:
+    """Raises ValueError for what nothing can listen on; `option`: what --host and --port are called with before."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--{option}port must be in 1..65535, got {port}")
+    try:
+        socket.getaddrinfo(host or "?", port)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"--{option}host must be an address of this machine or a name of one, got {host!r} ({error})"
+        ) from error
 
 
 def api_key(file: str | None) -> str | None:

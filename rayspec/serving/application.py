@@ -7,8 +7,9 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import EncodingType, LoggingConfig
 
 from rayspec.serving.ingress import DEPLOYMENT, Ingress
-from rayspec.serving.replica import Replica, ServedVersion
+from rayspec.serving.replica import Replica
 from rayspec.serving.scale import MAX_ONGOING, ROUTERS, Scale
+from rayspec.serving.version import ServedVersion
 from sglang_ext.adapter.http_app import DEFAULT_MIB
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 40.0

@@ -1,5 +1,5 @@
 """Whether a new version may take traffic: it answers a few prompts beside the running one, greedily, and its tokens
-must be the same.
+must be the same. Where none is running yet, its drafts alone are looked at (`below_promise`).
 
 Its tau there cannot be held to that of its evidence, which is of other prompts. What can be compared is the ratio of
 two versions on the same prompts, which should be that of their evidence where both were measured on one workload at one
@@ -102,17 +102,23 @@ def refusal(
             f"greedy answers to {len(differ)} of {len(new)} canary prompts are not the running version's (first: "
             f"prompt {differ[0] + 1}, token {at + 1}; {bounds.mismatches} may differ)"
         )
+    reason = below_promise(new, evidence, bounds)
+    return reason or (_below_running(new, running, evidence, running_evidence, bounds) if compares_tau else None)
+
+
+def below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: CanaryBounds) -> str | None:
+    """Why a version may take no traffic, where there is no other to hold it against; None where it may."""
     found = tau(new)
     if found is None:
         return "it was served without speculation: no answer to a canary prompt has verify steps"
     promised = _number(evidence, "tau")
     least = None if promised is None else 1 + bounds.drafts_of_evidence * (promised - 1)
-    if least is not None and found < least:
-        return (
-            f"tau on the canary prompts is {found:.3f}, below {least:.3f}: less than {bounds.drafts_of_evidence:.0%} "
-            f"of the accepted drafts that its evidence promises (tau {promised:.3f} on {evidence.get('workload', '?')})"
-        )
-    return _below_running(new, running, evidence, running_evidence, bounds) if compares_tau else None
+    if least is None or found >= least:
+        return None
+    return (
+        f"tau on the canary prompts is {found:.3f}, below {least:.3f}: less than {bounds.drafts_of_evidence:.0%} "
+        f"of the accepted drafts that its evidence promises (tau {promised:.3f} on {evidence.get('workload', '?')})"
+    )
 
 
 def _below_running(

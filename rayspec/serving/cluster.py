@@ -6,33 +6,32 @@ when the command ends, after what runs has been answered; those that a killed co
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from mlflow import MlflowClient
 from ray import serve
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.home import artifact_uri
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
+from rayspec.serving.canary_actor import canary_on_ray, first_line
 from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, Find, Serving, deploy, deployed, put_in
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import told
-from rayspec.serving.replica import Replica, ServedVersion
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
+from rayspec.serving.version import ServedVersion
 from rayspec.tracking import UNREACHABLE, TrackingError, is_outage
 
-PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
 EXPERIMENT = "rollover"  # of a champion whose version names no run
@@ -103,17 +102,7 @@ class RayStage:
             raise
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
-        """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load."""
-        tried = replace(self._serving.version(champion, self._source(version)), follows_policy=False)
-        actor: Any = ray.remote(**self._serving.scale.actor_options, max_restarts=0)(Canary).remote(tried)
-        try:
-            with _readable(f"version {version}"):
-                ray.get(actor.place.remote(), timeout=PLACE_TIMEOUT_S)
-                answers: list[Answer] = ray.get(actor.answers.remote())
-                ray.get(actor.stop.remote(), timeout=ASK_TIMEOUT_S)
-                return answers
-        finally:
-            ray.kill(actor, no_restart=True)  # its server ends with it
+        return canary_on_ray(self._serving.version(champion, self._source(version)), self._serving.scale)
 
     def running_answers(self) -> list[Answer]:
         handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
@@ -145,46 +134,11 @@ class RayStage:
         return f"models:/{self._model}/{version}"
 
 
-class Canary:
-    """A replica that takes no traffic; it starts its server with the first question."""
-
-    def __init__(self, version: ServedVersion) -> None:
-        self._version = version
-        self._replica: Replica | None = None
-
-    def place(self) -> None:
-        """Answered once the actor has its place in the cluster."""
-
-    async def answers(self) -> list[Answer]:
-        self._replica = Replica(self._version)
-        return await self._replica.canary_answers()
-
-    def stop(self) -> None:
-        if self._replica is not None:
-            self._replica.stop()
-
-
 def _with_resources(scale: Scale, champion: Champion) -> Scale:
     """What a server was measured with: its ranks' GPUs where the cluster has any, else its threads."""
     flags = champion.record.flags
     ranks = int(flags.get("tp_size", 1)) * int(flags.get("pp_size", 1))
     return replace(scale, gpus=float(ranks)) if max(node_gpus(), default=0) > 0 else scale
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Ray's errors as what they mean for a version."""
-    try:
-        yield
-    except GetTimeoutError as error:
-        raise Postponed(
-            f"there was no room for the canary of {what} within {PLACE_TIMEOUT_S:g} s; a roll-over needs the resources "
-            "of one more replica"
-        ) from error
-    except RayActorError as error:
-        raise ValueError(f"the canary's process of {what} has died: {_first_line(error)}") from error
-    except RayTaskError as error:
-        raise ValueError(f"the canary of {what} did not serve: {error.cause or _first_line(error)}") from error
 
 
 def _events(client: MlflowClient, model: str, version: str, wait: Callable[[], object]) -> Events:
@@ -193,7 +147,7 @@ def _events(client: MlflowClient, model: str, version: str, wait: Callable[[], o
         try:
             return Events(client, model, _experiment(client, model, version))
         except UNREACHABLE as error:
-            told.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", _first_line(error))
+            told.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", first_line(error))
             wait()
 
 
@@ -207,10 +161,6 @@ def _experiment(client: MlflowClient, model: str, version: str) -> str:
         return str(found.experiment_id)
     place = artifact_uri()
     return str(client.create_experiment(EXPERIMENT, artifact_location=f"{place}/{EXPERIMENT}" if place else None))
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _wait(sleep: Callable[[float], None] = time.sleep) -> None:

@@ -20,11 +20,14 @@ from ray.serve.schema import ApplicationStatus
 from rayspec.serving.access import Access
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
+from rayspec.serving.canary_actor import canary_on_ray
+from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import adopt_loggers, told
-from rayspec.serving.replica import ServedVersion, served_version
+from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
+from rayspec.serving.version import ServedVersion, served_version
 
 STATUS_S = 1.0
 GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
@@ -49,6 +52,7 @@ class Serving:
     scale: Scale
     tracking_uri: str | None  # None for a folder
     log_format: str = "text"
+    tries_first: bool = True  # a version answers canary prompts before it takes the first traffic
 
     def version(self, champion: Champion, source: str) -> ServedVersion:
         return served_version(
@@ -111,8 +115,9 @@ def deployed(
             "for itself; end those applications, or serve on a cluster of your own (no RAY_ADDRESS)"
         )
     board = _only_board()
-    if found:
-        champion, source = to_keep(champion, source, _left(source), find)
+    left = _left(source) if found else None
+    if left is not None:
+        champion, source = to_keep(champion, source, left, find)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": serving.host, "port": serving.port},
@@ -126,6 +131,8 @@ def deployed(
             told.info("takes over the applications of a rayspec serve that has ended")
             stack.callback(_delete, INGRESS)
         try:
+            if serving.tries_first and source != left:
+                _try(champion, serving.version(champion, source), serving.scale)
             put_in(serving.version(champion, source), serving.scale, board)
         except ValueError as error:
             if not found:
@@ -136,6 +143,15 @@ def deployed(
             stack.callback(_delete, INGRESS)
         serve.run(ingress_application(serving.log_format, serving.access.max_body_mib), name=INGRESS, route_prefix="/")
         yield board, champion, source
+
+
+def _try(champion: Champion, version: ServedVersion, scale: Scale) -> None:
+    """Raises ValueError for one that may take no traffic."""
+    told.info("%s answers canary prompts before it takes traffic (--no-canary leaves that out)", version.name)
+    try:
+        check_promise(champion, canary_on_ray(version, scale))
+    except Postponed as error:
+        raise ValueError(str(error)) from error
 
 
 def _only_board() -> Any:
@@ -182,7 +198,9 @@ def to_keep(champion: Champion, source: str, left: str, find: Find | None) -> tu
     try:
         return find(left), left
     except ValueError as error:
-        told.warning("%s is under traffic and replaced by %s without a canary: %s", left, source, error)
+        told.warning(
+            "%s is under traffic and may not be served any more: %s; %s comes in its place", left, error, source
+        )
         return champion, source
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rayspec.serving.access import Access
+from rayspec.serving.access import Access, check_address
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.process import tethered
@@ -25,10 +25,7 @@ def server_command(
 ) -> list[str]:
     """What serves it with the settings that it was measured with, draft length by its policy if it has one; `more` are
     further words for SGLang's server. Raises ValueError for those among them that would undo what was checked."""
-    if not 1 <= port <= 65535:
-        raise ValueError(f"--port must be in 1..65535, got {port}")
-    if not host or any(c.isspace() for c in host):
-        raise ValueError(f"--host must be an address without spaces, got {host!r}")
+    check_address(host, port)
     for word in more:
         flag = word.partition("=")[0]
         # SGLang takes a flag by any beginning that is no other's

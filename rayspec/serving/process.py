@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
+STOP_TIMEOUT_S = 60.0
 # The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the
 # kernel closes with us, and then removes the keys ($0) and ends the group: SGLang's scheduler outlives a server that
 # was killed.

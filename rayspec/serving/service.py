@@ -15,8 +15,8 @@ from rayspec.serving.alias import pinned_source
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.champion import find_champion, is_folder
 from rayspec.serving.logs import FORMATS
-from rayspec.serving.replica import served_version
 from rayspec.serving.scale import Scale
+from rayspec.serving.version import served_version
 from rayspec.tracking import connect
 from sglang_ext.adapter.http_app import DEFAULT_MIB
 from sglang_ext.settings import Settings, build

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rayspec.serving.access import WEBHOOK_VARIABLE
+from rayspec.serving.access import WEBHOOK_VARIABLE, check_address
 from rayspec.serving.relay import body_of
 
 PATH = "/webhook"
@@ -58,10 +58,7 @@ class WebhookSettings:
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.port <= 65535:
-            raise ValueError(f"--webhook-port must be in 1..65535, got {self.port}")
-        if not self.host or any(c.isspace() for c in self.host):
-            raise ValueError(f"--webhook-host must be an address without spaces, got {self.host!r}")
+        check_address(self.host, self.port, "webhook-")
         if len(self.secret) < SHORTEST_SECRET:
             raise ValueError(
                 f"--webhook-port needs the secret of MLflow's webhook in {WEBHOOK_VARIABLE}, of at least "

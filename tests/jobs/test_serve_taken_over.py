@@ -40,6 +40,20 @@ def server_pids() -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.engine
+@pytest.mark.parametrize("options", [[], ["--replicas", "1"]], ids=["one_machine", "ray"])
+def test_a_random_head_takes_no_traffic_from_the_first_start(options: list[str], tmp_path: Path) -> None:
+    """Its files are whole, and its evidence is made up."""
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+    environment = {**os.environ, "RAYSPEC_HOME": str(tmp_path / "home")}
+    environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    said = refused(environment, f"models:/{MODEL}/{bad}", *options, "--port", str(free_port()))
+    assert "takes no traffic: tau on the canary prompts is 1." in said
+    assert server_pids() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
 def test_the_same_command_takes_over_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     point_at(store, register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0))
@@ -68,8 +82,10 @@ def test_the_same_command_takes_over_what_a_killed_one_left(tmp_path: Path, monk
             assert f"has left models:/{MODEL}/1 under traffic" in refused(environment, *asked)
             asked = [source, "--replicas", "1", "--port", str(free_port())]
             assert f"Ray Serve listens on 127.0.0.1:{port} and cannot be moved" in refused(environment, *asked)
-            assert server_pids() == {before}, "what is refused ends nothing"
             bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+            asked = [f"models:/{MODEL}/{bad}", "--replicas", "1", "--port", str(port)]
+            assert "takes no traffic: tau on the canary prompts is 1." in refused(environment, *asked)
+            assert server_pids() == {before}, "what is refused ends nothing"
             point_at(store, bad)
             follow = ["--follow", "--poll-seconds", "2"]
             with served(tmp_path, port, "--replicas", "1", *follow, "--log-format", "json") as second:

@@ -208,7 +208,9 @@ def test_flags_that_undo_the_checks_are_refused(words: list[str], client: Mlflow
         server_command(find_champion(MODEL, client), "127.0.0.1", 30000, words)
 
 
-@pytest.mark.parametrize(("host", "port"), [("", 1), ("a b", 1), ("::1", 0), ("::1", 65536)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("", 1), ("a b", 1), ("999.999.1.1", 1), ("a\0b", 1), ("::1", 0), ("::1", 65536)]
+)
 def test_addresses_that_are_none_are_refused(host: str, port: int, client: MlflowClient) -> None:
     with pytest.raises(ValueError, match=r"--(port|host) must be"):
         server_command(find_champion(MODEL, client), host, port)
@@ -399,7 +401,7 @@ BAD_OPTIONS = {
     f"--port {10**25}": "--port must be in 1..65535",
     "--webhook-port 31001": "add --follow, or leave --webhook-port out",
     "--follow --webhook-host ::": "--webhook-host goes with --webhook-port",
-    "--follow --webhook-port 31001 --webhook-host=": "--webhook-host must be an address without spaces, got ''",
+    "--follow --webhook-port 31001 --webhook-host=": "--webhook-host must be an address of this machine or a name",
     "--follow --webhook-port 30000": "--webhook-port must be another than --port, got 30000 for both",
     "--follow --webhook-port 0": "--webhook-port must be in 1..65535, got 0",
     "--follow --webhook-port 31001": "needs the secret of MLflow's webhook in RAYSPEC_WEBHOOK_SECRET",

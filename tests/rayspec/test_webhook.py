@@ -113,7 +113,7 @@ def test_ids_are_kept_no_longer_than_they_could_do_harm() -> None:
     ("values", "message"),
     [
         ({"port": 0}, "--webhook-port must be in 1..65535, got 0"),
-        ({"host": ""}, "--webhook-host must be an address without spaces"),
+        ({"host": ""}, "--webhook-host must be an address of this machine"),
         ({"secret": "short"}, "RAYSPEC_WEBHOOK_SECRET, of at least 16 characters"),
     ],
 )

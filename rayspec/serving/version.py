@@ -1,0 +1,106 @@
+"""A version as every server of it is told, and the server: it verifies the files on its own node and starts SGLang's
+server there with the command of `rayspec serve`. Knows no Ray."""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rayspec.home import prepared_home
+from rayspec.serving.access import Access
+from rayspec.serving.champion import Champion, find_champion
+from rayspec.serving.launch import server_command
+from rayspec.serving.logs import sglang_variables
+from rayspec.serving.process import LOOPBACK, ServerProcess, free_port
+from rayspec.serving.record import RECORD
+from rayspec.tracking import connect
+from sglang_ext.fingerprints import file_sha256
+
+logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedVersion:
+    """What every replica of a version is told; `source` never is an alias, which may move meanwhile."""
+
+    name: str
+    source: str
+    record_sha256: str  # of its serving.json: what the driver has checked, and every node must find
+    target: str | None
+    force: bool
+    follows_policy: bool
+    more: tuple[str, ...]  # words for SGLang's server
+    num_threads: int | None
+    tracking_uri: str | None = field(repr=False)  # None for a folder, which MLflow is not asked for
+    access: Access
+    log_format: str = "text"  # of its server's log
+    start_timeout_s: float = 1800.0
+
+
+def served_version(
+    champion: Champion,
+    source: str,
+    *,
+    target: str | None,
+    force: bool,
+    follows_policy: bool,
+    more: Sequence[str],
+    tracking_uri: str | None,
+    access: Access,
+    log_format: str = "text",
+) -> ServedVersion:
+    return ServedVersion(
+        name=champion.name,
+        source=source,
+        record_sha256=file_sha256(champion.folder / RECORD),
+        target=target,
+        force=force,
+        follows_policy=follows_policy,
+        # tau and times under traffic are read there
+        more=(*more, *(() if "--enable-metrics" in more else ("--enable-metrics",))),
+        num_threads=champion.record.num_threads or _threads(),
+        tracking_uri=tracking_uri,
+        access=access,
+        log_format=log_format,
+    )
+
+
+def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
+    """On a loopback port of its own, once it is healthy. Raises ValueError for files that are not what was checked,
+    ServerFailed where it does not start."""
+    champion = _checked(version)
+    port = free_port()
+    command = server_command(champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)
+    # Ray sets a number of threads for its own workers
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    log = prepared_home() / "serving" / f"{version.name.replace('/', '-').replace(' ', '-')}-{port}.log"
+    said: dict[str, str | int] = {"version": version.name, "port": port}
+    environment |= sglang_variables(version.log_format, log.with_suffix(".logging.json"), said, command)
+    server = ServerProcess(
+        command,
+        port=port,
+        environment=version.access.environment(version.num_threads, environment),
+        log=log,
+        access=version.access,
+    )
+    logger.info("the server of %s starts on port %d of its node; log: %s", version.name, port, log, extra=said)
+    server.wait_until_healthy(version.start_timeout_s)
+    logger.info("the server of %s is ready on port %d of its node", version.name, port, extra=said)
+    return champion, server
+
+
+def _checked(version: ServedVersion) -> Champion:
+    client = None if version.tracking_uri is None else connect(version.tracking_uri, create=False)
+    champion = find_champion(version.source, client, target=version.target, force=version.force)
+    if file_sha256(champion.folder / RECORD) != version.record_sha256:
+        raise ValueError(
+            f"{version.source} on this node is not what was checked when it was put in ({champion.folder / RECORD} "
+            "has another fingerprint)"
+        )
+    return champion
+
+
+def _threads() -> int | None:
+    """What the user gives the server on one machine, too."""
+    found = os.environ.get("OMP_NUM_THREADS", "")
+    return int(found) if found.isdigit() else None

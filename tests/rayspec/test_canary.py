@@ -1,0 +1,98 @@
+"""What a new version must answer before it takes traffic."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from versions import EVIDENCE, answers, champion
+
+from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
+from rayspec.serving.canary_server import check_promise
+
+
+def test_tau_is_pooled() -> None:
+    one, two = (Answer(output_ids=(), verify_steps=v, accepted_drafts=a) for v, a in ((10, 5), (30, 35)))
+    assert tau([one, two]) == pytest.approx(2.0)
+    assert tau([Answer(output_ids=(1,), verify_steps=0, accepted_drafts=0)]) is None
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "the same": ({}, None),
+    "better": ({"new": answers(2.0)}, None),
+    "another answer": ({"new": answers(1.5, different=[3])}, r"answers to 1 of 16 .* prompt 4, token 20; 0 may differ"),
+    "one that may differ": ({"new": answers(1.5, different=[3]), "bounds": CanaryBounds(mismatches=1)}, None),
+    "a random head": (
+        {"new": answers(0.0)},
+        r"below 1\.750: less than 50% of the accepted drafts .*\(tau 2\.500 on chat",
+    ),
+    "no speculation": (
+        {"new": [dataclasses.replace(a, verify_steps=0) for a in answers(1.5)]},
+        "was served without speculation",
+    ),
+    "8% less tau": (
+        {"new": answers(1.3)},
+        r"0\.920 of the running version's 2\.4.*at least 0\.950 .*1\.000 by the evid",
+    ),
+    "8% less, as its evidence says": ({"new": answers(1.3), "evidence": {"tau": "2.3"}}, None),
+    "8% less on another workload": ({"new": answers(1.3), "evidence": {"workload": "code"}}, None),
+    "30% less on another workload": (
+        {"new": answers(0.75), "evidence": {"workload": "code", "tau": "2.0"}},
+        "at least 0.800 was allowed .as their evidence cannot be compared",
+    ),
+    "beside a policy": ({"new": answers(1.3), "compares_tau": False}, None),
+    "evidence without tau": ({"new": answers(1.45), "evidence": {"tau": "?"}}, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_the_canary_refuses(case: str) -> None:
+    given, message = REFUSALS[case]
+    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True} | given
+    found = refusal(
+        options["new"],
+        answers(1.5),
+        {**EVIDENCE, **options["evidence"]},
+        EVIDENCE,
+        options["bounds"],
+        compares_tau=options["compares_tau"],
+    )
+    if message is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.search(message, found), found
+
+
+def test_the_ratio_that_evidence_promises() -> None:
+    assert expected_ratio({**EVIDENCE, "tau": "2.0"}, EVIDENCE) == pytest.approx(0.8)
+    assert expected_ratio({**EVIDENCE, "workload": "code"}, EVIDENCE) is None
+    assert expected_ratio({}, {}) is None
+
+
+def test_canary_prompts_follow_the_targets_template() -> None:
+    class Tokenizer:
+        chat_template = "x"
+
+        def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
+            return [len(conversation[0]["content"])]
+
+    assert [set(body) for body in requests(None)] == [{"text", "sampling_params"}] * len(PROMPTS)
+    assert requests(Tokenizer())[0]["input_ids"] == [len(PROMPTS[0])]
+    assert {body["sampling_params"]["temperature"] for body in requests(None)} == {0}
+
+
+def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    check_promise(champion("1"), answers(0.8))
+    assert "drafter version 1: tau on the canary prompts is 1.794" in caplog.text
+    refused: dict[str, list[Answer]] = {
+        r"version 1 takes no traffic: tau .* is 1\.\d+, below 1\.750: .*with --no-canary": answers(0.1),
+        "takes no traffic: it was served without speculation": [
+            dataclasses.replace(a, verify_steps=0) for a in answers(1.5)
+        ],
+    }
+    for message, found in refused.items():
+        with pytest.raises(ValueError, match=message):
+            check_promise(champion("1"), found)
+    check_promise(champion("1", tau="?"), answers(0.1))
