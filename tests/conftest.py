@@ -38,7 +38,7 @@ def _without_waiting_for_the_disk(connection: Any, record: Any) -> None:
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
     "calibrate", "disasters", "faults", "gate_engine", "lifeline", "local_ray", "nodes", "other_load", "prepare",
-    "ray_job", "remote_journal", "runtime", "search", "served", "smollm2", "sweep", "sweep_trace", "tracking_server",
+    "remote_journal", "runtime", "search", "served", "smollm2", "sweep", "sweep_trace", "tracking_server",
     "train", "train_workers", "your_model_killed",
 }  # fmt: skip
 

@@ -6,7 +6,9 @@ Each is a context manager that ends what it started. What is not installed skips
 import contextlib
 import http.client
 import os
+import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from rayspec.farm.processes import environment
 
 DROPPED = ("host", "authorization", "transfer-encoding")
 START_TIMEOUT_S = 600  # a busy machine imports MLflow for minutes
+WITHOUT_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # for which MLflow's server starts six more processes
 POSTGRES_ACCOUNT = "nobody"  # PostgreSQL refuses to run as root
 
 
@@ -62,6 +65,40 @@ def two_ray_nodes() -> Iterator[tuple[dict[str, str], list[Any]]]:
             yield {**variables, "RAY_ADDRESS": cluster.address}, nodes
         finally:
             cluster.shutdown()
+
+
+@contextlib.contextmanager
+def ray_head(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """`ray start --head` of a cluster of one node on ports of its own, with its log in `folder`; yields the dashboard's
+    address, which takes jobs, and the variables that name its token to whoever submits them."""
+    port, programs = free_port(), Path(sys.executable).parent
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    command = [str(programs / "ray"), "start", "--head", "--block", f"--port={free_port()}", "--num-cpus=2"]
+    command += [f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--disable-usage-stats"]
+    command += [f"--temp-dir=/tmp/rs{os.getpid()}"]  # short, because Ray's socket paths are limited to 107 characters
+    # Ray's workers are nice by default, and starve beside the other tests
+    variables = {**os.environ, **token, "RAY_worker_niceness": "0", "PATH": f"{programs}:{os.environ['PATH']}"}
+    log = folder / "head.log"
+    with log.open("w") as output:
+        head = subprocess.Popen(
+            command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd="/tmp"
+        )
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert head.poll() is None, log.read_text()
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}", token
+    finally:
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -122,7 +159,10 @@ def start_mlflow(store: str, folder: Path, port: int, **variables: str) -> subpr
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"} | variables,
+            # without the six processes that would run its jobs, of which we start none
+            env=environment
+            | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            | variables,
             stdout=log,
             stderr=log,
             start_new_session=True,

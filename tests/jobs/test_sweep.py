@@ -1,4 +1,6 @@
-"""The sweep job from the command line: real Ray, real SGLang on the tests' models, a real MLflow store.
+"""The sweep as a job of a Ray cluster, `ray start --head` and `ray job submit --working-dir . -- python jobs/sweep.py`:
+real SGLang on the tests' models, a real MLflow store. (On a cluster of its own: test_faults.py, and what trains and
+calibrates.)
 
 One sweep of conversations of two turns, closed and open loop, that measures until its intervals are narrow or the
 passes are spent.
@@ -16,17 +18,14 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
-import torch
-from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting, prompt_texts, sweep_settings
+from fixture_models import DRAFTERS, PROMPTS, drafters_setting, prompt_texts, sweep_settings
 from hostile import ask
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
-from small_world import untrained
+from servers import ray_head
 
 from rayspec.sweep.record.metric_names import metric_name
-from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters.checkpoint import save_drafter
 
 ROOT = Path(__file__).parents[2]
 SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
@@ -36,6 +35,7 @@ PASSES, CONVERSATIONS = 2, 4
 
 
 def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
+    """By the script itself, for the slow tests."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     return subprocess.run(
         [sys.executable, "jobs/sweep.py", *arguments],
@@ -46,6 +46,18 @@ def sweep(home: Path, *arguments: str, timeout_s: float = 1500, **variables: str
         timeout=timeout_s,
         check=False,
     )
+
+
+def submitted(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What `ray job submit` says of the sweep with these arguments, whose cluster has ended since."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    with ray_head(home.parent) as (address, token):
+        command = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", address]
+        command += ["--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": {"RAYSPEC_HOME": str(home)}})]
+        command += ["--", "python", "jobs/sweep.py", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment | token, capture_output=True, text=True, timeout=1500, check=False
+        )
 
 
 @pytest.fixture
@@ -106,17 +118,9 @@ class Sweep:
         return Path(self.client.download_artifacts(run.info.run_id, path))
 
 
-def new_medusa(folder: Path) -> Path:
-    """Untrained, so that it is hardly ever accepted."""
-    target = FrozenTarget.load(TARGET, torch.float32)
-    drafter = untrained(target, "medusa", {"positions": 2}, {"kind": "slimspec", "rank": 16})
-    save_drafter(folder, drafter, target.info(tap_layers=()))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Full and slimspec heads, a Medusa drafter, a checkpoint that lacks a tensor, and one for another tokenizer."""
+    """Full and slimspec heads, a checkpoint that lacks a tensor, and one for another tokenizer."""
     folder = tmp_path_factory.mktemp("sweep")
     broken, foreign = folder / "broken", folder / "foreign"
     shutil.copytree(DRAFTERS["slimspec"], broken)
@@ -127,15 +131,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     config = json.loads((foreign / "config.json").read_text())
     config["rayspec"]["target"]["tokenizer_sha256"] = "0" * 64
     (foreign / "config.json").write_text(json.dumps(config))
-    medusa = new_medusa(folder / "medusa")
     records = [
         {"id": i, "category": "ab"[i % 2], "turns": [text, f"def volume_{i}(depth):\n"]}
         for i, text in enumerate(prompt_texts(CONVERSATIONS))
     ]
     (folder / "two.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    process = sweep(
+    process = submitted(
         folder / "home",
-        *(*SMALL, drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"], broken, foreign, medusa)),
+        *(*SMALL, drafters_setting(DRAFTERS["full"], DRAFTERS["slimspec"], broken, foreign)),
         *(f"workload={folder}/two.jsonl", "draft_steps=[2]", "name=test"),
         *("concurrency=[1]", "request_rate=[20.0]", "stop.ci_width=1e-9", f"stop.max_repeats={PASSES}"),
         *("slo.ttft_ms=1e6", "slo.tpot_ms=1e6"),
@@ -144,12 +147,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 LOADS = ("c1", "r20")
-GOOD = [f"{head}-{load}" for head in ("plain", "full-s2", "slimspec-r32-s2", "medusa-s2") for load in LOADS]
+GOOD = [f"{head}-{load}" for head in ("plain", "full-s2", "slimspec-r32-s2") for load in LOADS]
 
 
 def test_broken_trials_fail_alone_with_their_cause(finished: Sweep) -> None:
     assert finished.process.returncode == 1, finished.process.stderr
-    assert "4 of 12 trials failed" in finished.process.stderr
+    assert "4 of 10 trials failed" in finished.process.stdout  # the job's log
     status = {name: run.info.status for name, run in finished.children.items()}
     bad = [f"{head}-s2-{load}" for head in ("broken", "foreign") for load in LOADS]
     assert status == {**dict.fromkeys(GOOD, "FINISHED"), **dict.fromkeys(bad, "FAILED")}
@@ -196,9 +199,8 @@ def test_children_hold_the_metrics(finished: Sweep, name: str) -> None:
     of_one_body = {"rho", "kappa", "speedup_vs_baseline", "speedup_vs_baseline_ci_low"}
     if "-c" in name:  # a head is timed alone at a number of rows, which an open loop does not have
         of_one_body.add("speedup_vs_baseline_predicted")
-    is_kin = name.startswith(("full", "slimspec"))
     assert wanted <= set(metrics)
-    assert of_one_body & set(metrics) == (of_one_body if is_kin else set())
+    assert of_one_body & set(metrics) == (set() if is_plain else of_one_body)
     assert metrics["requests"] == PASSES * 2 * CONVERSATIONS * (2 if is_plain else 1)
     assert metrics["goodput_share"] == 1
     assert 0.05 < metrics["peak_host_memory_gib"] < 64

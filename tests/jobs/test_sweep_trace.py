@@ -1,18 +1,31 @@
-"""A sweep under a trace of lengths, at its own speed and twice as fast: real Ray, real SGLang, a real MLflow store."""
+"""A sweep of two families under a trace of lengths, at its own speed and twice as fast: real Ray, real SGLang, a real
+MLflow store."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from fixture_models import DRAFTERS, PROMPTS, TARGET, drafters_setting
+from small_world import untrained
 from test_sweep import Sweep, metrics_of, sweep
 
 from rayspec.report.page import write_report
 from rayspec.sweep.record.stored import find_sweep
+from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters.checkpoint import save_drafter
 
 pytestmark = pytest.mark.slow
 LENGTHS = [(0.0, 40, 12), (0.3, 25, 1), (0.4, 60, 16), (1.0, 12, 5)]
-TRIALS = ["plain-x1", "full-s2-x1", "plain-x2", "full-s2-x2"]
+TRIALS = [f"{name}-{speed}" for name in ("plain", "full-s2", "medusa-s2") for speed in ("x1", "x2")]
+
+
+def new_medusa(folder: Path) -> Path:
+    """Untrained, so that it is hardly ever accepted."""
+    target = FrozenTarget.load(TARGET, torch.float32)
+    drafter = untrained(target, "medusa", {"positions": 2}, {"kind": "slimspec", "rank": 16})
+    save_drafter(folder, drafter, target.info(tap_layers=()))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +33,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("trace")
     lines = ["timestamp,input_length,output_length", *(f"{at},{given},{asked}" for at, given, asked in LENGTHS)]
     (folder / "trace.csv").write_text("\n".join(lines))
+    medusa = new_medusa(folder / "medusa")
     process = sweep(
         folder / "home",
-        *(f"target={TARGET}", drafters_setting(DRAFTERS["full"]), "draft_steps=[2]", "head_latency=false"),
+        *(f"target={TARGET}", drafters_setting(DRAFTERS["full"], medusa), "draft_steps=[2]", "head_latency=false"),
         *("concurrency=[]", f"trace.path={folder}/trace.csv", "trace.unit=s", "trace.speed=[1,2]"),
         *(f"workload={PROMPTS}:8", "block_prompts=4", "ignore_eos=true", "engine.max_total_tokens=8192"),
     )
@@ -47,9 +61,17 @@ def test_the_arrivals_are_the_trace_s(finished: Sweep, name: str) -> None:
     assert finished.children[name].data.params["trace_speed"] == f"{float(name[-1])}"
 
 
+def test_a_drafter_of_another_body_is_compared_with_plain_decoding_alone(finished: Sweep) -> None:
+    for speed in ("x1", "x2"):
+        full, medusa = (metrics_of(finished, f"{name}-s2-{speed}") for name in ("full", "medusa"))
+        assert {"rho", "kappa"} & full.keys() == {"rho", "kappa"}
+        assert {"rho", "kappa"} & medusa.keys() == set()
+        assert {"tau", "speedup_vs_plain", "output_mismatches"} <= medusa.keys()
+
+
 def test_report_and_resume_know_the_trace(finished: Sweep, tmp_path: Path) -> None:
     stored = find_sweep(finished.client, finished.parent.info.run_id)
-    assert sorted(r.trial.traffic.label for r in stored.results) == ["x1", "x1", "x2", "x2"]
+    assert sorted(r.trial.traffic.label for r in stored.results) == [*3 * ["x1"], *3 * ["x2"]]
     write_report(stored, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "trace.csv, up to 64 tokens an answer where the trace does not say" in text

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fixture_models import TARGET
+from volume import volume
 
 from sglang_ext.adapter.cpu import fork_server
 from sglang_ext.adapter.engine import assert_plugin_active, engine_arguments
@@ -22,7 +23,7 @@ from sglang_ext.adapter.patches import lent
 
 fork_server.stays = True
 
-NUM_PROMPTS, NEW_TOKENS = 56, 24
+NUM_PROMPTS, NEW_TOKENS = 56, volume(24, 16)
 # two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
 ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
 

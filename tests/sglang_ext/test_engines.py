@@ -66,7 +66,7 @@ ENGINES: dict[str, Engine] = {
     "eagle_tree": Engine("eagle", EAGLE, ["truncated"], TREE, is_slow=True),
     "independent_chain": Engine("independent", [*FEATURE_HEADS], ["truncated"]),
     "independent_tree": Engine("independent", [*FEATURE_HEADS], ["truncated"], TREE, is_slow=True),
-    "last_hidden_chain": Engine("last_hidden", [*DEMO], ["hydra"]),  # BPD for Medusa's
+    "last_hidden_chain": Engine("last_hidden", [*DEMO], ["hydra"], is_slow=True),  # BPD for Medusa's
     "last_hidden_tree": Engine("last_hidden", ["hydra", *DEMO, "slim", "slim_zero"], ["hydra"], TREE),
     "last_hidden_slim": Engine("last_hidden", ["slim", "slim_zero", *DEMO], ["hydra"], SLIM, is_slow=True),
     "hydra_prefix_tree": Engine("hydra_prefix", ["slimspec", "truncated"], ["slimspec"], TREE),
