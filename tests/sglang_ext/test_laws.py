@@ -109,8 +109,8 @@ ROUNDS, FEWER_ROUNDS = volume(2_000, 600), volume(2_000, 300)
 
 
 def met(drafters: Callable[[Engine], Sequence[str]], *only: str, of_rules: bool = False) -> pytest.MarkDecorator:
-    """Every engine (or all drafters of `only` these) with these drafters of it; `of_rules`: in `make test` only the first
-    engine of each rule."""
+    """Every engine (or all drafters of `only` these) with these drafters of it; `of_rules`: the first engine of each rule
+    alone in `make test`."""
 
     def marks(engine: Engine, drafter: str) -> Any:
         is_slow = engine.is_slow or (drafter in engine.slow and not only) or (of_rules and not engine.is_first)
