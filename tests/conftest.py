@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import mlflow.store.db.utils
 import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
@@ -21,7 +22,7 @@ if not torch.cuda.is_available():
         importlib.import_module(f"rayspec_kernels.{_file.parent.name}.{_file.stem}")
     del os.environ["TRITON_INTERPRET"]
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, inspect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -34,6 +35,26 @@ def _without_waiting_for_the_disk(connection: Any, record: Any) -> None:
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")
 
+
+_migrated = sqlite3.connect(":memory:", check_same_thread=False)  # empty until the first store is made
+_migrate = mlflow.store.db.utils._initialize_tables
+
+
+def _tables_as_migrated_before(engine: Engine) -> None:
+    """The tables of a new store of MLflow: by its own migrations once a process, a second of work, and copied then."""
+    if engine.dialect.name != "sqlite" or inspect(engine).get_table_names():
+        return _migrate(engine)  # which also finds what is half made
+    is_first = not _migrated.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if is_first:
+        _migrate(engine)
+    with engine.connect() as connection:
+        store = connection.connection.driver_connection
+        assert isinstance(store, sqlite3.Connection), "the dialect says so"
+        source, copy = (store, _migrated) if is_first else (_migrated, store)
+        source.backup(copy)
+
+
+mlflow.store.db.utils._initialize_tables = _tables_as_migrated_before
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {

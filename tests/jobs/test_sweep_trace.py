@@ -49,7 +49,8 @@ def test_every_request_has_the_trace_s_lengths(finished: Sweep) -> None:
     for child in finished.children.values():
         lines = finished.artifact(child, "requests.jsonl").read_text().splitlines()
         found = [(r["prompt_tokens"], len(r["output_ids"])) for r in map(json.loads, lines)]
-        assert found == [(given, asked) for _, given, asked in LENGTHS]
+        cohorts = 2 if child.info.run_name.startswith("plain") else 1  # plain decoding stands in both families'
+        assert sorted(found) == sorted(cohorts * [(given, asked) for _, given, asked in LENGTHS])
 
 
 @pytest.mark.parametrize("name", TRIALS)

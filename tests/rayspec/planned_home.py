@@ -77,9 +77,9 @@ def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: 
     body = own.training.config_for(target, entry.drafter_options, config.recipe)
     sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
     spec = completed(config, entry, target).draft_head
-    with torch.device("meta"):
-        heads = body.heads(lambda: build_head(spec, **sizes))
-    drafter = own.drafter_class(body, heads, _tree(entry, body.vocab_size)).to("meta")
+    tree = _tree(entry, body.vocab_size)
+    with torch.device("meta"):  # weights of real sizes take seconds to fill
+        drafter = own.drafter_class(body, body.heads(lambda: build_head(spec, **sizes)), tree)
     folder = home / "drafters" / config.target_name / entry.name
     folder.mkdir(parents=True)
     made_for = target.info(config.target_name, body.tap_layers)

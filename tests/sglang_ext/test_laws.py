@@ -109,7 +109,7 @@ ROUNDS, FEWER_ROUNDS = volume(2_000, 600), volume(2_000, 300)
 
 
 def met(drafters: Callable[[Engine], Sequence[str]], *only: str, of_rules: bool = False) -> pytest.MarkDecorator:
-    """Every engine (or all drafters of `only` these) with these drafters of it; `of_rules`: the first engine of each rule
+    """Every engine (or all drafters of `only` these) with these drafters of it; `of_rules`: the first of each rule
     alone in `make test`."""
 
     def marks(engine: Engine, drafter: str) -> Any:
