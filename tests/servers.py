@@ -75,7 +75,8 @@ def ray_head(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     command = [str(programs / "ray"), "start", "--head", "--block", f"--port={free_port()}", "--num-cpus=2"]
     command += [f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--disable-usage-stats"]
-    command += [f"--temp-dir=/tmp/rs{os.getpid()}"]  # short, because Ray's socket paths are limited to 107 characters
+    short = f"/tmp/rs{os.getpid()}"  # because Ray's socket paths are limited to 107 characters
+    command += [f"--temp-dir={short}"]
     # Ray's workers are nice by default, and starve beside the other tests
     variables = {**os.environ, **token, "RAY_worker_niceness": "0", "PATH": f"{programs}:{os.environ['PATH']}"}
     log = folder / "head.log"
@@ -99,6 +100,7 @@ def ray_head(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
             head.wait(timeout=60)
         except subprocess.TimeoutExpired:
             os.killpg(head.pid, signal.SIGKILL)
+        shutil.rmtree(short, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -159,10 +161,7 @@ def start_mlflow(store: str, folder: Path, port: int, **variables: str) -> subpr
         process = subprocess.Popen(
             command,
             cwd=folder,
-            # without the six processes that would run its jobs, of which we start none
-            env=environment
-            | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-            | variables,
+            env=environment | WITHOUT_JOBS | {"MLFLOW_DISABLE_TELEMETRY": "true"} | variables,
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -3,9 +3,10 @@
 SOURCE is models:/NAME@champion, models:/NAME/VERSION, the id of the run that was promoted, or a folder that was
 downloaded from one of them. Its files, its target and the evidence that it is faster are checked first. The server is
 SGLang's own, with the settings that were measured; flags behind -- come last and win, but for those that would undo the
-checks. --replicas N (or --min-replicas and --max-replicas) serves through Ray Serve, on the cluster of RAY_ADDRESS or
-on this machine, and --follow puts in what the alias of SOURCE points at from then on: it looks every --poll-seconds,
-and at once when MLflow's webhook says so (--webhook-port, with the webhook's secret in $RAYSPEC_WEBHOOK_SECRET).
+checks. Before it takes traffic a server of its own answers a few prompts (--no-canary leaves that out). --replicas N
+(or --min-replicas and --max-replicas) serves through Ray Serve, on the cluster of RAY_ADDRESS or on this machine, and
+--follow puts in what the alias of SOURCE points at from then on: it looks every --poll-seconds, and at once when
+MLflow's webhook says so (--webhook-port, with the webhook's secret in $RAYSPEC_WEBHOOK_SECRET).
 
 Requests must carry the key of $RAYSPEC_API_KEY or of --api-key-file, where there is one; those that change the server
 that of $RAYSPEC_ADMIN_KEY, and without it there are none. --log-format json writes the log as one JSON object a line.
@@ -13,10 +14,12 @@ Exits as the server does, 2 for what may not be served.
 """
 
 import argparse
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from rayspec.serving.cluster import Following
     from rayspec.serving.rollover import RolloverSettings
     from rayspec.serving.scale import Scale
+    from rayspec.serving.version import Serving
     from rayspec.serving.webhook import WebhookSettings
 
 
@@ -50,7 +54,7 @@ def main(arguments: list[str]) -> int:
         asked.tell()
         if options.plan:
             return 0
-        return asked.serve_here() if asked.scale is None else asked.serve_on_ray(asked.scale)
+        return asked.serve_here() if asked.scale is None else asked.serve_on_ray()
     except (ValueError, OSError) as error:
         told.error("%s", problem(error))
         return 2
@@ -73,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-canary",
         action="store_true",
         help="take traffic at once; without it a server of its own answers a few prompts first, and what drafts much "
-        "worse than its evidence says is not served",
+        "worse than its evidence says is not served (versions that --follow puts in are always tried)",
     )
     parser.add_argument(
         "--max-body-mib",
@@ -131,48 +135,12 @@ class _Asked:
         if self.webhook is not None:
             told.info("MLflow's webhook tells of a new version at %s", self.webhook.address)
 
-    def serve_here(self) -> int:
-        """In SGLang's own server process; its exit status."""
-        from rayspec.serving.launch import serve
+    @property
+    def serving(self) -> "Serving":
+        from rayspec.serving.scale import Scale
+        from rayspec.serving.version import Serving
 
-        try:
-            if not self.options.no_canary:
-                self.try_first()
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        file = prepared_home() / "serving" / f"{self.options.port}.logging.json"
-        variables = sglang_variables(self.options.log_format, file, self.about, self.command)
-        return serve(self.command, self.access, num_threads=self.champion.record.num_threads, variables=variables)
-
-    def try_first(self) -> None:
-        """Raises ValueError for one that may take no traffic."""
-        from rayspec.serving.canary_server import answers_of_a_canary, check_promise
-        from rayspec.serving.process import ServerFailed
-        from rayspec.serving.version import served_version
-
-        told.info("canary prompts are answered before there is traffic (--no-canary leaves that out)", extra=self.about)
-        version = served_version(
-            self.champion,
-            self.source,
-            target=self.options.target,
-            force=self.options.force,
-            follows_policy=False,  # the evidence is of the promoted draft length
-            more=self.more,
-            tracking_uri=None if self.client is None else self.client.tracking_uri,
-            access=self.access,
-            log_format=self.options.log_format,
-        )
-        try:
-            check_promise(self.champion, answers_of_a_canary(version))
-        except ServerFailed as error:
-            raise ValueError(f"{self.champion.name} does not serve: {error}") from error
-
-    def serve_on_ray(self, scale: "Scale") -> int:
-        """Until it is ended. Raises ValueError."""
-        from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
-        from rayspec.serving.deployed import Serving
-
-        serving = Serving(
+        return Serving(
             host=self.options.host,
             port=self.options.port,
             access=self.access,
@@ -180,14 +148,50 @@ class _Asked:
             force=self.options.force,
             follows_policy=not self.options.no_policy,
             more=self.more,
-            scale=scale,
+            scale=self.scale or Scale(),
             tracking_uri=None if self.client is None else self.client.tracking_uri,
             log_format=self.options.log_format,
             tries_first=not self.options.no_canary,
         )
+
+    def serve_here(self) -> int:
+        """In SGLang's own server process; its exit status. Raises ValueError."""
+        from rayspec.serving.access import check_is_free
+        from rayspec.serving.launch import serve
+
+        check_is_free(self.options.host, self.options.port)
+        folder = prepared_home() / "serving"
+        try:
+            if not self.options.no_canary:
+                self.try_first(folder)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        file = folder / f"{self.options.port}.logging.json"
+        variables = sglang_variables(self.options.log_format, file, self.about, self.command)
+        return serve(self.command, self.access, num_threads=self.champion.record.num_threads, variables=variables)
+
+    def try_first(self, logs: Path) -> None:
+        """Raises ValueError for one that may take no traffic."""
+        from rayspec.serving.canary_server import answers_of_a_canary, check_promise
+        from rayspec.serving.process import ServerFailed
+
+        said = "canary prompts are answered before there is traffic (--no-canary leaves that out); the log lies in %s"
+        told.info(said, logs, extra=self.about)
+        version = self.serving.version(self.champion, self.source)
+        # the evidence is of the promoted draft length; a server may take as long to start as it does without a canary
+        version = replace(version, follows_policy=False, start_timeout_s=math.inf)
+        try:
+            check_promise(self.champion, answers_of_a_canary(version), self.more)
+        except ServerFailed as error:
+            raise ValueError(f"the canary of {self.champion.name} does not serve: {error}") from error
+
+    def serve_on_ray(self) -> int:
+        """Until it is ended. Raises ValueError."""
+        from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
+
         try:
             with _following(self.options.source, self.client, self.settings, self.webhook) as following:
-                serve_on_ray(self.champion, self.source, serving, following)
+                serve_on_ray(self.champion, self.source, self.serving, following)
         except KeyboardInterrupt:
             told.info("ended by Ctrl-C")
             return INTERRUPTED
@@ -198,12 +202,15 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
     """Raises ValueError for what may not be served."""
     from rayspec.serving.access import Access
     from rayspec.serving.alias import pinned_source  # imports torch and MLflow
+    from rayspec.serving.canary_server import check_words
     from rayspec.serving.champion import find_champion, is_folder
     from rayspec.serving.launch import server_command
     from rayspec.tracking import connect
 
     scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
     access = Access.given(options.api_key_file, options.max_body_mib)
+    if not options.no_canary:
+        check_words(more)
     if not options.plan:
         prepared_home()
     client = None if is_folder(options.source) else connect(tracking_uri(), create=False)

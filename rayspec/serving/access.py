@@ -62,11 +62,27 @@ def check_address(host: str, port: int, option: str = "") -> None:
     if not 1 <= port <= 65535:
         raise ValueError(f"--{option}port must be in 1..65535, got {port}")
     try:
-        socket.getaddrinfo(host or "?", port)
+        if not host:
+            raise OSError("it is empty")
+        socket.getaddrinfo(host, port)
     except (OSError, UnicodeError) as error:
         raise ValueError(
             f"--{option}host must be an address of this machine or a name of one, got {host!r} ({error})"
         ) from error
+
+
+def check_is_free(host: str, port: int) -> None:
+    """Raises ValueError where this machine cannot listen there."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise ValueError(
+                f"nothing can listen on --host {host} --port {port} ({error.strerror or error}); name an address of "
+                "this machine and a port that is free"
+            ) from error
 
 
 def api_key(file: str | None) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of_a_canary
@@ -14,7 +14,7 @@ from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion
 
-PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process
+PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process, where nothing has to come first
 
 
 class Canary:
@@ -25,13 +25,13 @@ class Canary:
         return answers_of_a_canary(version)
 
 
-def canary_on_ray(version: ServedVersion, scale: Scale) -> list[Answer]:
+def canary_on_ray(version: ServedVersion, scale: Scale, place_timeout_s: float = PLACE_TIMEOUT_S) -> list[Answer]:
     """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load. Raises
-    ValueError where the version does not serve, Postponed where there is no room for it."""
+    ValueError where the version does not serve, Postponed where there is no room for it or Ray fails."""
     actor: Any = ray.remote(**scale.actor_options, max_restarts=0)(Canary).remote()
     try:
-        with _readable(version.name):
-            ray.get(actor.place.remote(), timeout=PLACE_TIMEOUT_S)
+        with _readable(version.name, place_timeout_s):
+            ray.get(actor.place.remote(), timeout=place_timeout_s)
             answers: list[Answer] = ray.get(actor.answers.remote(replace(version, follows_policy=False)))
             return answers
     finally:
@@ -39,19 +39,21 @@ def canary_on_ray(version: ServedVersion, scale: Scale) -> list[Answer]:
 
 
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
+def _readable(what: str, place_timeout_s: float) -> Iterator[None]:
     """Ray's errors as what they mean for a version."""
     try:
         yield
     except GetTimeoutError as error:
         raise Postponed(
-            f"there was no room for the canary of {what} within {PLACE_TIMEOUT_S:g} s; it needs the resources of one "
-            "more replica"
+            f"there was no room for the canary of {what} within {place_timeout_s:g} s; it needs the resources of a "
+            "replica, beside those that run"
         ) from error
     except RayActorError as error:
         raise ValueError(f"the canary's process of {what} has died: {first_line(error)}") from error
     except RayTaskError as error:
         raise ValueError(f"the canary of {what} did not serve: {error.cause or first_line(error)}") from error
+    except RayError as error:  # a node that died or has no memory left says nothing of the version
+        raise Postponed(f"the canary of {what} was lost ({type(error).__name__}: {first_line(error)})") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -7,14 +7,29 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from rayspec.serving.access import Access
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
 from rayspec.serving.champion import Champion
+from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import told
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
+from rayspec.serving.record import SHAPE
 from rayspec.serving.version import ServedVersion, start_server
 
 ANSWER_TIMEOUT_S = 600.0
+# with which a server cannot be asked over plain HTTP by itself
+NOT_ALONE = (
+    *("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-keyfile-password", "enable-ssl-refresh", "grpc-mode"),
+    *("smg-grpc-mode", "encoder-only", "disaggregation-mode", "nnodes", "node-rank"),
+)
+
+
+def check_words(more: Sequence[str]) -> None:
+    """Raises ValueError for SGLang's own flags under which no canary can be asked."""
+    if words := meant_by(more, NOT_ALONE):
+        raise ValueError(
+            f"{words[0]} behind --: the canary asks its server over plain HTTP, and by itself, so it cannot be asked; "
+            "add --no-canary, or put a proxy with TLS before the server"
+        )
 
 
 def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
@@ -22,31 +37,41 @@ def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
     ServerFailed where it does not serve."""
     champion, server = start_server(version)
     try:
-        return canary_answers(server, champion.target, version.access)
+        return answers_of(server, champion.target, version)
     finally:
         server.stop(STOP_TIMEOUT_S)
 
 
-def check_promise(champion: Champion, answers: Sequence[Answer]) -> None:
-    """Says what was found. Raises ValueError for a version that may take no traffic."""
-    reason = below_promise(answers, champion.record.evidence, CanaryBounds())
+def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[str] = ()) -> None:
+    """Says what was found. `more`: SGLang's own flags; under another draft length than the evidence's only speculation
+    itself is looked for. Raises ValueError for a version that may take no traffic."""
+    others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
+    reason = below_promise(answers, {} if others else champion.record.evidence, CanaryBounds())
     if reason is not None:
         raise ValueError(
             f"{champion.name} takes no traffic: {reason}; promote another, or serve this one all the same with "
             "--no-canary"
         )
-    told.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers))
+    told.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra={"version": champion.name})
 
 
-def canary_answers(server: ServerProcess, target: str, access: Access) -> list[Answer]:
+def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> list[Answer]:
     """One prompt after the other: rounding depends on what shares a batch. Raises ServerFailed."""
-    headers = {} if access.key is None else {"Authorization": f"Bearer {access.key}"}
-    options: Any = {"desc": "canary", "unit": " prompts", "disable": not sys.stderr.isatty()}
+    key = version.access.key
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    is_shown = sys.stderr.isatty() and version.log_format == "text"
+    bodies = requests(_tokenizer(target, trusts_code="--trust-remote-code" in version.more))
     try:
         with httpx.Client(base_url=server.address, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
-            return [_answer(client, body, headers) for body in tqdm(requests(_tokenizer(target)), **options)]
+            return [
+                _answer(client, body, headers)
+                for body in tqdm(bodies, desc="canary", unit=" prompts", disable=not is_shown)
+            ]
     except httpx.HTTPError as error:
-        raise ServerFailed(f"a canary prompt got no answer ({type(error).__name__}: {error})") from error
+        raise ServerFailed(
+            f"a canary prompt got no answer ({type(error).__name__}: {error})\n--- end of {server.log} ---\n"
+            f"{server.log_tail()}"
+        ) from error
 
 
 def _answer(client: httpx.Client, body: dict[str, Any], headers: dict[str, str]) -> Answer:
@@ -56,7 +81,7 @@ def _answer(client: httpx.Client, body: dict[str, Any], headers: dict[str, str])
     return read_answer(response.json())
 
 
-def _tokenizer(target: str) -> Any:
+def _tokenizer(target: str, *, trusts_code: bool) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(target)
+    return AutoTokenizer.from_pretrained(target, trust_remote_code=trusts_code)

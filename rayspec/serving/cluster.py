@@ -22,14 +22,14 @@ from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_actor import canary_on_ray, first_line
 from rayspec.serving.champion import Champion, find_champion
-from rayspec.serving.deployed import NO_PROMPT, Find, Serving, deploy, deployed, put_in
+from rayspec.serving.deployed import NO_PROMPT, Find, deploy, deployed, put_in
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import told
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
-from rayspec.serving.version import ServedVersion
+from rayspec.serving.version import ServedVersion, Serving
 from rayspec.tracking import UNREACHABLE, TrackingError, is_outage
 
 ASK_TIMEOUT_S = 600.0

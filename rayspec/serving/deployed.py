@@ -7,7 +7,6 @@ Whoever holds the board, an actor of a fixed name that ends with its driver, is 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,7 +16,6 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from rayspec.serving.access import Access
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
 from rayspec.serving.canary_actor import canary_on_ray
@@ -27,7 +25,7 @@ from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import adopt_loggers, told
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
-from rayspec.serving.version import ServedVersion, served_version
+from rayspec.serving.version import ServedVersion, Serving
 
 STATUS_S = 1.0
 GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
@@ -36,36 +34,6 @@ INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
 Find = Callable[[str], Champion]  # by its source; raises ValueError for one that may take no traffic
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """What the command line says of the servers, whatever their version."""
-
-    host: str
-    port: int
-    access: Access
-    target: str | None
-    force: bool
-    follows_policy: bool
-    more: tuple[str, ...]
-    scale: Scale
-    tracking_uri: str | None  # None for a folder
-    log_format: str = "text"
-    tries_first: bool = True  # a version answers canary prompts before it takes the first traffic
-
-    def version(self, champion: Champion, source: str) -> ServedVersion:
-        return served_version(
-            champion,
-            source,
-            target=self.target,
-            force=self.force,
-            follows_policy=self.follows_policy,
-            more=self.more,
-            tracking_uri=self.tracking_uri,
-            access=self.access,
-            log_format=self.log_format,
-        )
 
 
 class NoPrompt:
@@ -126,13 +94,13 @@ def deployed(
     _check_address(serving)
     with ExitStack() as stack:
         stack.callback(_shut_down)
+        if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
+            _try(champion, serving.version(champion, source), serving)
         stack.callback(_delete, SERVERS)
         if found:
             told.info("takes over the applications of a rayspec serve that has ended")
             stack.callback(_delete, INGRESS)
         try:
-            if serving.tries_first and source != left:
-                _try(champion, serving.version(champion, source), serving.scale)
             put_in(serving.version(champion, source), serving.scale, board)
         except ValueError as error:
             if not found:
@@ -145,13 +113,17 @@ def deployed(
         yield board, champion, source
 
 
-def _try(champion: Champion, version: ServedVersion, scale: Scale) -> None:
+def _try(champion: Champion, version: ServedVersion, serving: Serving) -> None:
     """Raises ValueError for one that may take no traffic."""
-    told.info("%s answers canary prompts before it takes traffic (--no-canary leaves that out)", version.name)
+    about = {"version": version.name}
+    told.info(
+        "%s answers canary prompts before it takes traffic (--no-canary leaves that out)", version.name, extra=about
+    )
     try:
-        check_promise(champion, canary_on_ray(version, scale))
+        # as long as a replica may take to start, where a node is yet to come
+        check_promise(champion, canary_on_ray(version, serving.scale, version.start_timeout_s), serving.more)
     except Postponed as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"{error}; --no-canary starts without it") from error
 
 
 def _only_board() -> Any:

@@ -26,15 +26,11 @@ def server_command(
     """What serves it with the settings that it was measured with, draft length by its policy if it has one; `more` are
     further words for SGLang's server. Raises ValueError for those among them that would undo what was checked."""
     check_address(host, port)
-    for word in more:
-        flag = word.partition("=")[0]
-        # SGLang takes a flag by any beginning that is no other's
-        meant = [own for own in OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and f"--{own}".startswith(flag)]
-        if meant:
-            raise ValueError(
-                f"{flag} behind -- would undo what was checked; target, host, port and key have options of their own "
-                "(rayspec serve --help), and another drafter or a file of settings is served by SGLang's own command"
-            )
+    if undone := meant_by(more, OWN_FLAGS):
+        raise ValueError(
+            f"{undone[0]} behind -- would undo what was checked; target, host, port and key have options of their own "
+            "(rayspec serve --help), and another drafter or a file of settings is served by SGLang's own command"
+        )
     record = champion.record
     flags = {
         **record.flags,
@@ -45,6 +41,13 @@ def server_command(
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
     flags = {"max_queued_requests": MAX_QUEUED, **flags, "host": host, "port": port}
     return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
+
+
+def meant_by(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words of SGLang's command line that may mean one of these flags, which are named without dashes: SGLang takes
+    a flag by any beginning that is no other's."""
+    given = [word.partition("=")[0] for word in words]
+    return [w for w in given if w.startswith("--") and len(w) > 2 and any(f"--{flag}".startswith(w) for flag in flags)]
 
 
 def policy_flags(policy: PolicyTable, file: Path, topk: int) -> dict[str, Any]:

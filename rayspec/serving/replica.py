@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from rayspec.serving.canary import Answer
-from rayspec.serving.canary_server import canary_answers
+from rayspec.serving.canary_server import answers_of
 from rayspec.serving.figures import read_totals
 from rayspec.serving.process import HEALTH_TIMEOUT_S, STOP_TIMEOUT_S, ServerFailed
 from rayspec.serving.relay import Gone, Message, Passed, Taken, relay
@@ -54,7 +54,7 @@ class Replica:
 
     async def canary_answers(self, told: Any = None) -> list[Answer]:
         """To the canary prompts. `told`: what a router reads of the call."""
-        return await asyncio.to_thread(canary_answers, self.server, self.champion.target, self._version.access)
+        return await asyncio.to_thread(answers_of, self.server, self.champion.target, self._version)
 
     async def check_health(self) -> None:
         """Ray Serve replaces the replica after this has raised three times."""

@@ -13,9 +13,11 @@ from rayspec.serving.launch import server_command
 from rayspec.serving.logs import sglang_variables
 from rayspec.serving.process import LOOPBACK, ServerProcess, free_port
 from rayspec.serving.record import RECORD
+from rayspec.serving.scale import Scale
 from rayspec.tracking import connect
 from sglang_ext.fingerprints import file_sha256
 
+LONGEST_NAME = 100  # characters of a log's file that are the version's
 logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
 
 
@@ -65,6 +67,37 @@ def served_version(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What the command line says of the servers, whatever their version. `tries_first`: canary prompts are answered
+    before there is traffic."""
+
+    host: str
+    port: int
+    access: Access
+    target: str | None
+    force: bool
+    follows_policy: bool
+    more: tuple[str, ...]
+    tracking_uri: str | None  # None for a folder
+    scale: Scale = field(default_factory=Scale)
+    log_format: str = "text"
+    tries_first: bool = True
+
+    def version(self, champion: Champion, source: str) -> ServedVersion:
+        return served_version(
+            champion,
+            source,
+            target=self.target,
+            force=self.force,
+            follows_policy=self.follows_policy,
+            more=self.more,
+            tracking_uri=self.tracking_uri,
+            access=self.access,
+            log_format=self.log_format,
+        )
+
+
 def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
     """On a loopback port of its own, once it is healthy. Raises ValueError for files that are not what was checked,
     ServerFailed where it does not start."""
@@ -73,7 +106,8 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
     command = server_command(champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)
     # Ray sets a number of threads for its own workers
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    log = prepared_home() / "serving" / f"{version.name.replace('/', '-').replace(' ', '-')}-{port}.log"
+    name = version.name.replace("/", "-").replace(" ", "-")[-LONGEST_NAME:]
+    log = prepared_home() / "serving" / f"{name}-{port}.log"
     said: dict[str, str | int] = {"version": version.name, "port": port}
     environment |= sglang_variables(version.log_format, log.with_suffix(".logging.json"), said, command)
     server = ServerProcess(
@@ -84,7 +118,11 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
         access=version.access,
     )
     logger.info("the server of %s starts on port %d of its node; log: %s", version.name, port, log, extra=said)
-    server.wait_until_healthy(version.start_timeout_s)
+    try:
+        server.wait_until_healthy(version.start_timeout_s)
+    except BaseException:
+        server.kill()
+        raise
     logger.info("the server of %s is ready on port %d of its node", version.name, port, extra=said)
     return champion, server
 

@@ -15,7 +15,7 @@ from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
 from rollover_world import ALIAS, MODEL, point_at, register, streaming, tags, wait_for
 from servers import START_TIMEOUT_S, free_port, two_ray_nodes
-from test_serve_rollover import TOKENS, is_healthy, plain_answers, served
+from test_serve_rollover import TOKENS, is_healthy, plain_answers, served, servers
 
 
 def refused(environment: dict[str, str], *words: str) -> str:
@@ -49,7 +49,26 @@ def test_a_random_head_takes_no_traffic_from_the_first_start(options: list[str],
     environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     said = refused(environment, f"models:/{MODEL}/{bad}", *options, "--port", str(free_port()))
     assert "takes no traffic: tau on the canary prompts is 1." in said
-    assert server_pids() == set()
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_ends_during_its_canary_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    point_at(store, register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0))
+    port, log = free_port(), tmp_path / "serve.log"
+    with served(tmp_path, port) as process:
+        wait_for(lambda: "canary prompts are answered" in log.read_text(), 120, process, log)
+        wait_for(lambda: len(servers(process)) == 1, 120, process, log)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        process.wait(120)
+        assert process.returncode == {signal.SIGINT: 130}.get(number, -number)
+        _, left = psutil.wait_procs(family, timeout=60)
+        assert left == []
 
 
 @pytest.mark.slow

@@ -2,13 +2,24 @@
 
 import dataclasses
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_models import TARGET
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 from versions import EVIDENCE, answers, champion
 
+from rayspec.serving.access import Access
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
-from rayspec.serving.canary_server import check_promise
+from rayspec.serving.canary_actor import _readable
+from rayspec.serving.canary_server import answers_of, check_promise, check_words
+from rayspec.serving.process import ServerFailed
+from rayspec.serving.rollover import Postponed
 
 
 def test_tau_is_pooled() -> None:
@@ -96,3 +107,58 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
         with pytest.raises(ValueError, match=message):
             check_promise(champion("1"), found)
     check_promise(champion("1", tau="?"), answers(0.1))
+    check_promise(champion("1"), answers(0.1), ["--speculative-num-steps=1"])  # of which the evidence says nothing
+
+
+@pytest.mark.parametrize(
+    "words", [["--ssl-keyfile", "key"], ["--ssl-certfile=cert"], ["--nnodes", "2"], ["--grpc-mode"]]
+)
+def test_flags_under_which_no_canary_can_be_asked(words: list[str]) -> None:
+    check_words(["--log-level", "warning", "--trust-remote-code", "--enable-metrics"])
+    with pytest.raises(ValueError, match=rf"^{words[0].partition('=')[0]} behind --: the canary .* add --no-canary"):
+        check_words(words)
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[Any]:
+    """What answers every request so, in the place of a server's process; a status of 0 closes the connection."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if status:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        yield SimpleNamespace(address=address, log="server.log", log_tail=lambda: "out of memory")
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(400, "refused with status 400: too long"), (0, r"got no answer[^-]*--- end of server.log")]
+)
+def test_a_canary_that_does_not_answer(status: int, message: str) -> None:
+    version = SimpleNamespace(access=Access(), log_format="text", more=())
+    with answering(status, b"too long") as server, pytest.raises(ServerFailed, match=message):
+        answers_of(server, str(TARGET), version)  # type: ignore[arg-type]
+
+
+def test_what_ray_says_of_a_canary() -> None:
+    """A fault of the version, or of the machine."""
+    for error, meant, message in (
+        (RayTaskError("answers", "", ValueError("NaN")), ValueError, "did not serve: NaN"),
+        (RayActorError(), ValueError, "process of v has died"),
+        (GetTimeoutError(), Postponed, "no room for the canary of v within 5 s"),
+        (OutOfMemoryError("the node is full"), Postponed, r"was lost \(OutOfMemoryError: the node is full"),
+    ):
+        with pytest.raises(meant, match=message), _readable("v", 5):
+            raise error

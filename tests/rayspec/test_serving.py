@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from rayspec.report.adaptive import adaptive_config
 from rayspec.report.page import check_report, write_report
 from rayspec.report.promote import promote, winner
 from rayspec.report.ready_files import acceptance, emit
-from rayspec.serving.access import Access, api_key
+from rayspec.serving.access import Access, api_key, check_is_free
 from rayspec.serving.champion import PINNED, find_champion
 from rayspec.serving.launch import MAX_QUEUED, serve, server_command
 from rayspec.serving.policy import beside_plain, measured_policy
@@ -214,6 +215,16 @@ def test_flags_that_undo_the_checks_are_refused(words: list[str], client: Mlflow
 def test_addresses_that_are_none_are_refused(host: str, port: int, client: MlflowClient) -> None:
     with pytest.raises(ValueError, match=r"--(port|host) must be"):
         server_command(find_champion(MODEL, client), host, port)
+
+
+def test_a_port_that_is_taken_is_found_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"nothing can listen on --host 127\.0\.0\.1 --port {port} \(.*in use"):
+            check_is_free("127.0.0.1", port)
+    check_is_free("127.0.0.1", port)
+    with pytest.raises(ValueError, match=r"--host 192\.0\.2\.1 --port 1234 \(Cannot assign"):
+        check_is_free("192.0.2.1", 1234)
 
 
 def test_numbers_that_are_none_are_refused(client: MlflowClient, tmp_path: Path) -> None:
