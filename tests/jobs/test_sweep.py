@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,13 @@ def submitted(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", address]
         command += ["--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": {"RAYSPEC_HOME": str(home)}})]
         command += ["--", "python", "jobs/sweep.py", *arguments]
-        return subprocess.run(
-            command, cwd=ROOT, env=environment | token, capture_output=True, text=True, timeout=1500, check=False
-        )
+        while True:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment | token, capture_output=True, text=True, timeout=1500, check=False
+            )
+            if "please try again later" not in done.stderr:  # of a head whose agent has not come yet
+                return done
+            time.sleep(2)
 
 
 @pytest.fixture
