@@ -18,7 +18,7 @@ from ray.serve.schema import ApplicationStatus
 
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
-from rayspec.serving.canary_actor import canary_on_ray
+from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
 from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
@@ -95,7 +95,7 @@ def deployed(
     with ExitStack() as stack:
         stack.callback(_shut_down)
         if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
-            _try(champion, serving.version(champion, source), serving)
+            _try(champion, serving.version(champion, source), serving, beside_others=left is not None)
         stack.callback(_delete, SERVERS)
         if found:
             told.info("takes over the applications of a rayspec serve that has ended")
@@ -113,15 +113,16 @@ def deployed(
         yield board, champion, source
 
 
-def _try(champion: Champion, version: ServedVersion, serving: Serving) -> None:
+def _try(champion: Champion, version: ServedVersion, serving: Serving, *, beside_others: bool) -> None:
     """Raises ValueError for one that may take no traffic."""
     about = {"version": version.name}
     told.info(
         "%s answers canary prompts before it takes traffic (--no-canary leaves that out)", version.name, extra=about
     )
+    # alone it has room, or a node that brings it is yet to come
+    place_timeout_s = PLACE_TIMEOUT_S if beside_others else version.start_timeout_s
     try:
-        # as long as a replica may take to start, where a node is yet to come
-        check_promise(champion, canary_on_ray(version, serving.scale, version.start_timeout_s), serving.more)
+        check_promise(champion, canary_on_ray(version, serving.scale, place_timeout_s), serving.more)
     except Postponed as error:
         raise ValueError(f"{error}; --no-canary starts without it") from error
 

@@ -17,9 +17,10 @@ from versions import EVIDENCE, answers, champion
 from rayspec.serving.access import Access
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
 from rayspec.serving.canary_actor import _readable
-from rayspec.serving.canary_server import answers_of, check_promise, check_words
+from rayspec.serving.canary_server import NOT_ALONE, answers_of, check_promise, check_words
 from rayspec.serving.process import ServerFailed
 from rayspec.serving.rollover import Postponed
+from sglang_ext.adapter.server_fields import server_fields
 
 
 def test_tau_is_pooled() -> None:
@@ -114,6 +115,7 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
     "words", [["--ssl-keyfile", "key"], ["--ssl-certfile=cert"], ["--nnodes", "2"], ["--grpc-mode"]]
 )
 def test_flags_under_which_no_canary_can_be_asked(words: list[str]) -> None:
+    assert {flag.replace("-", "_") for flag in NOT_ALONE} <= set(server_fields())
     check_words(["--log-level", "warning", "--trust-remote-code", "--enable-metrics"])
     with pytest.raises(ValueError, match=rf"^{words[0].partition('=')[0]} behind --: the canary .* add --no-canary"):
         check_words(words)
