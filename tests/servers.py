@@ -75,6 +75,8 @@ def ray_head(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     command = [str(programs / "ray"), "start", "--head", "--block", f"--port={free_port()}", "--num-cpus=2"]
     command += [f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--disable-usage-stats"]
+    # the agent takes jobs; its port is the same for all heads of a machine otherwise
+    command += [f"--dashboard-agent-listen-port={free_port()}"]
     short = f"/tmp/rs{os.getpid()}"  # because Ray's socket paths are limited to 107 characters
     command += [f"--temp-dir={short}"]
     # Ray's workers are nice by default, and starve beside the other tests

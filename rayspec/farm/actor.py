@@ -37,7 +37,8 @@ LOCAL_OBJECT_STORE_BYTES = 128 * 2**20  # records are small; Ray would take a th
 def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
     """Connect to `address`, or to the cluster of RAY_ADDRESS, or start Ray on this machine; leave it at the end.
 
-    A cluster of our own counts at least `min_cpus`: a reservation orders who is started, it limits nobody.
+    A cluster of our own counts at least `min_cpus`: a reservation orders who is started, it limits nobody. Raises
+    TimeoutError where it does not start in Ray's time.
     """
     if ray.is_initialized():
         yield
@@ -50,20 +51,33 @@ def cluster(address: str | None, min_cpus: float = 0) -> Iterator[None]:
         else:
             stack.enter_context(_private_token())
             stack.enter_context(_loopback_only())
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(min_cpus)),
-                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
-                _system_config={"worker_niceness": 0},
-                **options,
-            )
+            _start(max(len(os.sched_getaffinity(0)), math.ceil(min_cpus)), options)
         stack.callback(_shut_down)
         # Ray puts an own handler there that aborts the process: no run would be ended, no engine stopped
         signal.signal(signal.SIGTERM, on_terminate)
         stack.enter_context(node_lost_raises())
         yield
+
+
+def _start(num_cpus: int, options: dict[str, Any]) -> None:
+    """Ray on this machine."""
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=num_cpus,
+            object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
+            _system_config={"worker_niceness": 0},
+            **options,
+        )
+    except Exception as error:
+        if type(error) is not Exception or "timed out during startup" not in str(error):  # Ray has no class for it
+            raise
+        raise TimeoutError(
+            "Ray did not start on this machine in half a minute, as happens where other work has all cores; run the "
+            "same command again when there is less (rayspec sweep --resume goes on with a sweep)"
+        ) from error
 
 
 def _shut_down() -> None:

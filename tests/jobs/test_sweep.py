@@ -24,7 +24,7 @@ from hostile import ask
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
-from servers import ray_head
+from servers import START_TIMEOUT_S, ray_head
 
 from rayspec.sweep.record.metric_names import metric_name
 
@@ -56,11 +56,13 @@ def submitted(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", address]
         command += ["--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": {"RAYSPEC_HOME": str(home)}})]
         command += ["--", "python", "jobs/sweep.py", *arguments]
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             done = subprocess.run(
                 command, cwd=ROOT, env=environment | token, capture_output=True, text=True, timeout=1500, check=False
             )
-            if "please try again later" not in done.stderr:  # of a head whose agent has not come yet
+            # of a head whose agent has not come yet
+            if "please try again later" not in done.stderr or time.monotonic() > deadline:
                 return done
             time.sleep(2)
 

@@ -47,3 +47,16 @@ def test_nothing_is_collected_while_ray_shuts_down(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "shutdown", shutdown)
     _shut_down()
     assert gc.isenabled()
+
+
+def test_a_machine_that_is_too_busy_for_ray_gives_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray does
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", too_late)
+    with pytest.raises(TimeoutError, match=r"Ray did not start .* run the same command again"), cluster(None):
+        pass
+    monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), cluster(None):
+        pass
