@@ -50,8 +50,10 @@ def served(folder: Path, port: int, *options: str) -> Iterator[Any]:
     environment = {**os.environ, "RAYSPEC_HOME": str(folder / "home")}
     environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "rayspec.cli", "serve", f"models:/{MODEL}@{ALIAS}", "--port", str(port), *options]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     with (folder / "serve.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    signal.signal(signal.SIGINT, before)
     try:
         yield process
     finally:
