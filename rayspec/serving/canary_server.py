@@ -45,14 +45,19 @@ def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
 def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[str] = ()) -> None:
     """Says what was found. `more`: SGLang's own flags; under another draft length than the evidence's only speculation
     itself is looked for. Raises ValueError for a version that may take no traffic."""
+    about = {"version": champion.name}
     others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
+    if others:
+        told.warning(
+            "%s: its evidence is of another draft length, so tau is not held against it", others[0], extra=about
+        )
     reason = below_promise(answers, {} if others else champion.record.evidence, CanaryBounds())
     if reason is not None:
         raise ValueError(
             f"{champion.name} takes no traffic: {reason}; promote another, or serve this one all the same with "
             "--no-canary"
         )
-    told.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra={"version": champion.name})
+    told.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
 
 
 def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> list[Answer]:

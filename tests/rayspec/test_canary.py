@@ -108,7 +108,8 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
         with pytest.raises(ValueError, match=message):
             check_promise(champion("1"), found)
     check_promise(champion("1", tau="?"), answers(0.1))
-    check_promise(champion("1"), answers(0.1), ["--speculative-num-steps=1"])  # of which the evidence says nothing
+    check_promise(champion("1"), answers(0.1), ["--speculative-num-steps=1"])
+    assert "--speculative-num-steps: its evidence is of another draft length" in caplog.text
 
 
 @pytest.mark.parametrize(

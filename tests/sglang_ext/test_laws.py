@@ -177,10 +177,9 @@ def test_law_without_seeds(engine: Any, drafter: Path | None, toy: Toy) -> None:
 
 
 @met(lambda engine: engine.mixed, of_rules=True)
-def test_seeds(engine: Any, drafter: Path | None, asked: Engine) -> None:
-    check_seeds(engine, 24 if asked.is_first else 12, top_p=0.9, min_p=0.05)
-    if asked.is_first:
-        check_seeds(engine, 24)
+def test_seeds(engine: Any, drafter: Path | None) -> None:
+    check_seeds(engine, 24, top_p=0.9, min_p=0.05)
+    check_seeds(engine, 24)
 
 
 @met(lambda engine: engine.mixed)

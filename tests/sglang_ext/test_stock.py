@@ -36,6 +36,11 @@ def export(kind: str, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.fixture
+def some(prompts: list[Ids]) -> list[Ids]:
+    return prompts[: volume(56, 16)]
+
+
 @contextmanager
 def stock_engine(folder: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
@@ -45,9 +50,8 @@ def stock_engine(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "slimspec"])
-def test_stock_sglang_serves_it_token_for_token(kind: str, prompts: list[Ids], oracle: Oracle, tmp_path: Path) -> None:
+def test_stock_sglang_serves_it_token_for_token(kind: str, some: list[Ids], oracle: Oracle, tmp_path: Path) -> None:
     export(kind, tmp_path)
-    some = prompts[: volume(56, 16)]
     with stock_engine(tmp_path) as engine:
         answers = generate(engine, some)
         with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLMEagle3"):
@@ -57,24 +61,22 @@ def test_stock_sglang_serves_it_token_for_token(kind: str, prompts: list[Ids], o
 
 
 def test_stock_sglang_drafts_what_ours_does(
-    drafters_of: Callable[[str], dict[str, Path]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+    drafters_of: Callable[[str], dict[str, Path]], some: list[Ids], oracle: Oracle, tmp_path: Path
 ) -> None:
     """An EAGLE drafter as `rayspec export` writes it."""
     folder = drafters_of("eagle")["to_export"]
     (found,) = prepare(ExportConfig(drafters=[str(folder)], output_dir=str(tmp_path)))
     write(found)
-    some = prompts[: volume(56, 16)]
     with stock_engine(found.folder) as engine:
         stock = generate(engine, some)
     check_ours_drafts_the_same(folder, stock, some, oracle)
 
 
 def test_an_ordinary_language_model_drafts_what_an_independent_drafter_of_its_weights_does(
-    drafters_of: Callable[[str], dict[str, Path]], prompts: list[Ids], oracle: Oracle, tmp_path: Path
+    drafters_of: Callable[[str], dict[str, Path]], some: list[Ids], oracle: Oracle, tmp_path: Path
 ) -> None:
     folder = drafters_of("independent")["full"]
     as_hugging_face(load_drafter(folder)[0]).save_pretrained(tmp_path / "llama")
-    some = prompts[: volume(56, 16)]
     with running_engine(tmp_path / "llama", draft_steps=STEPS) as engine:
         stock = generate(engine, some)
         with pytest.raises(ValueError, match="the running drafter is a LlamaForCausalLM"):
