@@ -5,6 +5,8 @@ STAMP := $(VENV)/.installed
 # the first of these that is a Python 3.11 or 3.12; override with: make PYTHON=/path/to/python
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+# each file is compiled once, not by every process that the tests start, also where the environment keeps Python from it
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help install demo check test test-full lint audit pins clean
 .DEFAULT_GOAL := help
@@ -32,13 +34,13 @@ demo: $(STAMP)
 	$(BIN)/rayspec sweep --config configs/sweep/demo.yaml
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 -m "not slow"
+	$(TESTS) --numprocesses 3 -m "not slow"
 
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not slow and not engine"
+	$(TESTS) --numprocesses 2 -m "not slow and not engine"
 
 test-full: $(STAMP)
-	OMP_NUM_THREADS=1 RAYSPEC_TESTS=full $(BIN)/python -m pytest --numprocesses 2
+	RAYSPEC_TESTS=full $(TESTS) --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -132,6 +132,7 @@ def _save(figure: Figure, path: Path) -> list[Path]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a warning a character
             figure.savefig(png, dpi=150)
+            figure.set_layout_engine("none")  # the places that were found stay
             figure.savefig(svg, metadata={"Date": None})  # the same numbers give the same file
     except Exception:  # whatever a figure fails of, no half-written picture stays
         png.unlink(missing_ok=True)

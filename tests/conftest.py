@@ -1,60 +1,13 @@
-"""A target small enough to train drafters for in seconds: random weights, a byte tokenizer, some text to cut from."""
+"""Which tests come first, and what workers may do side by side."""
 
-import importlib
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
-import mlflow.store.db.utils
 import pytest
-import torch
 from xdist.scheduler import LoadScopeScheduling
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no model is one without asking the hub, some seconds a name
-
-if not torch.cuda.is_available():
-    # Triton decides at a kernel's definition whether it is interpreted, and looks again at each launch (the fixture
-    # `interpreter`); engines that tests start must not inherit it
-    os.environ["TRITON_INTERPRET"] = "1"
-    # not __init__ by that name: it would run twice, and the second registration of an operator frees the first
-    for _file in sorted((Path(__file__).parents[1] / "kernels" / "rayspec_kernels").glob("*/[!_]*.py")):
-        importlib.import_module(f"rayspec_kernels.{_file.parent.name}.{_file.stem}")
-    del os.environ["TRITON_INTERPRET"]
-
-from sqlalchemy import Engine, event, inspect
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from rayspec.training.frozen_target import FrozenTarget
-
-
-@event.listens_for(Engine, "connect")
-def _without_waiting_for_the_disk(connection: Any, record: Any) -> None:
-    """MLflow's stores of this process need not outlive a power cut; of 7 s to make one, 5 were waits for the disk."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA synchronous=OFF")
-
-
-_migrated = sqlite3.connect(":memory:", check_same_thread=False)  # empty until the first store is made
-_migrate = mlflow.store.db.utils._initialize_tables
-
-
-def _tables_as_migrated_before(engine: Engine) -> None:
-    """The tables of a new store of MLflow: by its own migrations once a process, a second of work, and copied then."""
-    if engine.dialect.name != "sqlite" or inspect(engine).get_table_names():
-        return _migrate(engine)  # which also finds what is half made
-    is_first = not _migrated.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if is_first:
-        _migrate(engine)
-    with engine.connect() as connection:
-        store = connection.connection.driver_connection
-        assert isinstance(store, sqlite3.Connection), "the dialect says so"
-        source, copy = (store, _migrated) if is_first else (_migrated, store)
-        source.backup(copy)
-
-
-mlflow.store.db.utils._initialize_tables = _tables_as_migrated_before
+pytest.register_assert_rewrite("session")  # which another conftest.py may import before pytest does
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
@@ -87,6 +40,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
     return ByResource(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hands tests out runs none, and its workers start when this has ended."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses:
+        config.pluginmanager.import_plugin("session")
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """What takes longest comes first, so that no worker is left with it at the end, and of a file what needs the same
@@ -102,57 +61,3 @@ def _turn(item: Any) -> tuple[Any, ...]:
     scope, params = scope_of(item.nodeid), getattr(item, "callspec", None)
     engine = str(params.params.get("engine", "")) if params else ""
     return scope != "ray", "/sglang_ext/" not in item.nodeid, item.path, engine
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches of the kernels run in Triton's interpreter, where there is no GPU."""
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
-def save_tiny_target(folder: Path, seed: int = 0) -> Path:
-    """A Llama of 8 layers (the fewest with three default taps), 32 wide, 257 byte tokens, tied head."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<|endoftext|>": 0, **{symbol: i for i, symbol in enumerate(alphabet, start=1)}}
-    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>").save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,  # the default's near-uniform logits would make every greedy token a coin toss
-        bos_token_id=0,
-        eos_token_id=0,
-        rms_norm_eps=1e-5,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_target(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def tiny_target(tiny_target_folder: Path) -> FrozenTarget:
-    return FrozenTarget.load(tiny_target_folder, torch.float32)
-
-
-@pytest.fixture(scope="session")
-def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Source-like files, enough lines for a few dozen short prompts."""
-    folder = tmp_path_factory.mktemp("texts")
-    for n in range(4):
-        lines = [f"def f{n}_{i}(a, b):\n    return a * {i} + b\n" for i in range(30)]
-        (folder / f"module_{n}.py").write_text("\n".join(lines))
-    return folder

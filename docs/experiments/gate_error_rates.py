@@ -50,7 +50,8 @@ class Scenario:
     greedy: bool = True
     varying: float = 0.0
     counts_blocks: bool = False
-    concurrency: int = 1  # a block takes as long as one answer
+    concurrency: int = 1
+    block_cost: float = 1.0  # a block takes so many times as long as one answer
     prompts: int = 96
     seconds: float = 480.0
 
@@ -79,6 +80,19 @@ SCENARIOS = (
     *(
         Scenario(f"tau -{loss:.0%}, 4 streams, {varying:.0%} vary", tau_loss=loss, varying=varying, concurrency=4)
         for loss, varying in ((0.02, 0.05), (0.02, 0.2), (0.05, 0.2), (0.1, 0.2))
+    ),
+    # what one engine on two cores was measured to take: docs/results/policy-smollm2
+    Scenario("A/A, 4 streams that cost 2.0", concurrency=4, block_cost=2.0),
+    Scenario("tau -2%, 4 streams that cost 1.5", tau_loss=0.02, concurrency=4, block_cost=1.5),
+    Scenario("tau -2%, 4 streams that cost 2.0", tau_loss=0.02, concurrency=4, block_cost=2.0),
+    Scenario("tau -5%, 4 streams that cost 2.0", tau_loss=0.05, concurrency=4, block_cost=2.0),
+    Scenario(
+        "tau -2%, drawn, 16 streams that cost 4.7",
+        tau_loss=0.02,
+        greedy=False,
+        concurrency=16,
+        block_cost=4.7,
+        prompts=1600,
     ),
     Scenario("A/A, 4 streams, by block", counts_blocks=True, concurrency=4),
     Scenario("A/A, 4 streams, by block, 20% vary", counts_blocks=True, varying=0.2, concurrency=4),
@@ -176,10 +190,11 @@ class SimulatedSide:
     to a prompt."""
 
     def __init__(
-        self, label: str, world: World, speed_loss: float, accepted: Callable[[str], int], *, counts_blocks: bool
+        self, label: str, world: World, speed_loss: float, accepted: Callable[[str], int], scenario: Scenario
     ) -> None:
-        self.label, self.world, self.accepted, self.counts_blocks = label, world, accepted, counts_blocks
-        self.slowdown = 1 / (1 - speed_loss)
+        self.label, self.world, self.accepted = label, world, accepted
+        self.counts_blocks = scenario.counts_blocks
+        self.slowdown = scenario.block_cost / (1 - speed_loss)
 
     def answer(self, prompts: Sequence[Conversation]) -> BlockAnswers:
         world, tokens = self.world, self.world.noise.tokens
@@ -254,8 +269,7 @@ def simulate(scenario: Scenario, noise: Noise, seed: int) -> tuple[str, float, i
         accepted = [drawn(rng, noise, 0.0), drawn(rng, noise, scenario.tau_loss)]
     losses = (0.0, scenario.speed_loss)
     sides = [
-        SimulatedSide(label, world, loss, of, counts_blocks=scenario.counts_blocks)
-        for label, loss, of in zip("ab", losses, accepted, strict=True)
+        SimulatedSide(label, world, loss, of, scenario) for label, loss, of in zip("ab", losses, accepted, strict=True)
     ]
     prompts = [Conversation(id=str(i), category="c", turns=("t",)) for i in range(scenario.prompts)]
     config = GateConfig(temperature=0.0 if scenario.greedy else 1.0, concurrency=scenario.concurrency)

@@ -62,7 +62,7 @@ def is_rolled_back(rng: np.random.Generator, draw: Draw, rate: float, loss: floa
             window(marks[: look + 1]),
             before,
             WatchBounds(),
-            judges_tau=True,
+            of_first_drafts=False,
             level=spent(look / looks) - spent((look - 1) / looks),
         )
         for look in range(1, looks + 1)

@@ -9,10 +9,15 @@ be done.
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayspec.home import home, tracking_uri
 from rayspec.job import set_up
+
+if TYPE_CHECKING:
+    from rayspec.sweep.record.results import TrialResult
 
 
 def main(arguments: list[str]) -> int:
@@ -56,6 +61,7 @@ def main(arguments: list[str]) -> int:
                 model = options.model or default_model(sweep.params["target"])
                 is_there = options.once and champion_of(sweep, best, options.model)
                 print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
+                _tell_of_one_load(sweep.results, best)
             return 0
         markdown, page = write_report(sweep, folder)
         print(decision(sweep.results))
@@ -69,6 +75,7 @@ def main(arguments: list[str]) -> int:
             before = champion_of(sweep, best, options.model) if options.once else None
             done = before or promote(sweep, folder, best, options.model)
             print(f"{done.uri} is {'still' if before else 'now'} version {done.version}: {best.trial.name}")
+            _tell_of_one_load(sweep.results, best)
     except PromotionRefused as refused:
         print(f"refused: {refused}", file=sys.stderr)
         return 1
@@ -76,6 +83,13 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _tell_of_one_load(results: "Sequence[TrialResult]", best: "TrialResult") -> None:
+    from rayspec.serving.policy import ONE_LOAD, has_loads
+
+    if not has_loads(results, best):
+        print(f"note: {ONE_LOAD}")
 
 
 def _default_folder(name: str, run_id: str) -> Path:

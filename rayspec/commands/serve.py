@@ -126,8 +126,11 @@ class _Asked:
 
     def tell(self) -> None:
         from rayspec.serving.launch import described
+        from rayspec.serving.policy import ONE_LOAD
 
         told.info("%s", described(self.champion, self.command), extra=self.about)
+        if self.champion.policy is None and not self.options.no_policy:
+            told.warning("%s: %s", self.champion.name, ONE_LOAD, extra=self.about)
         if self.access.key is None and self.options.host not in LOOPBACK:
             told.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
         if self.scale is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from rayspec.gate.config import GateConfig
-from rayspec.gate.decision import Verdict, as_share
+from rayspec.gate.decision import SAME_REPEATS, Verdict, as_share
 from rayspec.gate.endpoint import EndpointSide, checked_address, endpoint_key, is_address
 from rayspec.gate.report import Finding, find
 from rayspec.gate.rounds import SIDES, Gate, check_workload
@@ -77,7 +77,17 @@ def planned(config: GateConfig, sources: Sequence[str], options: Sequence[Endpoi
     else:
         prompts, _ = _checked_drafters(config, sources, options)
     load = f"{len(prompts)} prompts of {config.workload}, {config.concurrency} at once"
-    return f"{sources[1]} against {sources[0]}: {load}, up to {config.max_minutes:g} minutes"
+    tau = (
+        f"{config.tau_loss:.0%} of tau is told where answers repeat and each side gives one to all {len(prompts)} prompts "
+        f"and to {SAME_REPEATS // 2} of them again"
+        if config.is_greedy
+        else f"{config.tau_loss:.0%} of tau takes tens of thousands of drawn tokens a side"
+    )
+    return (
+        f"{sources[1]} against {sources[0]}: {load}, up to {config.max_minutes:g} minutes\n"
+        f"{tau}; where the time does not suffice for that, the verdict is undecided (a higher concurrency gives more "
+        "answers in it)"
+    )
 
 
 def _are_endpoints(sources: Sequence[str]) -> bool:

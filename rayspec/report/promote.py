@@ -11,12 +11,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
+from rayspec.champion_fields import NOT_OF_A_RECORD
 from rayspec.logged_models import MODEL_ID_TAG, add_version, find_models
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
 from rayspec.serving.policy import measured_policy, policy_text
-from rayspec.serving.record import NOT_OF_A_RECORD, ServingRecord, files_sha256
+from rayspec.serving.record import ServingRecord, files_sha256
 from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep

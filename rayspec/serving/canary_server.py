@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from rayspec.champion_fields import SHAPE
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import told
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
-from rayspec.serving.record import SHAPE
 from rayspec.serving.version import ServedVersion, start_server
 
 ANSWER_TIMEOUT_S = 600.0

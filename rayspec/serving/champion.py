@@ -11,8 +11,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError, safe_open
 
+from rayspec.champion_fields import SHAPE
 from rayspec.home import home
-from rayspec.serving.record import RECORD, SHAPE, ServingRecord, files_sha256, read_record
+from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_sha256
 from rayspec.tracking import TrackingError, redacted

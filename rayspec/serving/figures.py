@@ -10,11 +10,13 @@ Ranks, since counters of one request move at different times, and a few parts th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from prometheus_client.parser import text_string_to_metric_families
 from scipy import stats
 
-VERIFIED, ACCEPTED = "rayspec_verified_requests_total", "rayspec_accepted_drafts_total"
+VERIFIED, DRAFTED = "rayspec_verified_requests_total", "rayspec_drafted_total"
+ACCEPTED = "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
 TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
 FALSE_ALARM = 0.005  # of each of the two figures, over all looks at one version
@@ -28,6 +30,8 @@ class Totals:
 
     verified: float = 0.0  # verify steps that drafted, each as often as a request took part
     accepted: float = 0.0  # drafts
+    drafted_first: float = 0.0  # first drafts of a verify step
+    accepted_first: float = 0.0
     requests: float = 0.0  # that were answered
     tokens: float = 0.0
     ttft_s: float = 0.0
@@ -48,6 +52,11 @@ class Totals:
         return self.verified + self.accepted, self.verified
 
     @property
+    def emitted_by_first(self) -> tuple[float, float]:
+        """The same, had each step but one draft: what it is does not depend on how many a policy chooses."""
+        return self.drafted_first + self.accepted_first, self.drafted_first
+
+    @property
     def decoding(self) -> tuple[float, float]:
         """(seconds, tokens) after the first token of each request."""
         return self.e2e_s - self.ttft_s, self.tokens - self.requests
@@ -55,6 +64,10 @@ class Totals:
     @property
     def tau(self) -> float | None:
         return _ratio(self.emitted)
+
+    @property
+    def tau_of_first(self) -> float | None:
+        return _ratio(self.emitted_by_first)
 
     @property
     def token_s(self) -> float | None:
@@ -80,13 +93,18 @@ def pooled(parts: Window) -> Totals:
 def read_totals(text: str) -> Totals:
     """Of what a server's /metrics says."""
     found: dict[str, float] = {}
+    first: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("draft_steps") != "0":  # a policy's plain steps have no drafts to accept
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            if sample.labels.get("position") == "1":
+                first[sample.name] = first.get(sample.name, 0.0) + sample.value
     return Totals(
         verified=found.get(VERIFIED, 0.0),
         accepted=found.get(ACCEPTED, 0.0),
+        drafted_first=first.get(DRAFTED, 0.0),
+        accepted_first=first.get(ACCEPTED, 0.0),
         requests=found.get(REQUESTS, 0.0),
         tokens=found.get(TOKENS, 0.0),
         ttft_s=found.get(TTFT_S, 0.0),
@@ -98,26 +116,29 @@ def read_totals(text: str) -> Totals:
 class WatchBounds:
     """What a new version may lose against the one before under live traffic, which is never the same twice."""
 
-    tau_loss: float = 0.10  # share of tau
+    tau_loss: float = 0.10  # share of tau, or of that of first drafts
     token_s_growth: float = 0.50  # share of the seconds a token
     min_requests: int = 20  # of each version; with fewer nothing is judged
 
 
-def worse(now: Window, before: Window, bounds: WatchBounds, *, judges_tau: bool, level: float) -> str | None:
+def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: bool, level: float) -> str | None:
     """Why the new version is to be rolled back; None where it is not, or where too few requests say so.
 
-    `judges_tau` False: a policy chooses draft lengths by load, so that tau says nothing of the drafter. `level`: how
-    probable each figure's false alarm may be at this look (`spent`).
+    `of_first_drafts`: judge tau by them alone, where a policy chooses how many follow. `level`: how probable each
+    figure's false alarm may be at this look (`spent`).
     """
     own, other = pooled(now), pooled(before)
     if min(own.requests, other.requests) < bounds.min_requests:
         return None
-    if judges_tau and _is_beyond(before, now, lambda t: t.emitted, 1 / (1 - bounds.tau_loss), level):
-        assert own.tau is not None, "it is beyond"
-        assert other.tau is not None, "it is beyond"
+    name = "tau of first drafts alone" if of_first_drafts else "tau"
+    emitted = attrgetter("emitted_by_first" if of_first_drafts else "emitted")
+    if _is_beyond(before, now, emitted, 1 / (1 - bounds.tau_loss), level):
+        tau, tau_before = _ratio(emitted(own)), _ratio(emitted(other))
+        assert tau is not None, "it is beyond"
+        assert tau_before is not None, "it is beyond"
         return (
-            f"tau under traffic is {own.tau:.3f}, {1 - own.tau / other.tau:.0%} below the {other.tau:.3f} of the "
-            f"version before (bound {bounds.tau_loss:.0%})"
+            f"{name} under traffic is {tau:.3f}, {1 - tau / tau_before:.0%} below the {tau_before:.3f} of the version "
+            f"before (bound {bounds.tau_loss:.0%})"
         )
     if _is_beyond(now, before, lambda t: t.decoding, 1 + bounds.token_s_growth, level):
         assert own.token_s is not None, "it is beyond"

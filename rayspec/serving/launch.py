@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rayspec.champion_fields import OWN_FLAGS
 from rayspec.serving.access import Access, check_address
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.process import tethered
-from rayspec.serving.record import OWN_FLAGS
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import PolicyTable
 

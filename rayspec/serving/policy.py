@@ -13,22 +13,17 @@ from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.policy.table import FORMAT, CostCurve, PolicyTable
 
 Request = Mapping[str, Any]  # as `StoredSweep.requests` gives them
+ONE_LOAD = (
+    "its sweep measured no two loads in streams with drafts and without, so there is no policy: it drafts as much at "
+    "every load, and at another than the measured one it may be slower than plain decoding (sweep with several loads, "
+    "as in concurrency=[1,4,16], and promote again)"
+)
 
 
 def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None:
     """For the drafter and shape of `best`: a chain's every measured draft length, a tree's own, each at all loads in
     streams. None where the sweep did not measure at least two such loads with drafts and without."""
-    assert best.trial.candidate is not None, "the winner has a drafter"
-    lengths = None if best.trial.candidate.shape.topk == 1 else {best.trial.draft_steps}
-    found: dict[int, dict[int, Trial]] = {}  # by draft length and streams
-    for result in sweep.results:
-        trial = result.trial
-        if result.error or trial.traffic.is_open or trial.label not in (PLAIN, best.trial.label):
-            continue
-        if trial.traffic.temperature != best.trial.traffic.temperature:  # other tokens are accepted
-            continue
-        if trial.candidate is None or lengths is None or trial.draft_steps in lengths:
-            found.setdefault(trial.draft_steps, {})[trial.traffic.concurrency] = trial
+    found = _trials(sweep.results, best)
     requests = {trial: list(sweep.requests(trial)) for trials in found.values() for trial in trials.values()}
     plain = {streams: requests[trial] for streams, trial in found.get(0, {}).items()}
     curves = []
@@ -57,6 +52,28 @@ def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None
             "sweep_run_id": sweep.run_id,
         },
     )
+
+
+def has_loads(results: Iterable[TrialResult], best: TrialResult) -> bool:
+    """Whether a policy follows from what was measured, but for trials without an answer of two tokens."""
+    lengths = [k for k, trials in _trials(results, best).items() if len(trials) > 1]
+    return 0 in lengths and len(lengths) > 1
+
+
+def _trials(results: Iterable[TrialResult], best: TrialResult) -> dict[int, dict[int, Trial]]:
+    """By draft length (0: plain decoding) and streams, what speaks of the drafter and shape of `best`."""
+    assert best.trial.candidate is not None, "the winner has a drafter"
+    lengths = None if best.trial.candidate.shape.topk == 1 else {best.trial.draft_steps}
+    found: dict[int, dict[int, Trial]] = {}
+    for result in results:
+        trial = result.trial
+        if result.error or trial.traffic.is_open or trial.label not in (PLAIN, best.trial.label):
+            continue
+        if trial.traffic.temperature != best.trial.traffic.temperature:  # other tokens are accepted
+            continue
+        if trial.candidate is None or lengths is None or trial.draft_steps in lengths:
+            found.setdefault(trial.draft_steps, {})[trial.traffic.concurrency] = trial
+    return found
 
 
 def beside_plain(requests: Sequence[Request], draft_steps: int, plain: Sequence[Request]) -> float | None:

@@ -139,7 +139,7 @@ class Rollover:
 
     def _watch(self, counted: Totals, before: Window, old: Champion, old_version: str) -> None:
         settings, version = self._settings, self.version
-        judges_tau = not (self._has_policy(self.champion) or self._has_policy(old))
+        of_first_drafts = self._has_policy(self.champion) or self._has_policy(old)
         begin, marks, share, reason = self._clock(), [counted], 0.0, None
         while share < 1 and reason is None:
             left = begin + settings.watch_s - self._clock()
@@ -148,7 +148,7 @@ class Rollover:
             looked_at = share
             share = min(1.0, (self._clock() - begin) / settings.watch_s) if settings.watch_s else 1.0
             now, level = window(marks), spent(share) - spent(looked_at)
-            reason = worse(now, before, settings.watch, judges_tau=judges_tau, level=level)
+            reason = worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=level)
         figures = _watched(pooled(now), pooled(before))
         if reason is None:
             few = min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests
@@ -206,6 +206,8 @@ def _watched(now: Totals, before: Totals) -> dict[str, float]:
         "watch_requests_before": before.requests,
         "watch_tau": now.tau,
         "watch_tau_before": before.tau,
+        "watch_tau_of_first": now.tau_of_first,
+        "watch_tau_of_first_before": before.tau_of_first,
         "watch_token_ms": None if now.token_s is None else 1e3 * now.token_s,
         "watch_token_ms_before": None if before.token_s is None else 1e3 * before.token_s,
     }

@@ -21,7 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "rayspec"))  # the synthetic sweep
 
 from fixture_models import TARGET
-from published import publish
+from published import publish, undrawn
 from servers import START_TIMEOUT_S, free_port, listening
 from synthetic import few_trials, make_synthetic_sweep
 
@@ -37,7 +37,8 @@ def commands(folder: Path, target: str) -> dict[str, list[str]]:
     tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
     sweep = few_trials(make_synthetic_sweep(), target=target)
     stored = find_sweep(tracker.client, publish(tracker, sweep))
-    markdown, _ = write_report(stored, folder / "report")
+    with undrawn():
+        markdown, _ = write_report(stored, folder / "report")
     model = promote(stored, folder / "report", winner(stored.results)).model
     description = tracker.client.get_model_version_by_alias(model, "champion").description
     return {name: _block(text) for name, text in (("champion", description), ("report", markdown.read_text()))}

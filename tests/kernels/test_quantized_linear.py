@@ -120,7 +120,7 @@ def test_kernel_matches_float64(
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_more_rows_than_a_tile(weight_format: str, device: torch.device) -> None:
     """In one type, beside the slow ones in all: an interpreter takes seconds for it."""
-    test_kernel_matches_float64(70, 20, 64, torch.bfloat16, weight_format, device)
+    test_kernel_matches_float64(70, 20, 32, torch.bfloat16, weight_format, device)
 
 
 @pytest.mark.parametrize("kernel", [tiled_kernel, gemv_kernel])

@@ -1,12 +1,20 @@
-"""The synthetic sweep of synthetic.py, made once."""
+"""The synthetic sweep of synthetic.py, made once, and a champion of it."""
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
+import published
 import pytest
+import session  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
+from fixture_models import TARGET
+from mlflow import MlflowClient
 from synthetic import SyntheticSweep, make_synthetic_sweep, synthetic_request
 
 from rayspec.records import RequestRecord
 from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import find_sweep
+from rayspec.tracking import Tracker
 
 
 @pytest.fixture
@@ -24,3 +32,23 @@ def synthetic_sweep() -> SyntheticSweep:
 def results(synthetic_sweep: SyntheticSweep) -> list[TrialResult]:
     """A whole sweep's results: 4 heads, 2 and 4 draft steps, 1 and 4 streams."""
     return synthetic_sweep.results
+
+
+@pytest.fixture(scope="session")
+def promoted(tmp_path_factory: pytest.TempPathFactory, synthetic_sweep: SyntheticSweep) -> Path:
+    """An MLflow store with a champion of the synthetic sweep on the fixture target, and the file of its run's id."""
+    folder = tmp_path_factory.mktemp("store")
+    tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
+    config = dataclasses.replace(synthetic_sweep.config, target=str(TARGET))
+    stored = find_sweep(tracker.client, published.publish(tracker, dataclasses.replace(synthetic_sweep, config=config)))
+    done = published.promoted(stored, folder / "report", "drafter-target")
+    (folder / "run").write_text(stored.run_ids[done.winner.trial])
+    return folder
+
+
+@pytest.fixture
+def champion_client(promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """Of the store of `promoted`, with a home of its own."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{promoted}/mlflow.db")
+    return MlflowClient(f"sqlite:///{promoted}/mlflow.db")

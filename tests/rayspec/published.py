@@ -1,18 +1,25 @@
-"""Puts a synthetic sweep into an MLflow store through the same publisher as a real one."""
+"""Puts a synthetic sweep into an MLflow store through the same publisher as a real one, and its winner into the
+registry. Figures are drawn where a test asks for them: they take longer than all else."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import mlflow.artifacts
+import pytest
 from mlflow import MlflowClient
 from synthetic import SyntheticSweep
 
 from rayspec.driver.publish import Publisher
 from rayspec.provenance import provenance
+from rayspec.report.page import write_report
+from rayspec.report.promote import Promotion, promote, winner
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.plan.trials import Trial
 from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256, target_sha256
 from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import Tracker
 from rayspec.workloads import Conversation
 from sglang_ext.fingerprints import combined_sha256
@@ -22,9 +29,29 @@ COMMAND = "rayspec sweep --config configs/sweep/demo.yaml"
 CAUSE = "drafter /broken does not fit its config.json: missing fc.weight | <script>alert(1)</script>"
 
 
-def publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None = None) -> str:
+@contextmanager
+def undrawn() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayspec.driver.publish.write_figures", lambda *_: [])
+        patch.setattr("rayspec.report.page.sweep_figures", lambda *_: {})
+        yield
+
+
+def promoted(sweep: StoredSweep, folder: Path, model: str | None = None) -> Promotion:
+    """The sweep's winner, with a report in `folder`."""
+    with undrawn():
+        write_report(sweep, folder)
+    return promote(sweep, folder, winner(sweep.results), model)
+
+
+def publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None = None, *, draws: bool = False) -> str:
     """The parent's run id, `run_id` where it is published again. One trial of a broken drafter fails beside those that
     were measured."""
+    with nullcontext() if draws else undrawn():
+        return _publish(tracker, sweep, run_id)
+
+
+def _publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None) -> str:
     candidate = Candidate(label="broken", path="/broken", draft_steps=2, problem=CAUSE)
     broken = Trial(candidate=candidate, traffic=min(trial.traffic for trial in sweep.blocks))
     requests = [r for blocks in sweep.blocks.values() for b in blocks for r in b.requests]

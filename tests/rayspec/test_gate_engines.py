@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 from fixture_models import DRAFTERS, PROMPTS, TARGET
-from published import publish
+from published import promoted, publish
 from synthetic import few_trials, make_synthetic_sweep
 
 from rayspec.gate.config import GateConfig
 from rayspec.gate.engines import prepare_drafters
-from rayspec.report.page import write_report
-from rayspec.report.promote import promote, winner
 from rayspec.sweep.config import EngineConfig
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
@@ -26,9 +24,7 @@ def champion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", "tests", (tmp_path / "artifacts").as_uri())
     sweep = few_trials(make_synthetic_sweep(), target=str(TARGET))
     stored = find_sweep(tracker.client, publish(tracker, sweep))
-    write_report(stored, tmp_path / "report")
-    done = promote(stored, tmp_path / "report", winner(stored.results))
-    return f"models:/{done.model}@champion"
+    return f"models:/{promoted(stored, tmp_path / 'report').model}@champion"
 
 
 def test_a_champion_brings_its_settings_and_is_compared_under_them(champion: str) -> None:

@@ -6,14 +6,13 @@ import mlflow
 import pytest
 from logged import check_logged, check_traces, check_version
 from mlflow.entities import LoggedModel
-from published import CAUSE, publish
+from published import CAUSE, promoted, publish
 from synthetic import SyntheticSweep, few_trials
 
 from rayspec.driver.publish import representatives
 from rayspec.driver.traces import log_traces
 from rayspec.logged_models import find_models
-from rayspec.report.page import write_report
-from rayspec.report.promote import promote, winner
+from rayspec.report.promote import winner
 from rayspec.sweep.record.stored import StoredSweep, find_sweep
 from rayspec.tracking import Run, Tracker
 
@@ -131,9 +130,8 @@ def test_traces_are_as_many_as_the_config_says(
 
 
 def test_a_promoted_version_names_its_model(stored: StoredSweep, tmp_path: Path) -> None:
-    write_report(stored, tmp_path / "report")
     for _ in range(2):  # a second version of the same model
-        promote(stored, tmp_path / "report", winner(stored.results), "names-its-model")
+        promoted(stored, tmp_path / "report", "names-its-model")
     check_version(stored, "names-its-model", "2", tmp_path)
     noted = find_models(stored.client, stored.parent.info.experiment_id, stored.run_id)[
         winner(stored.results).trial.label
@@ -147,8 +145,7 @@ def test_a_sweep_without_logged_models_is_promoted_as_before(
     old = find_sweep(tracker.client, publish(tracker, few_trials(synthetic_sweep, name="old")))
     for model in find_models(tracker.client, tracker.experiment_id, old.run_id).values():
         tracker.client.delete_logged_model(model.model_id)
-    write_report(old, tmp_path / "report")
-    done = promote(old, tmp_path / "report", winner(old.results), "old")
+    done = promoted(old, tmp_path / "report", "old")
     version = tracker.client.get_model_version("old", done.version)
     assert "model_id" not in version.tags
 

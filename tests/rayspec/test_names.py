@@ -96,7 +96,7 @@ def test_a_sweep_of_odd_categories_is_recorded_and_reported(
     few = {t: b for t, b in synthetic_sweep.blocks.items() if t.traffic.concurrency == 1 and t.draft_steps != 2}
     sweep = with_categories(dataclasses.replace(synthetic_sweep, blocks=few), ODD)
     tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", "tests", (tmp_path / "artifacts").as_uri())
-    stored = find_sweep(tracker.client, publish(tracker, sweep))
+    stored = find_sweep(tracker.client, publish(tracker, sweep, draws=True))
     back = {r.trial.name: r for r in stored.results}
     for result in sweep.results:
         assert back[result.trial.name].metrics == pytest.approx(dict(result.metrics))

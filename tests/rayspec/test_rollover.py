@@ -32,6 +32,9 @@ rayspec_verified_requests_total{draft_steps="0"} 900.0
 # TYPE rayspec_accepted_drafts_total counter
 rayspec_accepted_drafts_total{position="1"} 90.0
 rayspec_accepted_drafts_total{position="2"} 60.0
+# TYPE rayspec_drafted_total counter
+rayspec_drafted_total{position="1"} 100.0
+rayspec_drafted_total{position="2"} 80.0
 # TYPE sglang:e2e_request_latency_seconds histogram
 sglang:e2e_request_latency_seconds_bucket{le="+Inf"} 10.0
 sglang:e2e_request_latency_seconds_count 10.0
@@ -48,18 +51,21 @@ sglang:generation_tokens_total{x="a"} 250.0
 def test_totals_of_a_servers_metrics() -> None:
     totals = read_totals(METRICS)
     assert totals.tau == pytest.approx(2.5)
+    assert totals.tau_of_first == pytest.approx(1.9)
     assert totals.token_s == pytest.approx(0.1)
     assert read_totals("").tau is None
     assert (totals + totals - totals) == totals
 
 
-def traffic(requests: float = 100, *, accepted: float = 1.5, token_s: float = 0.01) -> Totals:
+def traffic(requests: float = 100, *, accepted: float = 1.5, token_s: float = 0.01, first: float = 0.6) -> Totals:
     tokens = 25 * requests
     return Totals(
         requests=requests,
         tokens=tokens,
         verified=10 * requests,
         accepted=10 * requests * accepted,
+        drafted_first=10 * requests,
+        accepted_first=10 * requests * first,
         ttft_s=0.1 * requests,
         e2e_s=0.1 * requests + (tokens - requests) * token_s,
     )
@@ -74,22 +80,25 @@ UNEVEN = [traffic(10, accepted=accepted) for accepted in (0.2, 2.6)] * 5  # tau 
 
 
 @pytest.mark.parametrize(
-    ("now", "judges_tau", "message"),
+    ("now", "of_first_drafts", "message"),
     [
-        (parts(), True, None),
-        (parts(accepted=1.3), True, None),
-        (parts(accepted=1.1), True, "tau under traffic is 2.100, 16% below the 2.500"),
-        (parts(accepted=1.1), False, None),
-        ([*UNEVEN[:4], *parts(60, accepted=0.9)[:2]], True, None),
-        (parts(token_s=0.014), True, None),
+        (parts(), False, None),
+        (parts(accepted=1.3), False, None),
+        (parts(accepted=1.1), False, "tau under traffic is 2.100, 16% below the 2.500"),
+        (parts(accepted=1.1), True, None),
+        (parts(first=0.5), True, None),
+        (parts(first=0.4), True, "tau of first drafts alone under traffic is 1.400, 12% below the 1.600"),
+        (parts(first=0.4), False, None),
+        ([*UNEVEN[:4], *parts(60, accepted=0.9)[:2]], False, None),
+        (parts(token_s=0.014), False, None),
         (parts(token_s=0.016), True, "a token takes 16.0 ms under traffic, 60% more than the 10.0 ms"),
-        (parts(19, accepted=0.1), True, None),
-        ([traffic(accepted=0.1)], True, None),  # of one part nobody knows by how much it is chance
-        ([], True, None),
+        (parts(19, accepted=0.1), False, None),
+        ([traffic(accepted=0.1)], False, None),  # of one part nobody knows by how much it is chance
+        ([], False, None),
     ],
 )
-def test_what_traffic_says(now: list[Totals], judges_tau: bool, message: str | None) -> None:
-    found = worse(now, BEFORE, WatchBounds(), judges_tau=judges_tau, level=0.001)
+def test_what_traffic_says(now: list[Totals], of_first_drafts: bool, message: str | None) -> None:
+    found = worse(now, BEFORE, WatchBounds(), of_first_drafts=of_first_drafts, level=0.001)
     assert (found is None) == (message is None)
     assert message is None or (found is not None and message in found)
 
@@ -114,7 +123,7 @@ def test_looking_again_and_again_gives_few_false_alarms(rate: float, loss: float
                 window(marks[: look + 1]),
                 before,
                 WatchBounds(),
-                judges_tau=True,
+                of_first_drafts=False,
                 level=spent(look / 60) - spent((look - 1) / 60),
             )
             for look in range(1, 61)

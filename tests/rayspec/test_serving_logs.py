@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayspec.serving.logs import adopt_loggers, log_level, set_up_logs, sglang_variables, told_events
+from rayspec.serving.logs import adopt_loggers, log_level, set_up_logs, sglang_variables, told, told_events
 
 SERVER = """
 import logging, warnings
@@ -53,6 +53,12 @@ def loggers() -> Any:
         logger.setLevel(level)
     logging.captureWarnings(False)
     sys.excepthook = hook
+
+
+def test_a_name_of_a_champion_steers_no_terminal(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs("text")
+    told.info("of\té\nand \x1b]0;mine\x07 \x9b2J\r")
+    assert capsys.readouterr().out == "of\té\nand \\x1b]0;mine\\x07 \\x9b2J\\r\n"
 
 
 def test_every_line_of_a_server_is_an_object(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def server(
 
 
 def _with_sweep(database: str, address: str, folder: Path, sweep: SyntheticSweep) -> Server:
-    run_id = publish(Tracker(address, "rayspec-sweep"), sweep)
+    run_id = publish(Tracker(address, "rayspec-sweep"), sweep, draws=True)
     return Server(database=database, address=address, folder=folder, sweep=find_sweep(connect(address), run_id))
 
 

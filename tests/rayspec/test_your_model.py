@@ -10,7 +10,7 @@ import pytest
 from answerers import InTurn
 from fixture_models import TARGET
 from planned_home import make_calibrations, make_drafter, make_target, make_workloads
-from published import publish
+from published import promoted, publish
 from synthetic import few_trials, make_synthetic_sweep
 from test_recipes import MODELS, TRAIN, file_of, training
 
@@ -18,8 +18,6 @@ from rayspec.calibration.config import CalibrationConfig
 from rayspec.cli import main
 from rayspec.config import load_config
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
-from rayspec.report.page import write_report
-from rayspec.report.promote import promote, winner
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.targets.catalogue import hub_folder
 from rayspec.tracking import Tracker
@@ -104,9 +102,7 @@ def _promote() -> None:
     tracker = Tracker(tracking_uri(), "rayspec-sweep", artifact_uri())
     sweep = few_trials(make_synthetic_sweep(), target=str(TARGET), name=VARIABLES["NAME"])
     stored = find_sweep(tracker.client, publish(tracker, sweep))
-    report = prepared_home() / "report"
-    write_report(stored, report)
-    promote(stored, report, winner(stored.results), VARIABLES["NAME"])
+    promoted(stored, prepared_home() / "report", VARIABLES["NAME"])
 
 
 def test_the_document_lists_the_whole_sequence() -> None:

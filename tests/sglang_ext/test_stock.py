@@ -72,6 +72,7 @@ def test_stock_sglang_drafts_what_ours_does(
     check_ours_drafts_the_same(folder, stock, some, oracle)
 
 
+@pytest.mark.slow
 def test_an_ordinary_language_model_drafts_what_an_independent_drafter_of_its_weights_does(
     drafters_of: Callable[[str], dict[str, Path]], some: list[Ids], oracle: Oracle, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rayspec.champion_fields import not_measured
 from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.config import EngineConfig, SweepConfig
 from rayspec.sweep.plan.drafters import inspect_drafter
@@ -39,6 +40,11 @@ class Prepared:
             lines.append(
                 f"warning: concurrency {wide}, but a block has {largest} prompts, so that no more streams run at once; "
                 f"raise block_prompts to {max(wide)} or more"
+            )
+        if others := not_measured(self.config.engine.extra):
+            lines.append(
+                f"warning: engine.extra has {', '.join(others)}, no setting of speed that a champion may bring, so "
+                "that no winner of this sweep can be promoted (rayspec report --promote); leave it out if you want one"
             )
         return "\n".join(lines)
 

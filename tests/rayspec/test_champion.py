@@ -1,0 +1,238 @@
+"""Which champions may take traffic, and the policy that they bring."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixture_models import TARGET
+from mlflow import MlflowClient
+from safetensors.torch import load_file, save_file
+
+from rayspec.champion_fields import MEASURED, NOT_OF_A_RECORD
+from rayspec.report.promote import winner
+from rayspec.report.ready_files import emit
+from rayspec.serving.champion import PINNED, find_champion
+from rayspec.serving.launch import server_command
+from rayspec.serving.policy import beside_plain, has_loads, measured_policy
+from rayspec.serving.record import RECORD
+from rayspec.sweep.plan.trials import PLAIN
+from rayspec.sweep.record.stored import find_sweep
+from rayspec.tracking import TrackingError
+from sglang_ext.adapter.server_fields import server_fields
+from sglang_ext.artefacts import POLICY
+from sglang_ext.policy.table import read_table
+
+MODEL = "models:/drafter-target@champion"
+
+
+def test_a_champion_is_found_by_each_of_its_names(champion_client: MlflowClient, promoted: Path) -> None:
+    by_alias = find_champion(MODEL, champion_client)
+    assert by_alias.target == str(TARGET)
+    assert by_alias.record.evidence["clearly_faster_than_plain"] == "yes"
+    assert (by_alias.folder / "model.safetensors").is_file()
+    for source in ("models:/drafter-target/1", (promoted / "run").read_text(), str(by_alias.folder)):
+        assert find_champion(source, champion_client).record == by_alias.record
+
+
+def tampered_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors")
+
+
+def cut_short(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+
+
+def edit_record(folder: Path, **values: object) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps(record | values))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tampered": (tampered_weights, r"is not what was promoted: model\.safetensors was changed"),
+    "cut short": (cut_short, r"is not what was promoted: model\.safetensors was cut short"),
+    "added": (lambda f: (f / "more.py").write_text(""), r"is not what was promoted: more\.py was added"),
+    "gone": (lambda f: (f / "config.json").unlink(), r"is not what was promoted: config\.json is gone"),
+    "no record": (lambda f: (f / RECORD).unlink(), r"carries no evidence .*serving\.json is missing"),
+    "half a record": (lambda f: (f / RECORD).write_text('{"head":'), r"serving\.json is damaged"),
+    "another target": (lambda f: edit_record(f, target_sha256="0" * 64), "was measured on target .* are others"),
+    "several nodes": (lambda f: edit_record(f, nodes=2), "was measured with engines over 2 nodes each"),
+    "a link": (lambda f: (f / "more").symlink_to("/etc"), r"more, which are no plain files"),
+    "a linked record": (
+        lambda f: ((f / RECORD).rename(f.parent / RECORD), (f / RECORD).symlink_to(f.parent / RECORD)),
+        r"serving\.json, which are no plain files",
+    ),
+    "a target of its own": (
+        lambda f: edit_record(f, flags={"model_path": "/evil"}),
+        "flags must be without model_path",
+    ),
+    "code of others": (lambda f: edit_record(f, flags={"trust_remote_code": True}), "flags must be without trust_re"),
+    "code by name": (
+        lambda f: edit_record(f, flags={"forward_hooks": '[{"hook_factory": "os:system"}]'}),
+        "flags must be without forward_hooks: no setting of speed that a champion may bring",
+    ),
+    "no weights": (lambda f: edit_record(f, flags={"load_format": "dummy"}), "flags must be without load_format"),
+    "logits by requests": (
+        lambda f: edit_record(f, flags={"enable_custom_logit_processor": True}),
+        "flags must be without enable_custom_logit_processor",
+    ),
+    "no shape": (lambda f: edit_record(f, flags={}), "does not say speculative_algorithm, speculative_num_steps"),
+    "no flag": (lambda f: edit_record(f, flags={"--x": 1}), r"flags\.--x is no argument of SGLang"),
+    "no threads": (lambda f: edit_record(f, num_threads=0), "num_threads must be at least 1, got 0"),
+    "evidence that is no text": (lambda f: edit_record(f, evidence={"tau": 2}), r"evidence\.tau must be text, got 2"),
+    "not faster": (
+        lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "no", "speedup_vs_plain": "0.93"}),
+        r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",
+    ),
+}
+
+
+def test_a_tag_that_is_no_fingerprint_names_no_folder(
+    champion_client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = champion_client.get_model_version_by_alias("drafter-target", "champion")
+    version.tags[PINNED] = "/../../../elsewhere"
+    monkeypatch.setattr(champion_client, "get_model_version_by_alias", lambda *_: version)
+    with pytest.raises(ValueError, match=r"its tag serving\.sha256 is no SHA-256"):
+        find_champion(MODEL, champion_client)
+
+
+def test_a_version_of_one_file_is_no_drafter(
+    champion_client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("none")
+    monkeypatch.setattr(champion_client, "get_model_version_download_uri", lambda *_: (tmp_path / "notes.txt").as_uri())
+    with pytest.raises(ValueError, match="is no folder of a drafter; promote a champion again"):
+        find_champion(MODEL, champion_client)
+
+
+def test_what_a_champion_may_bring_is_of_sglang() -> None:
+    """A name that is none would allow nothing, and hide that one has moved."""
+    assert set(MEASURED) <= set(server_fields())
+    assert not set(MEASURED) & NOT_OF_A_RECORD
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_folder_takes_no_traffic(fault: str, champion_client: MlflowClient) -> None:
+    damage, message = BAD[fault]
+    folder = find_champion(MODEL, champion_client).folder
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        find_champion(str(folder), champion_client)
+
+
+def test_a_record_other_than_the_promoted_one_is_refused(champion_client: MlflowClient, promoted: Path) -> None:
+    """Who can write the files can write their fingerprints, but not the tag of the version."""
+    (file,) = promoted.rglob(RECORD)
+    promoted = file.read_text()
+    edit_record(file.parent, head="another")
+    try:
+        with pytest.raises(ValueError, match=r"is not the one that was promoted .*serving\.sha256"):
+            find_champion(MODEL, champion_client)
+    finally:
+        file.write_text(promoted)
+
+
+def test_a_damaged_copy_is_fetched_again(champion_client: MlflowClient) -> None:
+    folder = find_champion(MODEL, champion_client).folder
+    tampered_weights(folder)
+    assert find_champion(MODEL, champion_client).folder == folder
+
+
+def test_numbers_that_are_none_are_refused(champion_client: MlflowClient, tmp_path: Path) -> None:
+    from rayspec.serving.record import files_sha256
+
+    folder = find_champion(MODEL, champion_client).folder
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    edit_record(folder, files=files_sha256(folder))
+    with pytest.raises(ValueError, match=r"fc\.weight holds NaN or Inf"):
+        find_champion(str(folder), champion_client)
+
+
+def test_what_is_not_there_is_named(champion_client: MlflowClient, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
+        find_champion("models:/nobody@champion", champion_client)
+    for source in ("nowhere", "", "http://user:correct-horse@host/x"):
+        with pytest.raises(ValueError, match="neither a folder nor models:/NAME@ALIAS") as error:
+            find_champion(source, champion_client)
+        assert "correct-horse" not in str(error.value)
+    champion_client.create_registered_model("stranger")
+    champion_client.create_model_version("stranger", tmp_path.as_uri())
+    with pytest.raises(ValueError, match=r"carries no evidence .*tag serving\.sha256 is missing"):
+        find_champion("models:/stranger/1", champion_client)
+
+
+def rate(requests: Sequence[Mapping[str, Any]]) -> float:
+    """Tokens after the first, a second of a request."""
+    return sum(r["output_tokens"] - 1 for r in requests) / sum(r["e2e_s"] - r["ttft_s"] for r in requests)
+
+
+def test_a_machine_that_slows_down_changes_no_cost() -> None:
+    def answer(block: int, seconds: float, verify_steps: int) -> dict[str, Any]:
+        steps = {"verify_steps": verify_steps, "accepted_drafts": 20 - verify_steps}
+        return {"block": block, "ttft_s": 0.1, "e2e_s": 0.1 + seconds, "output_tokens": 21, **steps}
+
+    plain = [answer(0, 2.0, 0), answer(1, 4.0, 0)]  # while the second was measured, everything took twice as long
+    for block, seconds in ((0, 1.5), (1, 3.0)):
+        assert beside_plain([answer(block, seconds, 10)], 2, plain) == pytest.approx(225.0)
+    assert beside_plain(plain, 0, plain) == pytest.approx(150.0)
+    assert beside_plain([answer(7, 1.5, 10)], 2, plain) is None, "nothing was decoded plainly beside it"
+
+
+def test_the_champions_policy_is_what_was_measured(champion_client: MlflowClient, tmp_path: Path) -> None:
+    """Its expected rates against plain decoding, at the acceptance of the sweep, are those of the same blocks."""
+    sweep = find_sweep(champion_client)
+    plain = {r.trial.traffic: sweep.requests(r.trial) for r in sweep.results if r.trial.label == PLAIN}
+    files = [file for file in emit(sweep, tmp_path / "ready") if file.name == POLICY]
+    assert files
+    for file in files:
+        table = read_table(file)
+        best = next(r for r in sweep.results if r.trial.name == file.parent.name)
+        assert table.lengths == [0, 2, 4]
+        assert table.about["drafter"] == best.trial.label
+        for result in (r for r in sweep.results if r.trial.label == best.trial.label):
+            trial = result.trial
+            requests = sweep.requests(trial)
+            beside = [r for r in plain[trial.traffic] if r["block"] in {r["block"] for r in requests}]
+            streams = trial.traffic.concurrency
+            expected = result.metrics["tau"] * table.step_ms(0, streams) / table.step_ms(trial.draft_steps, streams)
+            assert expected == pytest.approx(rate(requests) / rate(beside), rel=1e-3)
+            assert table.step_ms(0, streams) == pytest.approx(1e3 / rate(plain[trial.traffic]), rel=1e-3)
+        longest = [r for r in sweep.results if r.trial.label == best.trial.label and r.trial.draft_steps == 4]
+        shares = [r.metrics["accept_cond_1"] for r in longest]
+        assert min(shares) - 1e-3 <= table.accepted_if_reached[0] <= max(shares) + 1e-3
+
+
+def test_a_champion_is_served_with_its_policy(champion_client: MlflowClient) -> None:
+    champion = find_champion(MODEL, champion_client)
+    assert champion.policy is not None
+    words = server_command(champion, "127.0.0.1", 31000)
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--speculative-adaptive-config"] == str(champion.folder / POLICY)
+    assert (flags["--speculative-num-steps"], flags["--speculative-num-draft-tokens"]) == ("4", "5")
+    fixed = server_command(champion, "127.0.0.1", 31000, follows_policy=False)
+    assert "--speculative-adaptive-config" not in fixed
+    assert fixed[fixed.index("--speculative-num-steps") + 1] == champion.record.evidence["draft_steps"]
+
+
+def test_a_damaged_policy_takes_no_traffic(champion_client: MlflowClient) -> None:
+    folder = find_champion(MODEL, champion_client).folder
+    (folder / POLICY).write_text("{}")
+    with pytest.raises(ValueError, match=r"is not what was promoted: policy\.json was changed"):
+        find_champion(str(folder), champion_client)
+
+
+def test_one_load_gives_no_policy(champion_client: MlflowClient) -> None:
+    sweep = find_sweep(champion_client)
+    best = winner(sweep.results)
+    alone = [r for r in sweep.results if r.trial.traffic == best.trial.traffic]
+    assert measured_policy(dataclasses.replace(sweep, results=tuple(alone)), best) is None
+    assert not has_loads(alone, best)
+    assert has_loads(sweep.results, best)
