@@ -47,8 +47,8 @@ MIN_PROMPTS = 24  # of a workload
 # A loss may be that of a few prompts, which a sample without any of them would not show: 1 of 20 is missed by 64 in 4%
 PROMPTS_FOR_TAU = 64  # or half of the workload
 # Greedy answers of both sides that came again, all of them as before. Were one in five to vary, each for itself,
-# 0.8 ** 24 = 0.5% of gates would see it so, no more than may alarm falsely about tau; where it is the prompt that varies,
-# on both sides, 0.8 ** 12 = 7%, few of which alarm (docs/results/gate.md)
+# 0.8 ** 24 = 0.5% of gates would see it so, no more than may alarm falsely about tau; where it is the prompt that
+# varies, on both sides, 0.8 ** 12 = 7%, few of which alarm (docs/results/gate.md)
 SAME_REPEATS = 24
 
 

@@ -78,8 +78,8 @@ def planned(config: GateConfig, sources: Sequence[str], options: Sequence[Endpoi
         prompts, _ = _checked_drafters(config, sources, options)
     load = f"{len(prompts)} prompts of {config.workload}, {config.concurrency} at once"
     tau = (
-        f"{config.tau_loss:.0%} of tau is told where answers repeat and each side gives one to all {len(prompts)} prompts "
-        f"and to {SAME_REPEATS // 2} of them again"
+        f"{config.tau_loss:.0%} of tau is told where answers repeat and each side answers all {len(prompts)} prompts "
+        f"and {SAME_REPEATS // 2} of them again"
         if config.is_greedy
         else f"{config.tau_loss:.0%} of tau takes tens of thousands of drawn tokens a side"
     )
