@@ -212,12 +212,15 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
 
     scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
     access = Access.given(options.api_key_file, options.max_body_mib)
-    if not options.no_canary:
-        check_words(more)
+    if scale is not None or not options.no_canary:
+        check_words(more, on_ray=scale is not None)
     if not options.plan:
         prepared_home()
     client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
-    source = options.source if client is None else pinned_source(options.source, client)
+    # in full, since Ray's actors look from other folders
+    source = str(Path(options.source).resolve()) if client is None else pinned_source(options.source, client)
+    if options.target is not None and Path(options.target).is_dir():
+        options.target = str(Path(options.target).resolve())
     champion = find_champion(source, client, target=options.target, force=options.force)
     command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
     return _Asked(options, tuple(more), access, client, source, champion, command, scale, settings, webhook)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ KEY_VARIABLE = "RAYSPEC_API_KEY"
 EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API refuses what it does not know
 VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 MAX_ERROR_CHARACTERS = 300
+MAX_BODY = 2**24  # bytes of a list, of counters and of an error
+MAX_TOKEN_BYTES = 2**14  # of the stream, for each token that is asked for
 
 
 def is_address(source: str) -> bool:
@@ -103,7 +105,9 @@ class EndpointSide(Side):
         self.role = role
         self.label = address
         self.config = config
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = key
+        # nothing is packed, so that what is received is as long as what is read
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._runner = asyncio.Runner()
         # no proxy of the environment between us and what is measured; the certificates of the system
         self._client = httpx.AsyncClient(
@@ -240,9 +244,8 @@ class EndpointSide(Side):
         details: SpecDetails | None = None
         async with self._client.stream("POST", self.label + path, json=dict(body)) as response:
             if response.status_code != 200:
-                await response.aread()
-                self._refuse(response.status_code, _decoded(response), name)
-            async for line in response.aiter_lines():
+                self._refuse(response.status_code, await self._body(response, name), name)
+            async for line in self._lines(response, name):
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
@@ -271,6 +274,28 @@ class EndpointSide(Side):
         )
         return answer, text
 
+    async def _lines(self, response: httpx.Response, name: str) -> AsyncIterator[str]:
+        """Of a stream. httpx's own keep whatever has no end."""
+        most, taken, rest = MAX_BODY + MAX_TOKEN_BYTES * self.config.max_new_tokens, 0, b""
+        async for piece in response.aiter_bytes():
+            taken += len(piece)
+            if taken > most:
+                raise self._failed(f"sent more than {most >> 20} MiB for {name}; is it an OpenAI-compatible server?")
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace")
+        yield rest.decode(errors="replace")
+
+    async def _body(self, response: httpx.Response, name: str) -> bytes:
+        found = b""
+        async for piece in response.aiter_bytes():
+            found += piece
+            if len(found) > MAX_BODY:
+                raise self._failed(
+                    f"sent more than {MAX_BODY >> 20} MiB for {name}; is it a server of OpenAI's protocol?"
+                )
+        return found
+
     def _chunk(self, data: str, name: str) -> Chunk:
         try:
             chunk = Chunk.model_validate_json(data)
@@ -279,9 +304,9 @@ class EndpointSide(Side):
                 raise self._failed(
                     f"sent what is no JSON object in the stream of {name}; is it an OpenAI-compatible server?"
                 ) from None
-            raise self._failed(f"sent what is no answer in the stream of {name}: {_short(data)}") from None
+            raise self._failed(f"sent what is no answer in the stream of {name}: {self._short(data)}") from None
         if chunk.error:
-            raise self._failed(f"broke off {name}: {_short(data)}")
+            raise self._failed(f"broke off {name}: {self._short(data)}")
         return chunk
 
     def _usage(self, usage: Usage | None, name: str) -> tuple[int, int]:
@@ -293,14 +318,15 @@ class EndpointSide(Side):
             )
         return usage.prompt_tokens, usage.completion_tokens
 
-    def _refuse(self, status: int, text: str, name: str) -> None:
+    def _refuse(self, status: int, body: bytes, name: str) -> None:
+        text = self._short(body.decode(errors="replace"))  # whatever it says its characters are
         if status in (401, 403):
             raise self._failed(
                 f"refused the key (status {status}); set RAYSPEC_{self.role.upper()}_API_KEY or --{self.role}-key-file"
             )
         if status == 404:
             raise self._failed(
-                f"has no model {self.model.name!r} at this address (status 404: {_short(text)}); name another with "
+                f"has no model {self.model.name!r} at this address (status 404: {text}); name another with "
                 f"--{self.role}-model, and end the address with /v1"
             )
         if status == 429:
@@ -308,7 +334,7 @@ class EndpointSide(Side):
                 "limits its requests (status 429), so that its speed cannot be measured; gate it directly"
             )
         what = "failed on" if status >= 500 else "refused"
-        raise self._failed(f"{what} {name} with status {status}: {_short(text)}")
+        raise self._failed(f"{what} {name} with status {status}: {text}")
 
     def _find_model(self) -> ServedModel:
         listing = self._get("/models")
@@ -320,23 +346,24 @@ class EndpointSide(Side):
         if name is None and len(models) == 1:
             name = next(iter(models))
         if name is None or name not in models:
-            known = _short(", ".join(sorted(models)[:20])) or "none"
+            known = self._short(", ".join(sorted(models)[:20])) or "none"
             problem = "has several models" if self._asked_model is None else f"has no model {name!r}"
             raise self._failed(f"{problem} (it has {known}); name one with --{self.role}-model")
         entry = models[name]
         return ServedModel(name=name, root=entry.root or name, server=(entry.owned_by or "").lower())
 
-    async def _fetch(self, address: str) -> httpx.Response:
-        """All of it within the time of a request: httpx's own limit starts again with each byte."""
+    async def _fetch(self, address: str, name: str) -> tuple[int, bytes]:
+        """(status, body), all of it within the time of a request: httpx's own limit starts again with each byte."""
         try:
             async with asyncio.timeout(self.config.request_timeout_s):
-                return await self._client.get(address)
+                async with self._client.stream("GET", address) as response:
+                    return response.status_code, await self._body(response, name)
         except TimeoutError:
             raise httpx.ReadTimeout("a request's time is over") from None
 
     def _get(self, path: str) -> bytes:
         try:
-            response = self._run(self._fetch(self.label + path))
+            status, body = self._run(self._fetch(self.label + path, path))
         except httpx.TimeoutException:
             raise self._failed(
                 f"did not answer {path} within request_timeout_s={self.config.request_timeout_s:g}; it hangs or is "
@@ -344,9 +371,9 @@ class EndpointSide(Side):
             ) from None
         except httpx.HTTPError as error:
             raise self._failed(f"cannot be reached ({type(error).__name__}); look whether it runs") from None
-        if response.status_code != 200:
-            self._refuse(response.status_code, _decoded(response), path)
-        return response.content
+        if status != 200:
+            self._refuse(status, body, path)
+        return body
 
     def _counters(self) -> tuple[float, float] | None:
         """vLLM's (drafts, accepted tokens) since its start; None of another server, and without speculation."""
@@ -354,8 +381,9 @@ class EndpointSide(Side):
             return None
         parts = urlsplit(self.label)
         try:
-            response = self._run(self._fetch(f"{parts.scheme}://{parts.netloc}/metrics"))
-            samples = [s for f in text_string_to_metric_families(_decoded(response)) for s in f.samples]
+            _, body = self._run(self._fetch(f"{parts.scheme}://{parts.netloc}/metrics", "/metrics"))
+            text = body.decode(errors="replace")
+            samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
         except (httpx.HTTPError, ValueError, IndexError):  # the parser's, of what is no such text
             return None
         steps, accepted = ([s.value for s in samples if s.name == name] for name in (VLLM_STEPS, VLLM_ACCEPTED))
@@ -364,12 +392,8 @@ class EndpointSide(Side):
     def _failed(self, what: str) -> MeasureFailed:
         return MeasureFailed(f"{self.role} {self.label} {what}")
 
-
-def _decoded(response: httpx.Response) -> str:
-    """Whatever it says its characters are."""
-    return response.content.decode(errors="replace")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
+    def _short(self, text: str) -> str:
+        """What a server said, for a message: without the key, which it may repeat, and what would steer a terminal."""
+        text = " ".join(text.replace(self._key, "***").split() if self._key else text.split())
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."

@@ -23,9 +23,15 @@ NOT_ALONE = (
 )
 
 
-def check_words(more: Sequence[str]) -> None:
-    """Raises ValueError for SGLang's own flags under which no canary can be asked."""
-    if words := meant_by(more, NOT_ALONE):
+def check_words(more: Sequence[str], *, on_ray: bool) -> None:
+    """Raises ValueError for SGLang's own flags under which no canary, and on Ray no replica, can be asked."""
+    words = meant_by(more, NOT_ALONE)
+    if words and on_ray:
+        raise ValueError(
+            f"{words[0]} behind --: Ray Serve's replicas ask their servers over plain HTTP, each by itself, so they "
+            "cannot be asked; put a proxy with TLS before the ingress, or serve by SGLang's own command"
+        )
+    if words:
         raise ValueError(
             f"{words[0]} behind --: the canary asks its server over plain HTTP, and by itself, so it cannot be asked; "
             "add --no-canary, or put a proxy with TLS before the server"

@@ -2,11 +2,13 @@
 
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import mlflow.artifacts
+from huggingface_hub import snapshot_download
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError, safe_open
@@ -35,7 +37,8 @@ class Champion:
 
     name: str
     folder: Path
-    target: str  # folder, or a Hugging Face name
+    target: str  # folder; of a Hugging Face name the one in the cache, since SGLang would ask the hub for newer files
+    served_name: str  # of the model, in requests
     record: ServingRecord
     policy: PolicyTable | None = None  # draft length by load, where it was measured
 
@@ -83,6 +86,7 @@ def find_champion(
             "again"
         )
     served = target_path(record.target if target is None else target)
+    place = _on_this_machine(served)
     if combined_sha256(target_sha256(served)) != record.target_sha256:
         raise ValueError(
             f"{name} was measured on target {record.target}, and the files of {served} are others; name the right one "
@@ -101,7 +105,22 @@ def find_champion(
         )
     load_drafter(folder)  # raises ValueError for numbers that are not finite and for tensors that do not fit
     policy = read_table(folder / POLICY) if (folder / POLICY).is_file() else None
-    return Champion(name=name, folder=folder.resolve(), target=served, record=record, policy=policy)
+    return Champion(name=name, folder=folder.resolve(), target=place, served_name=served, record=record, policy=policy)
+
+
+def _on_this_machine(target: str) -> str:
+    """The folder of a target's files. Raises ValueError for a Hugging Face name whose files are not here."""
+    if Path(target).is_dir():
+        return target
+    folder = None
+    with suppress(OSError, ValueError):
+        folder = Path(snapshot_download(target, local_files_only=True))
+    if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"the target {target} is not in this machine's Hugging Face cache; bring the revision there that was "
+            f"measured (hf download {target})"
+        )
+    return str(folder)
 
 
 def _change(file: Path, promoted: str | None) -> str:

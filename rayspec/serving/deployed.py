@@ -11,11 +11,12 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from rayspec.serving.access import check_is_free
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
 from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
@@ -28,6 +29,7 @@ from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion, Serving
 
 STATUS_S = 1.0
+HEAD = "node:__internal_head__"  # resource of Ray's head node
 GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
 LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
 INGRESS = "rayspec-ingress"  # application
@@ -76,22 +78,17 @@ def deployed(
     end."""
     if serving.log_format == "json":
         adopt_loggers()
+    board = _only_board()  # from here on no other command changes what is found
     found = set(serve.status().applications)
     if found - {SERVERS, INGRESS}:
         raise ValueError(
             f"the cluster's Ray Serve runs {', '.join(sorted(found))}, but rayspec serve needs its address and routes "
             "for itself; end those applications, or serve on a cluster of your own (no RAY_ADDRESS)"
         )
-    board = _only_board()
     left = _left(source) if found else None
     if left is not None:
         champion, source = to_keep(champion, source, left, find)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": serving.host, "port": serving.port},
-        logging_config=ray_logging(serving.log_format),
-    )
-    _check_address(serving)
+    _listen(serving)
     with ExitStack() as stack:
         stack.callback(_shut_down)
         if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
@@ -183,14 +180,37 @@ def _model(source: str) -> str:
     return source if model is None else model["name"]
 
 
-def _check_address(serving: Serving) -> None:
-    """Raises ValueError where Ray Serve was running before and listens elsewhere: it says so in its log alone."""
+def _listen(serving: Serving) -> None:
+    """Start Ray Serve's proxy. Raises ValueError where it cannot listen, or another program does: Ray's proxies share a
+    port without a word, and clients would get answers of either. Also where Ray Serve was running before and listens
+    elsewhere: it says so in its log alone."""
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        check = ray.remote(num_cpus=0, resources={HEAD: 0.001})(check_is_free)
+        try:
+            ray.get(check.remote(serving.host, serving.port))
+        except RayTaskError as error:
+            raise ValueError(str(error.cause)) from error
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": serving.host, "port": serving.port},
+            logging_config=ray_logging(serving.log_format),
+        )
+    except (RayError, RayServeException) as error:
+        raise ValueError(
+            f"Ray Serve does not start at --host {serving.host} --port {serving.port}: {_last_line(error)}"
+        ) from error
     has = _get_global_client().http_config
     if (has.host, has.port) != (serving.host, serving.port):
         raise ValueError(
             f"the cluster's Ray Serve listens on {has.host}:{has.port} and cannot be moved; give --host {has.host} "
             f"--port {has.port}, or {REMOVE}"
         )
+
+
+def _last_line(error: Exception) -> str:
+    """Of what Ray says, which begins with the traceback of another process."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _shut_down() -> None:

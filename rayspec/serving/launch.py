@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rayspec.champion_fields import OWN_FLAGS
+from rayspec.champion_fields import OWN_FLAGS, SHAPE
 from rayspec.serving.access import Access, check_address
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
@@ -26,18 +26,27 @@ def server_command(
     """What serves it with the settings that it was measured with, draft length by its policy if it has one; `more` are
     further words for SGLang's server. Raises ValueError for those among them that would undo what was checked."""
     check_address(host, port)
-    if undone := meant_by(more, OWN_FLAGS):
+    if undone := meant_by(more, (*OWN_FLAGS, "revision")):
         raise ValueError(
             f"{undone[0]} behind -- would undo what was checked; target, host, port and key have options of their own "
             "(rayspec serve --help), and another drafter or a file of settings is served by SGLang's own command"
         )
     record = champion.record
+    has_policy = follows_policy and champion.policy is not None
+    if has_policy and (changed := meant_by(more, [name.replace("_", "-") for name in SHAPE])):
+        raise ValueError(
+            f"{changed[0]} behind -- would change the drafts that the policy of {champion.name} was measured with; add "
+            "--no-policy, which drafts as said at every load"
+        )
     flags = {
         **record.flags,
         "model_path": champion.target,
         "speculative_draft_model_path": str(champion.folder),
     }
-    if follows_policy and champion.policy is not None:
+    if champion.served_name != champion.target:
+        flags["served_model_name"] = champion.served_name
+    if has_policy:
+        assert champion.policy is not None, "it has one"
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
     flags = {"max_queued_requests": MAX_QUEUED, **flags, "host": host, "port": port}
     return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]

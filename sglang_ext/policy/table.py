@@ -14,6 +14,7 @@ from sglang_ext.settings import Settings, build
 
 FORMAT = 1
 MAX_DRAFT_STEPS, MAX_REQUESTS = 1024, 2**20  # far beyond any engine
+MAX_NUMBER = 1e12  # of steps, verifications and shares
 MIN_MS, MAX_MS = 1e-4, 1e8  # of a step: a tenth of a microsecond, and a day
 
 
@@ -114,8 +115,8 @@ class PolicyTable(Settings):
             "dwell_steps",
             "rest_after_steps",
         ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= MAX_NUMBER:
+                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}, got {getattr(self, name)}")
 
     @cached_property
     def lengths(self) -> list[int]:

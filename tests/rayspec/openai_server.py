@@ -25,6 +25,7 @@ class Manners:
     verify_steps: int = 6
     accepted: int = 6
     status: int = 200
+    error: bytes = b'{"error": {"message": "out of memory"}}'
     tokens: int = TOKENS
     hangs_s: float = 0.0
     sends_usage: bool = True
@@ -73,7 +74,7 @@ def openai_server(manners: Manners) -> Iterator[str]:
                 return
             time.sleep(manners.hangs_s)
             if manners.status != 200:
-                self._send(manners.status, b'{"error": {"message": "out of memory"}}')
+                self._send(manners.status, manners.error)
             elif manners.raw is not None:
                 self._send(200, manners.raw)
             else:

@@ -117,9 +117,12 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
 )
 def test_flags_under_which_no_canary_can_be_asked(words: list[str]) -> None:
     assert {flag.replace("-", "_") for flag in NOT_ALONE} <= set(server_fields())
-    check_words(["--log-level", "warning", "--trust-remote-code", "--enable-metrics"])
+    for on_ray in (False, True):
+        check_words(["--log-level", "warning", "--trust-remote-code", "--enable-metrics"], on_ray=on_ray)
     with pytest.raises(ValueError, match=rf"^{words[0].partition('=')[0]} behind --: the canary .* add --no-canary"):
-        check_words(words)
+        check_words(words, on_ray=False)
+    with pytest.raises(ValueError, match=r"behind --: Ray Serve's replicas .* cannot be asked"):
+        check_words(words, on_ray=True)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 from fixture_models import TARGET
 from mlflow import MlflowClient
@@ -23,6 +25,7 @@ from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import TrackingError
 from sglang_ext.adapter.server_fields import server_fields
 from sglang_ext.artefacts import POLICY
+from sglang_ext.fingerprints import combined_sha256
 from sglang_ext.policy.table import read_table
 
 MODEL = "models:/drafter-target@champion"
@@ -123,6 +126,30 @@ def test_a_bad_folder_takes_no_traffic(fault: str, champion_client: MlflowClient
     folder = find_champion(MODEL, champion_client).folder
     damage(folder)
     with pytest.raises(ValueError, match=message):
+        find_champion(str(folder), champion_client)
+
+
+def test_a_target_of_the_hub_is_served_from_the_files_that_were_checked(
+    champion_client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang, given the name, would ask the hub and take what has come there since."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository, commit = tmp_path / "models--org--name", "a" * 40
+    shutil.copytree(TARGET, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    folder = find_champion(MODEL, champion_client).folder
+    edit_record(folder, target="org/name", target_sha256=combined_sha256({"org/name": commit}))
+    found = find_champion(str(folder), champion_client)
+    words = server_command(found, "127.0.0.1", 31000, follows_policy=False)
+    assert words[words.index("--model-path") + 1] == str(repository / "snapshots" / commit)
+    assert words[words.index("--served-model-name") + 1] == "org/name"
+    (repository / "snapshots" / commit).rename(repository / "snapshots" / ("b" * 40))
+    (repository / "refs" / "main").write_text("b" * 40)
+    with pytest.raises(ValueError, match="the files of org/name are others"):
+        find_champion(str(folder), champion_client)
+    shutil.rmtree(repository)
+    with pytest.raises(ValueError, match=r"org/name is not in this machine.s Hugging Face cache.*download org/name"):
         find_champion(str(folder), champion_client)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import weakref
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import ray
 from servers import listening
 
 from rayspec.farm.actor import _shut_down, cluster
+from rayspec.serving.access import Access
+from rayspec.serving.version import Serving
 
 
 def test_a_local_cluster_listens_on_the_loopback_address_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +28,27 @@ def test_a_local_cluster_listens_on_the_loopback_address_alone(tmp_path: Path, m
     with cluster(None):
         assert ray.get(work.remote()) == "127.0.0.1"
         found = listening(os.getpid())
+        check_a_port_that_is_taken()
     assert {"gcs_server", "raylet"} <= {program for program, _ in found}
     assert [program for program, is_local in found if not is_local] == []
     assert list(tmp_path.iterdir()) == [], "no token that every cluster of the user would then ask for"
+
+
+def check_a_port_that_is_taken() -> None:
+    """Ray Serve would listen beside another one of the same port, and clients would get answers of either."""
+    from rayspec.serving.deployed import _listen  # imports Ray Serve
+
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        serving = Serving(
+            host="127.0.0.1", port=port, access=Access(), target=None, force=False, follows_policy=True, more=(),
+            tracking_uri=None,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=f"nothing can listen on --host 127.0.0.1 --port {port}"):
+            _listen(serving)
 
 
 def test_nothing_is_collected_while_ray_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ UNEVEN = [traffic(10, accepted=accepted) for accepted in (0.2, 2.6)] * 5  # tau 
         (parts(accepted=1.1), False, "tau under traffic is 2.100, 16% below the 2.500"),
         (parts(accepted=1.1), True, None),
         (parts(first=0.5), True, None),
-        (parts(first=0.4), True, "tau of first drafts alone under traffic is 1.400, 12% below the 1.600"),
+        (parts(first=0.4), True, "tau of first drafts alone under traffic is 1.400, 13% below the 1.600"),
         (parts(first=0.4), False, None),
         ([*UNEVEN[:4], *parts(60, accepted=0.9)[:2]], False, None),
         (parts(token_s=0.014), False, None),

@@ -1,6 +1,7 @@
 """What `rayspec serve` says and starts, before there is a server."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -45,11 +46,19 @@ def test_the_command_has_the_measured_settings(champion_client: MlflowClient) ->
         ["--model", "/x"],
         ["--speculative-draft-model", "/x"],
         ["--host=::"],
+        ["--revision", "x"],
     ],
 )
 def test_flags_that_undo_the_checks_are_refused(words: list[str], champion_client: MlflowClient) -> None:
     with pytest.raises(ValueError, match=r"behind -- would undo what was checked"):
         server_command(find_champion(MODEL, champion_client), "127.0.0.1", 30000, words)
+
+
+def test_flags_that_change_what_the_policy_was_measured_with_are_refused(champion_client: MlflowClient) -> None:
+    champion, words = find_champion(MODEL, champion_client), ["--speculative-num-steps", "2"]
+    with pytest.raises(ValueError, match=r"--speculative-num-steps behind -- would change .*add --no-policy"):
+        server_command(champion, "127.0.0.1", 30000, words)
+    assert server_command(champion, "127.0.0.1", 30000, words, follows_policy=False)[-2:] == words
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,15 @@ def test_options_of_ray_serve_that_make_no_sense(
 ) -> None:
     assert command.main([MODEL, "--plan", *options.split()]) == 2
     assert BAD_OPTIONS[options] in capsys.readouterr().err
+
+
+def test_folders_are_said_in_full(champion_client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's actors look from other folders."""
+    folder = find_champion(MODEL, champion_client).folder
+    monkeypatch.chdir(folder.parent)
+    options = command._parser().parse_args([folder.name, "--replicas", "1", "--target", os.path.relpath(TARGET)])
+    asked = command._checked(options, [])
+    assert (asked.source, asked.serving.target) == (str(folder), str(TARGET))
 
 
 def test_a_folder_is_served_without_mlflow(

@@ -15,7 +15,7 @@ def champion(version: str, **evidence: str) -> Champion:
     record = ServingRecord(
         head="full", target="t", target_sha256="0", files={}, flags={}, evidence={**EVIDENCE, **evidence}
     )
-    return Champion(name=f"{MODEL} version {version}", folder=Path("."), target="t", record=record)
+    return Champion(name=f"{MODEL} version {version}", folder=Path("."), target="t", served_name="t", record=record)
 
 
 def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:

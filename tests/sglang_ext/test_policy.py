@@ -245,8 +245,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"step_ms must hold a time in 0\.0001",
     ),
     "a margin of 1": ({"margin": 1.0}, r"margin must be from 0 up to 1, got 1.0"),
-    "tries for nothing": ({"try_cost": 0.0}, r"try_cost must be positive, got 0.0"),
-    "no memory": ({"half_life_steps": 0}, r"half_life_steps must be positive, got 0"),
+    "tries for nothing": ({"try_cost": 0.0}, r"try_cost must be positive and at most 1e\+12, got 0.0"),
+    "tries without end": ({"try_steps": 10**400}, r"try_steps must be positive and at most 1e\+12"),
+    "no memory": ({"half_life_steps": 0}, r"half_life_steps must be positive and at most 1e\+12, got 0"),
 }
 
 
