@@ -1,9 +1,10 @@
 """A registry with versions of a drafter, good and bad, and clients that stream and count what happens."""
 
 import json
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from rayspec.serving.champion import PINNED
 from rayspec.serving.record import ServingRecord, files_sha256
 from rayspec.sweep.record.folder import target_sha256
+from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
 
@@ -33,9 +35,20 @@ CHAIN = {
 }
 
 
-def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, is_random: bool = False) -> str:
-    """A new version of MODEL with evidence of that tau, its files in `folder`; `is_random`: its head is noise."""
+def write_champion(
+    folder: Path,
+    drafter: Path,
+    *,
+    tau: float,
+    target: Path = TARGET,
+    flags: Mapping[str, Any] = FLAGS,
+    policy: Path | None = None,
+    is_random: bool = False,
+) -> str:
+    """A champion's folder with evidence of that tau; the fingerprint of its record. `is_random`: its head is noise."""
     write_complete(drafter, folder)
+    if policy is not None:
+        shutil.copyfile(policy, folder / POLICY)
     if is_random:
         file = folder / "model.safetensors"
         tensors = load_file(file)
@@ -47,14 +60,19 @@ def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, i
     evidence = {"clearly_faster_than_plain": "yes", "tau": f"{tau}", "workload": "fixture", "temperature": "0.0"}
     record = ServingRecord(
         head=drafter.name,
-        target=str(TARGET),
-        target_sha256=combined_sha256(target_sha256(str(TARGET))),
+        target=str(target),
+        target_sha256=combined_sha256(target_sha256(str(target))),
         files=files_sha256(folder),
-        flags={**CHAIN, **FLAGS},
+        flags={**CHAIN, **flags},
         num_threads=1,
-        evidence=evidence | {"target": str(TARGET), "speedup_vs_plain": "1.5"},
+        evidence=evidence | {"target": str(target), "speedup_vs_plain": "1.5"},
     )
-    pinned = record.write(folder)
+    return record.write(folder)
+
+
+def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, is_random: bool = False) -> str:
+    """A new version of MODEL, its files in `folder`."""
+    pinned = write_champion(folder, drafter, tau=tau, is_random=is_random)
     with suppress(MlflowException):  # it is there
         client.create_registered_model(MODEL)
     return str(client.create_model_version(MODEL, folder.as_uri(), tags={PINNED: pinned}).version)

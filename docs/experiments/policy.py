@@ -199,7 +199,7 @@ def timed(engine: Any, asked: list[str], new_tokens: int) -> tuple[list[Any], fl
 
 
 def change_the_load(engine: Any, prompts: Sequence[str], options: Any) -> tuple[list[Any], list[Any]]:
-    """The engine's history, and (unix time, tokens) of each answer: closed loops of as many streams as PHASES say."""
+    """The engine's history, and (unix time, tokens) as they come: closed loops of as many streams as PHASES say."""
     begin, answers = time.time(), list[tuple[float, int]]()
     for streams in PHASES:
         end = time.time() + options.phase_s
@@ -218,8 +218,11 @@ def ask_until(
         asked = number
         while time.time() < end:
             sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
-            answer = await engine.async_generate(prompt=prompts[asked % len(prompts)], sampling_params=sampling)
-            found.append((time.time(), len(answer["output_ids"])))
+            prompt, before = prompts[asked % len(prompts)], 0
+            async for part in await engine.async_generate(prompt=prompt, sampling_params=sampling, stream=True):
+                tokens = part["meta_info"]["completion_tokens"]
+                found.append((time.time(), tokens - before))
+                before = tokens
             asked += streams
 
     async def all_streams() -> None:

@@ -1,15 +1,19 @@
-"""Clients that others wrote, unchanged, on a server with a shipped drafter: OpenAI's and SGLang's benchmark."""
+"""Clients that others wrote, unchanged, on `rayspec serve` with a shipped drafter and a policy, on one machine and
+behind Ray Serve: OpenAI's and SGLang's benchmark."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from rollover_world import write_champion
 from smollm2 import fetched_target
 from transformers import AutoTokenizer
 
@@ -28,34 +32,45 @@ SCHEMA = {
     "required": ["river", "length_km"],
     "additionalProperties": False,
 }
+PARAMETERS = {"type": "object", "properties": {"river": SCHEMA["properties"]["river"]}, "required": ["river"]}
+POLICY = Path(__file__).parents[2] / "docs" / "results" / "policy-smollm2" / "policy.json"
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+KEY = "correct-horse-battery"
+
+
+@pytest.fixture(scope="module", params=["", "--replicas 1"], ids=["one_machine", "ray_serve"])
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """(the target's folder, the port of a server of it)."""
     folder = tmp_path_factory.mktemp("endpoint")
-    with fetched_target(folder / "home") as (_, target):
-        drafter = drafter_path("vocabtrim-3072", str(target))
-        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--served-model-name", "smollm2"]
-        words += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter, "--dtype", "float32"]
-        words += ["--speculative-num-steps", 3, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", 4]
-        words += ["--max-total-tokens", 8192, "--max-running-requests", 8]
-        with server(" ".join(map(str, words)), folder, {**os.environ, "OMP_NUM_THREADS": "2"}) as (port, _):
+    flags = {"dtype": "float32", "max_total_tokens": 8192, "max_running_requests": 8}
+    with (
+        fetched_target(folder / "home") as (_, target),
+        tempfile.TemporaryDirectory(prefix="rs") as ray_folder,  # short: Ray's sockets lie there
+    ):
+        drafter = Path(drafter_path("vocabtrim-3072", str(target)))
+        write_champion(folder / "champion", drafter, tau=1.3, target=target, flags=flags, policy=POLICY)
+        own = {"RAYSPEC_API_KEY": KEY, "RAY_TMPDIR": ray_folder, "RAYSPEC_HOME": str(folder / "home")}
+        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | own
+        line = f"{sys.executable} -m rayspec.cli serve {folder / 'champion'} {request.param}"
+        with server(line, folder, environment) as (port, process):
             yield target, port
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
 
 
 @pytest.fixture
 def client(endpoint: tuple[Path, int]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{endpoint[1]}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{endpoint[1]}/v1", api_key=KEY, max_retries=0)
 
 
 def chat(client: openai.OpenAI, **options: Any) -> Any:
-    settings = {"model": "smollm2", "messages": QUESTION, "temperature": 0, "max_tokens": 40} | options
+    settings = {"model": "whichever", "messages": QUESTION, "temperature": 0, "max_tokens": 40} | options
     return client.chat.completions.create(**settings)
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["smollm2"]
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, endpoint: tuple[Path, int]) -> None:
+    assert [model.id for model in client.models.list()] == [str(endpoint[0])]
     whole = chat(client)
     assert whole.usage.completion_tokens == 40
     parts = list(chat(client, stream=True, stream_options={"include_usage": True}))
@@ -68,7 +83,7 @@ def test_a_completion_of_the_templated_text(client: openai.OpenAI, endpoint: tup
     text = AutoTokenizer.from_pretrained(endpoint[0]).apply_chat_template(
         QUESTION, add_generation_prompt=True, tokenize=False
     )
-    done = client.completions.create(model="smollm2", prompt=text, temperature=0, max_tokens=40)
+    done = client.completions.create(model="whichever", prompt=text, temperature=0, max_tokens=40)
     assert done.choices[0].text == chat(client).choices[0].message.content
 
 
@@ -77,6 +92,14 @@ def test_an_answer_of_a_schema(client: openai.OpenAI) -> None:
     content = json.loads(chat(client, response_format=wanted, max_tokens=80).choices[0].message.content)
     assert content.keys() == {"river", "length_km"}
     assert isinstance(content["length_km"], int)
+
+
+def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
+    function = {"name": "length_of_river", "description": "In kilometres.", "parameters": PARAMETERS}
+    answer = chat(client, tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=80)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "length_of_river"
+    assert json.loads(call.function.arguments).keys() == {"river"}
 
 
 def test_what_is_wrong_is_the_client_s_error(client: openai.OpenAI) -> None:
@@ -89,10 +112,11 @@ def test_what_is_wrong_is_the_client_s_error(client: openai.OpenAI) -> None:
 def test_sglang_s_own_benchmark(endpoint: tuple[Path, int], tmp_path: Path) -> None:
     target, port = endpoint
     words = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai", "--host", "127.0.0.1"]
-    words += ["--port", str(port), "--model", "smollm2", "--tokenizer", str(target), "--dataset-name", "random-ids"]
+    words += ["--port", str(port), "--model", str(target), "--tokenizer", str(target), "--dataset-name", "random-ids"]
     words += ["--num-prompts", "12", "--random-input-len", "64", "--random-output-len", "32", "--max-concurrency", "4"]
     words += ["--output-file", str(tmp_path / "bench.jsonl")]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
+    environment = {**os.environ, "OPENAI_API_KEY": KEY}
+    run = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     result = json.loads((tmp_path / "bench.jsonl").read_text())
     assert result["completed"] == 12

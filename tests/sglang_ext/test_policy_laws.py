@@ -19,6 +19,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "sampled_chain": {"speculative_use_rejection_sampling": True},
     "one_hot_chain": {},
     "tree": {"topk": 3, "num_draft_tokens": 8},
+    "resting_chain": {"speculative_use_rejection_sampling": True},
     "alone": {"speculative_use_rejection_sampling": True, "max_running_requests": 1},
 }
 STEP_MS = (10.0, 17.2, 22.0, 26.0)  # a draft is worth what it costs where 72% are accepted, as of this drafter's chain
@@ -33,8 +34,9 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
     drafter: Path = toy.save_drafter(folder / "full", "full")
     lengths = [0, DRAFT_STEPS] if "topk" in shape else range(DRAFT_STEPS + 1)
     curves = [{"draft_steps": k, "requests": [1], "step_ms": [STEP_MS[k]]} for k in lengths]
-    # a rest would last as long as its requests, and most steps would be plain ones: test_policy_engines.py has rests
-    values = NERVOUS | {"rest_after_steps": 1_000_000, "curves": curves, "accepted_if_reached": [0.8] * DRAFT_STEPS}
+    # a rest lasts as long as the requests that are running, and most steps are plain ones then
+    rest_after = 1 if request.param == "resting_chain" else 1_000_000
+    values = NERVOUS | {"rest_after_steps": rest_after, "curves": curves, "accepted_if_reached": [0.8] * DRAFT_STEPS}
     file = write_policy(folder / "policy.json", lengths, **values)
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 6} | shape
     options |= {"speculative_adaptive_config": file, "enable_custom_logit_processor": True}
@@ -44,20 +46,24 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize(
     "engine",
-    ["sampled_chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one_hot_chain", "tree"))],
+    [
+        "sampled_chain",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("one_hot_chain", "tree", "resting_chain")),
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize(
     "seed", [pytest.param(None, id="unseeded"), pytest.param(0, id="seeded", marks=pytest.mark.slow)]
 )
-def test_law(engine: Any, toy: Toy, seed: int | None) -> None:
+def test_law(request: pytest.FixtureRequest, engine: Any, toy: Toy, seed: int | None) -> None:
     """Also with seeds the draws are others in every run: which coins a token meets, the batch's lengths decide."""
     for name, report in sample_laws(engine, toy, SETTINGS, requests=REQUESTS, seed=seed).items():
         assert report.fit.p_value > MIN_P_UNSEEDED, f"{name}: {report.fit}"
     followed = policy_report(engine)
     assert followed is not None
     print(followed["steps"], followed["switches"])
-    assert followed["switches"] > sum(followed["steps"].values()) / 10
+    often = 50 if request.node.callspec.params["engine"] == "resting_chain" else 10
+    assert followed["switches"] > sum(followed["steps"].values()) / often
     assert followed["steps"]["0"] > sum(followed["steps"].values()) / 10
 
 
