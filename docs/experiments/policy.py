@@ -246,7 +246,7 @@ def draw(history: list[Any], answers: list[Any], table: PolicyTable, file: Path)
     ends, tokens = (np.array(column) for column in zip(*answers, strict=True))
     rate = np.histogram(ends - zero, bins=seconds, weights=tokens)[0] / 2
     bottom.step(seconds[:-1], rate, where="post", color="#55a868", linewidth=1.2)
-    bottom.set_ylabel("answered tokens/s\n(by 2 s)")
+    bottom.set_ylabel("tokens/s\n(by 2 s)")
     bottom.set_xlabel("seconds")
     for axis in (top, middle, bottom):
         axis.grid(alpha=0.3)
