@@ -9,10 +9,11 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -245,17 +246,18 @@ class EndpointSide(Side):
         async with self._client.stream("POST", self.label + path, json=dict(body)) as response:
             if response.status_code != 200:
                 self._refuse(response.status_code, await self._body(response, name), name)
-            async for line in self._lines(response, name):
-                data = line.removeprefix("data:").strip()
-                if not line.startswith("data:") or data == "[DONE]":
-                    continue
-                chunk = self._chunk(data, name)
-                usage = chunk.usage or usage
-                details = (chunk.sglext and chunk.sglext.spec_tokens_details) or details
-                if text := chunk.text:
-                    last_s = time.perf_counter() - start
-                    first_s = last_s if first_s is None else first_s
-                    pieces.append(text)
+            async with aclosing(self._lines(response, name)) as lines:
+                async for line in lines:
+                    data = line.removeprefix("data:").strip()
+                    if not line.startswith("data:") or data == "[DONE]":
+                        continue
+                    chunk = self._chunk(data, name)
+                    usage = chunk.usage or usage
+                    details = (chunk.sglext and chunk.sglext.spec_tokens_details) or details
+                    if text := chunk.text:
+                        last_s = time.perf_counter() - start
+                        first_s = last_s if first_s is None else first_s
+                        pieces.append(text)
             last_s = last_s or time.perf_counter() - start
         prompt_tokens, tokens = self._usage(usage, name)
         text = "".join(pieces)
@@ -274,27 +276,32 @@ class EndpointSide(Side):
         )
         return answer, text
 
-    async def _lines(self, response: httpx.Response, name: str) -> AsyncIterator[str]:
+    async def _lines(self, response: httpx.Response, name: str) -> AsyncGenerator[str, None]:
         """Of a stream. httpx's own keep whatever has no end."""
-        most, taken, rest = MAX_BODY + MAX_TOKEN_BYTES * self.config.max_new_tokens, 0, b""
-        async for piece in response.aiter_bytes():
-            taken += len(piece)
-            if taken > most:
-                raise self._failed(f"sent more than {most >> 20} MiB for {name}; is it an OpenAI-compatible server?")
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line.decode(errors="replace")
-        yield rest.decode(errors="replace")
+        most, taken, line = MAX_BODY + MAX_TOKEN_BYTES * self.config.max_new_tokens, 0, bytearray()
+        async with _pieces(response) as pieces:
+            async for piece in pieces:
+                taken += len(piece)
+                if taken > most:
+                    raise self._too_much(most, name)
+                *ends, begin = piece.split(b"\n")
+                for end in ends:
+                    yield (line + end).decode(errors="replace")
+                    line.clear()
+                line += begin
+        yield line.decode(errors="replace")
 
     async def _body(self, response: httpx.Response, name: str) -> bytes:
-        found = b""
-        async for piece in response.aiter_bytes():
-            found += piece
-            if len(found) > MAX_BODY:
-                raise self._failed(
-                    f"sent more than {MAX_BODY >> 20} MiB for {name}; is it a server of OpenAI's protocol?"
-                )
-        return found
+        found = bytearray()
+        async with _pieces(response) as pieces:
+            async for piece in pieces:
+                found += piece
+                if len(found) > MAX_BODY:
+                    raise self._too_much(MAX_BODY, name)
+        return bytes(found)
+
+    def _too_much(self, most: int, name: str) -> MeasureFailed:
+        return self._failed(f"sent more than {most >> 20} MiB for {name}; is it an OpenAI-compatible server?")
 
     def _chunk(self, data: str, name: str) -> Chunk:
         try:
@@ -397,3 +404,8 @@ class EndpointSide(Side):
         text = " ".join(text.replace(self._key, "***").split() if self._key else text.split())
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
         return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
+
+
+def _pieces(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
+    """Of a body, whose generator ends with the block: left to itself, it would when its event loop is closed."""
+    return aclosing(cast(AsyncGenerator[bytes, None], response.aiter_bytes()))

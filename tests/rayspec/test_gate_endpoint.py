@@ -131,6 +131,23 @@ def test_another_server_is_asked_for_nothing_that_it_may_not_know() -> None:
     assert manners.paths == ["/v1/completions"]
 
 
+@pytest.mark.parametrize(
+    ("manners", "message"),
+    [
+        (Manners(raw=b"data: " + b"x" * (MAX_BODY + 65 * MAX_TOKEN_BYTES)), "sent more than 17 MiB for prompt p1"),
+        (Manners(status=500, error=b"x" * (MAX_BODY + 1)), "sent more than 16 MiB for prompt p1"),
+        (Manners(listing=b" " * (MAX_BODY + 1)), "sent more than 16 MiB for /models"),
+    ],
+    ids=["stream", "error", "listing"],
+)
+def test_what_has_no_end_is_not_kept(manners: Manners, message: str) -> None:
+    with openai_server(manners) as address:
+        one = side(address)
+        with pytest.raises(MeasureFailed, match=message):
+            one.connect(PROMPT)
+        one.stop()
+
+
 def test_a_key_that_a_server_repeats_is_not_told() -> None:
     with openai_server(Manners(key="correct-horse", status=500, error=b"of correct-horse: \x1b[2Jno")) as address:
         one = side(address, key="correct-horse")
@@ -170,9 +187,6 @@ def test_a_key_is_sent_and_never_told() -> None:
         ),
         (Manners(tokens=0), "answered the first prompt with nothing"),
         (Manners(sends_usage=False), "ended the stream of prompt p1 without usage"),
-        (Manners(raw=b"data: " + b"x" * (MAX_BODY + 65 * MAX_TOKEN_BYTES)), "sent more than 17 MiB for prompt p1"),
-        (Manners(status=500, error=b"x" * (MAX_BODY + 1)), "sent more than 16 MiB for prompt p1"),
-        (Manners(listing=b" " * (MAX_BODY + 1)), "sent more than 16 MiB for /models"),
         (Manners(raw=b"data: <html>\n\n"), "sent what is no JSON object in the stream of prompt p1"),
         (Manners(raw=b'data: {"error": {"message": "aborted"}}\n\n'), "broke off prompt p1: .*aborted"),
         (Manners(raw=b"hello"), "ended the stream of prompt p1 without usage"),
