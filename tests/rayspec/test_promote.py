@@ -123,7 +123,7 @@ def test_a_changed_drafter_has_no_evidence_though_its_own_weights_are_the_measur
     store.check()
     CHANGED[name](store)
     before = store.artifacts()
-    with pytest.raises(ValueError, match=r"is not the one that trial .* its config\.json, or the weights of a drafter"):
+    with pytest.raises(ValueError, match=r"is not the one that trial .* measured \(its config\.json, or the weights"):
         store.promote()
     assert store.artifacts() == before
 
@@ -144,18 +144,19 @@ def test_of_an_earlier_sweep_the_own_weights_are_checked_with_a_warning(
     assert "noted the fingerprint of its drafter's own weights alone" in caplog.text
 
 
-def test_an_earlier_version_stays_what_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the same trial is promoted again with other files, one of which is gone."""
+def test_an_earlier_version_stays_what_it_was(store: Store) -> None:
+    """Though the same trial is promoted again when one of the drafter's files is another, and one is gone."""
     (store.drafter / "training.png").write_bytes(b"a curve")
+    (store.drafter / "notes.md").write_text("first")
     first = store.promote()
     (store.drafter / "training.png").unlink()
-    monkeypatch.setattr("rayspec.report.promote.measured_policy", lambda *_: None)
+    (store.drafter / "notes.md").write_text("second")
     second = store.promote()
     old, new, by_run = (find_champion(source, store.client) for source in (first, second, store.run_id))
+    assert (old.folder / "notes.md").read_text() == "first"
     assert (old.folder / "training.png").is_file()
-    assert old.policy is not None
+    assert (new.folder / "notes.md").read_text() == "second"
     assert not (new.folder / "training.png").exists()
-    assert new.policy is None
     assert by_run == new
 
 
