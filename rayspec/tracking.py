@@ -301,7 +301,7 @@ def connect(uri: str, *, create: bool = True) -> MlflowClient:
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
-        cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = said(error, uri)
         way_out = (
             "Whatever made or upgraded its tables was interrupted: move it aside, or restore it from a copy"
             if "already exists" in cause
@@ -309,7 +309,7 @@ def connect(uri: str, *, create: bool = True) -> MlflowClient:
             "MLFLOW_TRACKING_TOKEN"
         )
         raise TrackingError(
-            f"MLflow at {redacted(uri)} does not answer: {_without_password(cause, uri)}. {way_out}"
+            f"MLflow at {redacted(uri)} does not answer: {cause}. {way_out}"
         ) from None  # a driver's own message may repeat the password
     return client
 
@@ -360,7 +360,9 @@ def redacted(uri: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{'***' if user else ''}{at}{host}", query=""))
 
 
-def _without_password(text: str, uri: str) -> str:
+def said(error: BaseException, uri: str) -> str:
+    """The first line of what the store at `uri` says of an error, without its password."""
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     password = urlsplit(uri).password or ""
     text = text.replace(uri, redacted(uri))
     for form in {password, unquote(password)} - {""}:

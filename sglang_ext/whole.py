@@ -36,3 +36,21 @@ def draft_folder(path: Path) -> Iterator[Path]:
         yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write in, which takes the place of the folder `path` at the end of the block, or nothing does.
+    Whatever was in that is deleted: for places that are ours alone (`folders.py` has one for all others)."""
+    with draft_folder(path) as draft:
+        yield draft
+        if not path.exists():
+            draft.rename(path)
+            return
+        with draft_folder(path) as old:
+            path.rename(old)
+            try:
+                draft.rename(path)
+            except OSError:
+                old.rename(path)
+                raise

@@ -9,6 +9,7 @@ be done.
 import argparse
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
+    """1 says that no candidate has earned it, and is also what Python exits with after a traceback: no build may take
+    one for the other."""
+    try:
+        return _report(arguments)
+    except Exception:
+        traceback.print_exc()
+        print("error: the report broke (above)", file=sys.stderr)
+        return 2
+
+
+def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="rayspec report", description=__doc__.split("\n\n")[0])
     parser.add_argument("--sweep", metavar="RUN", help="id or name of its parent run; without it the newest that ended")
     parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
@@ -41,9 +53,16 @@ def main(arguments: list[str]) -> int:
 
     from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
     from rayspec.report.page import check_report, write_report
-    from rayspec.report.promote import PromotionRefused, champion_of, default_model, promote, winner
+    from rayspec.report.promote import (
+        PromotionRefused,
+        champion_of,
+        check_promotion,
+        default_model,
+        promote,
+        winner,
+    )
     from rayspec.sweep.record.stored import find_sweep
-    from rayspec.tracking import connect
+    from rayspec.tracking import UNREACHABLE, connect, redacted, said
 
     try:
         sweep = find_sweep(connect(tracking_uri(), create=False), options.sweep)
@@ -60,6 +79,8 @@ def main(arguments: list[str]) -> int:
                 best = winner(sweep.results, options.traffic, options.force)
                 model = options.model or default_model(sweep.params["target"])
                 is_there = options.once and champion_of(sweep, best, options.model)
+                if not is_there:
+                    check_promotion(sweep, best, model)
                 print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
                 _tell_of_one_load(sweep.results, best)
             return 0
@@ -82,6 +103,10 @@ def main(arguments: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except UNREACHABLE as error:
+        uri = tracking_uri()
+        print(f"error: MLflow at {redacted(uri)} refuses, or cannot answer: {said(error, uri)}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -93,4 +118,4 @@ def _tell_of_one_load(results: "Sequence[TrialResult]", best: "TrialResult") -> 
 
 
 def _default_folder(name: str, run_id: str) -> Path:
-    return home() / "reports" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{run_id[:8]}"
+    return home() / "reports" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', f'{name}-{run_id[:8]}')}"

@@ -106,7 +106,7 @@ def _run(
 ) -> SweepOutcome:
     config = prepared.config
     publisher = Publisher(tracker, parent, config, {**tags, "kind": "trial"})
-    publisher.open(prepared.describe(), prepared.prompts, folder.manifest()["drafters"])
+    publisher.open(prepared.describe(), prepared.prompts, folder.drafter_tags())
     is_terminal = sys.stderr.isatty()
     with tqdm(total=prepared.plan.num_blocks, unit="block", mininterval=0.2 if is_terminal else 10) as progress:
         follower = Follower(folder, prepared.plan, publisher, progress)

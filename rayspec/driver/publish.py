@@ -60,15 +60,17 @@ class Publisher:
         self.tags = tags
         self._sweep_params = {f"sweep.{key}": value for key, value in flatten(config).items()}
         self._short: Mapping[str, str] = {}  # names of heads that fit on an axis
-        self._weights: Mapping[str, str] = {}
+        self._drafters: Mapping[str, Mapping[str, str]] = {}
         self._dataset: Dataset | None = None
         self._runs: dict[Trial, Run] = {}
         self._logged: dict[Trial, set[int]] = {}  # blocks that an earlier process has written
 
-    def open(self, description: str, prompts: Sequence[Conversation], weights: Mapping[str, str]) -> None:
-        """Parameters of the sweep and what it is measured on; `weights` are fingerprints by drafter."""
-        self._weights = weights
-        self._short = short_names([PLAIN, *weights])
+    def open(
+        self, description: str, prompts: Sequence[Conversation], drafters: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Parameters of the sweep and what it is measured on; `drafters`: tags with the fingerprints of each."""
+        self._drafters = drafters
+        self._short = short_names([PLAIN, *drafters])
         self._dataset = workload_dataset(self.config, prompts)
         self.parent.log_params(self._sweep_params)
         self.parent.log_dataset(self._dataset, "eval")
@@ -179,15 +181,14 @@ class Publisher:
             return None
         own = {k: v for k, v in trial.candidate.params().items() if k not in OF_A_TRIAL}
         context = {name: getattr(self.config, name) for name in ("target", "workload", "temperature", "max_new_tokens")}
-        tags = {**self.tags, "kind": "drafter", "drafter.sha256": self._weights.get(trial.label, "unknown")}
+        tags = {**self.tags, "kind": "drafter", **self._drafters.get(trial.label, {})}
         return self.tracker.model(self.parent, trial.label, tags, {**own, **context})
 
     def _run(self, trial: Trial) -> Run:
         """The trial's run, made with its parameters when it is first asked for."""
         if trial not in self._runs:
             tags = {**self.tags, "kind": "trial", "head": trial.label}
-            if trial.candidate is not None:
-                tags["drafter.sha256"] = self._weights.get(trial.label, "unknown")
+            tags |= self._drafters.get(trial.label, {})
             run = self.tracker.child(self.parent, trial.name, tags)
             short = self._short.get(trial.label, trial.label)
             run.log_params({**trial_params(trial, self.config), "head": short, **self._sweep_params})

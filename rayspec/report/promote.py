@@ -1,9 +1,10 @@
 """The winner of a sweep in MLflow's model registry: its checkpoint, complete in itself, with the evidence."""
 
+import logging
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,14 +19,22 @@ from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.serving.record import ServingRecord, files_sha256
-from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256
+from rayspec.sweep.candidate import Candidate
+from rayspec.sweep.record.folder import (
+    DRAFTER_SHA256,
+    TARGET_SHA256,
+    WHOLE_SHA256,
+    drafter_sha256,
+    whole_drafter_sha256,
+)
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.artefacts import POLICY
-from sglang_ext.drafters.complete import write_complete
+from sglang_ext.drafters.complete import check_complete, write_complete
 from sglang_ext.whole import write_whole
 
+logger = logging.getLogger(__name__)
 ALIAS = "champion"
 REPORT = "report"  # folder of the sweep's artifacts
 EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per_s", "output_mismatches")
@@ -73,29 +82,26 @@ def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bo
 def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | None = None) -> Promotion:
     """Register the checkpoint of `best` as a new version of `model` and point the alias `champion` at it.
 
-    `report` is the folder of write_report; it becomes an artifact of the sweep. Raises ValueError where the checkpoint
-    is gone or has changed since it was measured.
+    `report` is the folder of write_report; it becomes an artifact of the sweep. Raises ValueError as check_promotion.
     """
     client, trial = sweep.client, best.trial
     assert trial.candidate is not None, "the winner is a drafter"
+    model = model or default_model(sweep.params["target"])
+    record = check_promotion(sweep, best, model)
     run_id = sweep.run_ids[trial]
     run = client.get_run(run_id)
-    if drafter_sha256(trial.candidate) != run.data.tags.get("drafter.sha256"):
-        raise ValueError(
-            f"the drafter at {trial.candidate.path} is not the one that trial {trial.name} measured (its weights have "
-            "changed or are gone); put the measured folder back there, or sweep again"
-        )
-    model = model or default_model(sweep.params["target"])
     with TemporaryDirectory() as folder:
-        write_complete(trial.candidate.path, Path(folder) / ARTIFACT)
+        copy = Path(folder) / ARTIFACT
+        write_complete(trial.candidate.path, copy)
         policy = measured_policy(sweep, best)
         if policy is not None:
-            write_whole(Path(folder) / ARTIFACT / POLICY, policy_text(policy))
-        pinned = _record(sweep, best, Path(folder) / ARTIFACT).write(Path(folder) / ARTIFACT)
+            write_whole(copy / POLICY, policy_text(policy))
+        pinned = replace(record, files=files_sha256(copy)).write(copy)
+        place = f"{ARTIFACT}-{pinned[:12]}"  # of these very files: those of an earlier version stay as they are
         for name in ("report.md", "report.html"):
             client.log_artifact(sweep.run_id, str(report / name), REPORT)
         client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")
-        client.log_artifacts(run_id, str(Path(folder) / ARTIFACT), ARTIFACT)
+        client.log_artifacts(run_id, str(copy), place)
     # sweeps had no logged models before, and a user may have deleted one
     logged = find_models(client, run.info.experiment_id, sweep.run_id).get(trial.label)
     try:
@@ -104,10 +110,10 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
         # those of a version lie with its run, since trials of one drafter differ in what they are served with
         version = client.create_model_version(
             model,
-            f"{run.info.artifact_uri}/{ARTIFACT}",
+            f"{run.info.artifact_uri}/{place}",
             run_id,
             tags=evidence(sweep, best) | {PINNED: pinned} | ({MODEL_ID_TAG: logged.model_id} if logged else {}),
-            description=_description(sweep, best, model),
+            description=_description(sweep, best, model, place),
         )
         if logged is not None:
             add_version(client, logged.model_id, model, str(version.version))
@@ -115,6 +121,43 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     except MlflowException as error:
         raise TrackingError(f"model {model!r} could not be registered: {error.message}") from error
     return Promotion(model=model, version=str(version.version), winner=best)
+
+
+def check_promotion(sweep: StoredSweep, best: TrialResult, model: str) -> ServingRecord:
+    """What a promotion of `best` would record, but for the files. Nothing is written.
+
+    Raises ValueError where the drafter is gone, has changed since it was measured or cannot be copied, where the sweep
+    lacks what a record needs or has settings that none may hold, and for a name that MLflow allows no model.
+    """
+    if re.search("[/:]", model) or not model.strip():
+        raise ValueError(f"--model must be a name without / and :, which MLflow allows in no model's, got {model!r}")
+    trial = best.trial
+    assert trial.candidate is not None, "the winner is a drafter"
+    _check_measured(trial.candidate, trial.name, sweep.client.get_run(sweep.run_ids[trial]).data.tags)
+    check_complete(trial.candidate.path)
+    return _record(sweep, best)
+
+
+def _check_measured(candidate: Candidate, trial: str, tags: Mapping[str, str]) -> None:
+    """Raise ValueError where the drafter is not the one that a trial measured."""
+    changed = None
+    if drafter_sha256(candidate) != tags.get(DRAFTER_SHA256):
+        changed = "its weights have"
+    elif WHOLE_SHA256 in tags and whole_drafter_sha256(candidate) != tags[WHOLE_SHA256]:
+        changed = "its config.json, or the weights of a drafter that it shares tensors with, have"
+    if changed is not None:
+        raise ValueError(
+            f"the drafter at {candidate.path} is not the one that trial {trial} measured ({changed} changed or are "
+            "gone); put the measured folder back there, or sweep again"
+        )
+    if WHOLE_SHA256 not in tags:
+        logger.warning(
+            "trial %s was measured by an earlier release, which noted the fingerprint of its drafter's own weights "
+            "alone: nobody can check whether the config.json of %s, or tensors that it shares with other drafters, "
+            "have changed since; sweep again if they may have",
+            trial,
+            candidate.path,
+        )
 
 
 def champion_of(sweep: StoredSweep, best: TrialResult, model: str | None = None) -> Promotion | None:
@@ -155,8 +198,9 @@ def evidence(sweep: StoredSweep, best: TrialResult) -> dict[str, str]:
     }
 
 
-def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecord:
-    """Raises ValueError for a sweep that did not say which target it measured."""
+def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
+    """All but the files. Raises ValueError for a sweep that did not say which target it measured, and for settings that
+    no record may hold."""
     target_sha256 = sweep.tags.get(TARGET_SHA256)
     if target_sha256 is None:
         raise ValueError(
@@ -168,7 +212,7 @@ def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecor
         head=best.trial.label,
         target=sweep.params["target"],
         target_sha256=target_sha256,
-        files=files_sha256(folder),
+        files={},
         # a sweep that ran with code of the target's authors may be promoted; who serves it says so again
         flags={k: v for k, v in serving_flags(engine, best.trial).items() if k not in NOT_OF_A_RECORD},
         num_threads=engine.get("num_threads"),
@@ -177,13 +221,14 @@ def _record(sweep: StoredSweep, best: TrialResult, folder: Path) -> ServingRecor
     )
 
 
-def _description(sweep: StoredSweep, best: TrialResult, model: str) -> str:
+def _description(sweep: StoredSweep, best: TrialResult, model: str, place: str) -> str:
+    """`place`: the folder of the trial's artifacts that holds the drafter."""
     trial, p = best.trial, sweep.params
     gain = f"{ratio(best.speedup('plain'))} over plain decoding at {trial.traffic} on {p['workload']}"
-    source = f"runs:/{sweep.run_ids[trial]}/{ARTIFACT}"
+    source = f"runs:/{sweep.run_ids[trial]}/{place}"
     store = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(sweep.client.tracking_uri))}"
     fetch = f"{store} mlflow artifacts download --artifact-uri {source} --dst-path {ALIAS}"
-    serve = serve_command(sweep, trial, f"{ALIAS}/{ARTIFACT}")
+    serve = serve_command(sweep, trial, f"{ALIAS}/{place}")
     checked = f"{store} rayspec serve models:/{model}@{ALIAS}"
     parts = [
         f"{trial.label} at {trial.draft_steps} draft steps: {gain}.",

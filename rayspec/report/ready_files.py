@@ -16,7 +16,7 @@ from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.artefacts import ACCEPTANCE, POLICY, READY_FILES
 from sglang_ext.drafters.family import family
-from sglang_ext.folders import check_place, written_whole
+from sglang_ext.folders import check_name, check_place, written_whole
 
 EXPORTED_TO = "stock_drafters"
 
@@ -28,8 +28,8 @@ def emit(sweep: StoredSweep, folder: Path, model: str | None = None) -> list[Pat
     rayspec, for chains) and, where vLLM can hold the drafter, `NAME/vllm.sh`. What an earlier call wrote is replaced.
     `model`: the registered one whose champion Kubernetes serves; None for the target's own.
 
-    Raises ValueError where nothing pays and for a folder that holds something else, and OSError where it cannot be
-    written.
+    Raises ValueError where nothing pays, for a trial whose name is no folder's and for a folder that holds something
+    else, and OSError where it cannot be written.
     """
     winners = winners_of(sweep, folder)
     written = []
@@ -50,6 +50,7 @@ def winners_of(sweep: StoredSweep, folder: Path) -> list[TrialResult]:
     if not winners:
         raise ValueError(f"no setting of sweep {sweep.name} is clearly faster than plain decoding: nothing to emit")
     for best in winners:
+        check_name(best.trial.name, "the name of a trial, which MLflow holds,")
         check_place(folder / best.trial.name, READY_FILES)
     return winners
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import mlflow.artifacts
 from huggingface_hub import snapshot_download
 from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError, safe_open
 
@@ -19,13 +20,14 @@ from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_rec
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_sha256
 from rayspec.tracking import TrackingError, redacted
-from sglang_ext.artefacts import DRAFTER, POLICY
+from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.fingerprints import combined_sha256, file_sha256
-from sglang_ext.folders import written_whole
+from sglang_ext.folders import check_name
 from sglang_ext.policy.table import PolicyTable, read_table
+from sglang_ext.whole import whole_folder
 
-ARTIFACT = "drafter"  # folder of a promoted trial's artifacts
+ARTIFACT = "drafter"  # folder of a promoted trial's artifacts: by itself of earlier releases, drafter-<of PINNED> since
 PINNED = "serving.sha256"  # tag of a version: the fingerprint of its record, which holds those of all files
 MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 RUN = re.compile(r"(?:runs:/)?(?P<run>[0-9a-f]{32})")
@@ -147,13 +149,16 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         )
     try:
         if run is not None:
-            return f"run {run['run']}", _fetch(client, f"runs:/{run['run']}/{ARTIFACT}", run["run"], None)
-        assert model is not None, "one of both"
-        version = (
-            client.get_model_version_by_alias(model["name"], model["alias"])
-            if model["alias"]
-            else client.get_model_version(model["name"], model["version"])
-        )
+            version = _version_of(run["run"], client)
+            if version is None:
+                return f"run {run['run']}", _fetch(client, _unregistered(run["run"], client), run["run"], None)
+        else:
+            assert model is not None, "one of both"
+            version = (
+                client.get_model_version_by_alias(model["name"], model["alias"])
+                if model["alias"]
+                else client.get_model_version(model["name"], model["version"])
+            )
         pinned = version.tags.get(PINNED)
         if pinned is None or not re.fullmatch("[0-9a-f]{64}", pinned):
             wrong = "is missing" if pinned is None else "is no SHA-256"
@@ -166,6 +171,21 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         return f"{version.name} version {version.version}", folder
     except MlflowException as error:
         raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
+
+
+def _version_of(run: str, client: MlflowClient) -> ModelVersion | None:
+    """The newest that was promoted from a run; None where it is registered no longer."""
+    found = [v for v in client.search_model_versions(f"run_id = '{run}'") if PINNED in v.tags]
+    return max(found, key=lambda v: (v.creation_timestamp, int(v.version)), default=None)
+
+
+def _unregistered(run: str, client: MlflowClient) -> str:
+    """Where the drafter of a run lies that an earlier release has promoted and that is registered no longer."""
+    if not client.list_artifacts(run, ARTIFACT):
+        raise ValueError(
+            f"no version is registered that was promoted from run {run}; rayspec report --promote registers one"
+        )
+    return f"runs:/{run}/{ARTIFACT}"
 
 
 def _is_whole(folder: Path, pinned: str) -> bool:
@@ -191,16 +211,22 @@ def _artifacts(address: str, place: str, client: MlflowClient) -> str:
 
 
 def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
-    """Into the home folder, whole or not at all; a version that is there is not fetched again."""
+    """Into the home folder, whole or not at all. What is pinned and there is not fetched again; anything else in its
+    place is a copy that we have made, and is replaced."""
+    check_name(name, "the name of what is fetched")
     folder = home() / "champions" / name
-    if pinned is None or not _is_whole(folder, pinned):  # a run may have been promoted again since
-        with TemporaryDirectory() as place, written_whole(folder, DRAFTER) as draft:
-            got = _artifacts(address, place, client)
-            shutil.copytree(got, draft, dirs_exist_ok=True)
-    read_record(folder)
-    if pinned is not None and file_sha256(folder / RECORD) != pinned:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ValueError(
-            f"the record of {name} is not the one that was promoted ({folder / RECORD} has another fingerprint than "
-            f"MLflow's tag {PINNED}); promote a champion again"
+            f"{folder} is a link or a file, and a champion that was fetched is a folder there: remove it, and it is "
+            "fetched again"
         )
+    if pinned is not None and _is_whole(folder, pinned):
+        return folder
+    with TemporaryDirectory() as place, whole_folder(folder) as draft:
+        shutil.copytree(_artifacts(address, place, client), draft, dirs_exist_ok=True)
+        if pinned is not None and (draft / RECORD).is_file() and file_sha256(draft / RECORD) != pinned:
+            raise ValueError(
+                f"the record of {name} is not the one that was promoted ({RECORD} at {redacted(address)} has another "
+                f"fingerprint than MLflow's tag {PINNED}); promote a champion again"
+            )
     return folder

@@ -10,25 +10,34 @@ from safetensors.torch import load_file
 
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, shared_tensors
-from sglang_ext.drafters.checkpoint_config import read_info
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
 from sglang_ext.folders import save_tensors, written_whole
+
+
+def check_complete(source: str | Path) -> CheckpointInfo:
+    """Raise ValueError for a drafter that cannot be copied: its tensors do not fit its config.json, one that it shares
+    tensors with is gone or has changed, or its folder holds anything but plain files. Weights are not read."""
+    info = read_info(source)
+    found = sorted(p for p in Path(source).rglob("*") if p.is_symlink() or not (p.is_file() or p.is_dir()))
+    if found:
+        names = ", ".join(str(p.relative_to(source)) for p in found[:5])
+        raise ValueError(
+            f"not copying drafter {source}: {names} in it are symbolic links, or else no plain files, and what they "
+            "stand for may be no part of it; put a copy with the files themselves in its place (cp -rL)"
+        )
+    check_files(info)
+    return info
 
 
 def write_complete(source: str | Path, folder: str | Path) -> None:
     """Copy the drafter folder `source` to the new `folder`, its tensors bit for bit, without `rayspec.shares`.
 
-    Raises ValueError for a drafter that does not load or holds symbolic links, and for a `folder` that exists.
+    Raises ValueError as check_complete, for a drafter that does not load, and for a `folder` that exists.
     """
-    info, folder = read_info(source), Path(folder)
+    folder = Path(folder)
     if folder.exists():
         raise ValueError(f"not copying drafter {source}: {folder} exists; name a new folder")
-    links = sorted(str(p.relative_to(source)) for p in Path(source).rglob("*") if p.is_symlink())
-    if links:
-        raise ValueError(
-            f"not copying drafter {source}: {', '.join(links[:5])} in it are symbolic links, and what they point at "
-            "may be no part of it; put a copy with the files themselves in its place (cp -rL)"
-        )
-    check_files(info)
+    info = check_complete(source)
     with written_whole(folder, DRAFTER) as copy:
         shutil.copytree(source, copy, dirs_exist_ok=True)
         if info.shares:

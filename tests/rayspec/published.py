@@ -17,7 +17,14 @@ from rayspec.report.promote import Promotion, promote, winner
 from rayspec.report.table import summary
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.plan.trials import Trial
-from rayspec.sweep.record.folder import TARGET_SHA256, drafter_sha256, target_sha256
+from rayspec.sweep.record.folder import (
+    DRAFTER_SHA256,
+    TARGET_SHA256,
+    WHOLE_SHA256,
+    drafter_sha256,
+    target_sha256,
+    whole_drafter_sha256,
+)
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import Tracker
@@ -63,7 +70,10 @@ def _publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None) -> str
     with tracker.parent(sweep.config.name, {**tags, "kind": "sweep"}, run_id=run_id) as parent:
         publisher = Publisher(tracker, parent, sweep.config, tags)
         candidates = [t.candidate for t in sweep.blocks if t.candidate]
-        publisher.open("the plan", prompts, {c.label: drafter_sha256(c) for c in candidates})
+        fingerprints = {
+            c.label: {DRAFTER_SHA256: drafter_sha256(c), WHOLE_SHA256: whole_drafter_sha256(c)} for c in candidates
+        }
+        publisher.open("the plan", prompts, fingerprints)
         publisher.failed(broken, CAUSE)
         for trial, blocks in sweep.blocks.items():
             for n in range(1, len(blocks) + 1):

@@ -107,6 +107,29 @@ def test_changed_weights_and_prompts_are_refused(tmp_path: Path, prepared: Prepa
         folder.check(prepared)
 
 
+def test_a_drafter_that_shares_another_body_is_refused(
+    tmp_path: Path, prepared: Prepared, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own weights are what they were."""
+    drafter, body = (tmp_path / "drafters" / name for name in ("truncated", "full"))
+    for path in (drafter, body):
+        shutil.copytree(DRAFTERS[path.name], path)
+    own = prepare(replace(prepared.config, drafters=[str(drafter)], baseline="truncated"))
+    folder = SweepFolder.create(tmp_path, own, "")
+    assert set(folder.drafter_tags()["truncated"]) == {"drafter.sha256", "drafter.whole_sha256"}
+    with (body / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(ValueError, match=r"cannot go on: the drafter folders truncated changed .* start a new sweep"):
+        folder.check(own)
+    assert not caplog.messages
+    manifest = folder.manifest()
+    del manifest["drafter folders"]  # as sweeps were begun before
+    (folder.path / "manifest.json").write_text(json.dumps(manifest))
+    folder.check(own)
+    assert "began before the drafter folders had a fingerprint" in caplog.text
+    assert set(folder.drafter_tags()["truncated"]) == {"drafter.sha256"}
+
+
 def test_a_changed_target_is_refused(tmp_path: Path, prepared: Prepared, caplog: pytest.LogCaptureFixture) -> None:
     target = tmp_path / "target"
     shutil.copytree(TARGET, target)

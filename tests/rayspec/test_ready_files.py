@@ -53,6 +53,22 @@ def test_ready_files_of_the_winners(champion_client: MlflowClient, tmp_path: Pat
         emit(slow, tmp_path / "none")
 
 
+@pytest.mark.parametrize("label", ["/ABSOLUTE", "../outside", "a/../../../outside", "a\0b"])
+def test_names_of_a_store_lead_nowhere_else(label: str, champion_client: MlflowClient, tmp_path: Path) -> None:
+    """Whoever may write to the store chooses them."""
+    sweep = find_sweep(champion_client)
+    label = label.replace("/ABSOLUTE", str(tmp_path / "outside"))
+    best = winner(sweep.results)
+    assert best.trial.candidate is not None
+    candidate = dataclasses.replace(best.trial.candidate, label=label)
+    named = dataclasses.replace(best, trial=dataclasses.replace(best.trial, candidate=candidate))
+    results = tuple(named if r is best else r for r in sweep.results)
+    run_ids = {**sweep.run_ids, named.trial: sweep.run_ids[best.trial]}
+    with pytest.raises(ValueError, match="the name of a trial, which MLflow holds, must be a plain folder name"):
+        emit(dataclasses.replace(sweep, results=results, run_ids=run_ids), tmp_path / "ready" / "here")
+    assert not list(tmp_path.rglob("serve.sh"))
+
+
 def test_ready_files_replace_their_own_alone(champion_client: MlflowClient, tmp_path: Path) -> None:
     sweep = find_sweep(champion_client)
     place = emit(sweep, tmp_path)[0].parent

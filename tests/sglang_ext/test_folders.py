@@ -14,6 +14,7 @@ from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.folders import Artefact, check_name, check_place, save_tensors, written_whole
 from sglang_ext.heads import head_from_target
+from sglang_ext.whole import whole_folder
 
 NOTE = Artefact(what="note", files=("note.txt", "*.png"), is_ours=lambda folder: (folder / "note.txt").is_file())
 
@@ -66,6 +67,32 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="28"):
         write(tmp_path / "a", "new")
     assert content(tmp_path) == {"a/note.txt": b"old"}
+
+
+def test_a_place_of_ours_is_replaced_whatever_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_anything(text: str) -> None:
+        with whole_folder(tmp_path / "a") as draft:
+            (draft / "b").mkdir()
+            (draft / "b" / "any").write_text(text)
+
+    write_anything("old")
+    (tmp_path / "a" / "link").symlink_to("/etc")
+    rename = Path.rename
+
+    def second_fails(source: Path, destination: Path) -> None:
+        if destination == tmp_path / "a" and (source / "b" / "any").read_text() == "new":
+            raise OSError(28, "No space left on device")
+        rename(source, destination)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", second_fails)
+        with pytest.raises(OSError, match="28"):
+            write_anything("new")
+    assert content(tmp_path) == {"a/b/any": b"old"}
+    write_anything("new")
+    assert content(tmp_path) == {"a/b/any": b"new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert not (tmp_path / "a" / "link").is_symlink()
 
 
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -27,7 +27,8 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.record.measured import read_state
 from sglang_ext.artefacts import WEIGHTS
-from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.drafters.checkpoint_config import read_config, read_info
+from sglang_ext.fingerprints import combined_sha256, file_sha256, weights_sha256
 from sglang_ext.whole import draft_folder, write_whole
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,14 @@ class SweepFolder:
     def set_run_id(self, run_id: str) -> None:
         """Remember the MLflow run, so that the sweep is found by it."""
         write_whole(self.path / "manifest.json", json.dumps({**self.manifest(), "run_id": run_id}, indent=1))
+
+    def drafter_tags(self) -> dict[str, dict[str, str]]:
+        """By label, the fingerprints of the drafters that are measured, as tags of their runs."""
+        stored = self.manifest()
+        return {
+            label: {DRAFTER_SHA256: own} | ({WHOLE_SHA256: stored[WHOLE][label]} if WHOLE in stored else {})
+            for label, own in stored["drafters"].items()
+        }
 
     def config(self) -> SweepConfig:
         """Raises ValueError where it is missing, damaged, or of a release with other settings."""
@@ -196,14 +205,17 @@ def _begun(folder: Path) -> float:
 
 
 TARGET_SHA256 = "target.sha256"  # tag of a sweep's runs
+DRAFTER_SHA256, WHOLE_SHA256 = "drafter.sha256", "drafter.whole_sha256"  # tags of those of one drafter
+WHOLE = "drafter folders"  # in the manifest; sweeps of before it was noted have only "drafters", the own weights
 
 
 def fingerprints(prepared: Prepared) -> dict[str, dict[str, str]]:
-    """SHA-256 of the target's files, of the drafters' weights and of the prompts."""
+    """SHA-256 of the target's files, of the drafters (their own weights, and all that they are) and of the prompts."""
     prompts = json.dumps([asdict(p) for p in prepared.prompts]).encode()
     return {
         "target": target_sha256(prepared.target),
         "drafters": {c.label: drafter_sha256(c) for c in prepared.plan.candidates},
+        WHOLE: {c.label: whole_drafter_sha256(c) for c in prepared.plan.candidates},
         "prompts": {prepared.config.workload: hashlib.sha256(prompts).hexdigest()},
     }
 
@@ -222,6 +234,22 @@ def target_sha256(target: str) -> dict[str, str]:
 
 
 def drafter_sha256(candidate: Candidate) -> str:
-    """The fingerprint of a drafter's weights, `unknown` for one without."""
+    """The fingerprint of a drafter's own weights, `unknown` for one without."""
     file = Path(candidate.path) / WEIGHTS
     return weights_sha256(file) if file.is_file() else "unknown"
+
+
+def whole_drafter_sha256(candidate: Candidate) -> str:
+    """One fingerprint of all that decides what a drafter drafts: its config.json but for where it comes from, its own
+    weights, and those of the drafters that it shares tensors with. `unknown` for one that cannot be read."""
+    folder = Path(candidate.path)
+    try:
+        config, info = read_config(folder), read_info(folder)
+    except ValueError:
+        return "unknown"
+    # a drafter that is made again has another commit there, and is the same
+    config["rayspec"] = {k: v for k, v in (config.get("rayspec") or {}).items() if k not in info.provenance}
+    said = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    weights = [WEIGHTS, *(f"{shares.drafter}/{WEIGHTS}" for shares in info.shares)]
+    found = {name: file_sha256(folder / name) for name in weights if (folder / name).is_file()}
+    return combined_sha256({"config.json": said, **found})
