@@ -130,11 +130,12 @@ def test_a_champion_is_served_to_who_has_the_key(tmp_path: Path) -> None:
 
 
 @contextmanager
-def server(command: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, Any]]:
+def server(command: str, folder: Path, environment: dict[str, str], more: str = "") -> Iterator[tuple[int, Any]]:
+    """(port, process) of the command, which ends with `more`."""
     port, log = free_port(), folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {command} --port {port}"],
+            ["bash", "-c", f"exec {command} --port {port} {more}"],
             cwd=folder,
             env=environment,
             stdout=output,

@@ -53,7 +53,8 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         own = {"RAYSPEC_API_KEY": KEY, "RAY_TMPDIR": ray_folder, "RAYSPEC_HOME": str(folder / "home")}
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | own
         line = f"{sys.executable} -m rayspec.cli serve {folder / 'champion'} {request.param}"
-        with server(line, folder, environment) as (port, process):
+        # the target knows no tools; in this format SGLang has it write the call that a request insists on
+        with server(line, folder, environment, "-- --tool-call-parser hermes") as (port, process):
             yield target, port
             process.send_signal(signal.SIGTERM)
             process.wait(120)
