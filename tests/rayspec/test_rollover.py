@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from versions import MODEL, answers, champion
 from volume import volume
@@ -21,10 +22,11 @@ from rayspec.serving.canary import Answer, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.cluster import _events
 from rayspec.serving.deployed import to_keep
-from rayspec.serving.events import FILE, Events
+from rayspec.serving.events import FILE, Events, Standing, read_standing
 from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 
+ALIAS = (MODEL, "champion")
 METRICS = """\
 # TYPE rayspec_verified_requests_total counter
 rayspec_verified_requests_total{draft_steps="4"} 100.0
@@ -87,7 +89,7 @@ UNEVEN = [traffic(10, accepted=accepted) for accepted in (0.2, 2.6)] * 5  # tau 
         (parts(accepted=1.1), False, "tau under traffic is 2.100, 16% below the 2.500"),
         (parts(accepted=1.1), True, None),
         (parts(first=0.5), True, None),
-        (parts(first=0.4), True, "tau of first drafts alone under traffic is 1.400, 12% below the 1.600"),
+        (parts(first=0.4), True, "tau of first drafts alone under traffic is 1.400, 13% below the 1.600"),
         (parts(first=0.4), False, None),
         ([*UNEVEN[:4], *parts(60, accepted=0.9)[:2]], False, None),
         (parts(token_s=0.014), False, None),
@@ -144,9 +146,9 @@ def test_a_window_is_what_was_counted_between_two_times() -> None:
 
 def test_a_board_adds_replicas_up() -> None:
     board = Board()
-    for replica, count in ((1, 1.0), (2, 2.0), (1, 5.0)):
+    for replica, count in (("x", 1.0), ("y", 2.0), ("x", 5.0)):
         board.put("a", replica, Totals(requests=count))
-    board.put("b", 3, Totals(requests=100.0))
+    board.put("b", "z", Totals(requests=100.0))
     assert board.totals("a").requests == 7
     assert board.totals("none") == Totals()
 
@@ -164,6 +166,7 @@ class FakeStage:
         self.live: dict[str, Callable[[float], Totals]] = {}  # by the time
         self.put: list[str] = []
         self.asked: list[str] = []
+        self.board_is_lost = False
 
     def check(self, version: str) -> Champion:
         self.asked.append(version)
@@ -185,7 +188,9 @@ class FakeStage:
     def put_in(self, champion: Champion, version: str) -> None:
         self.put.append(version)
 
-    def totals(self, champion: Champion) -> Totals:
+    def totals(self, champion: Champion) -> Totals | None:
+        if self.board_is_lost:
+            return None
         return self.live.get(champion.name, lambda _: Totals())(self.now)
 
 
@@ -211,6 +216,13 @@ class World:
     def tags(self, version: str) -> dict[str, str]:
         return dict(self.client.get_model_version(MODEL, version).tags)
 
+    def run_of(self, events: Events) -> Run:
+        assert events.run is not None
+        return self.client.get_run(events.run.run_id)
+
+    def standing(self) -> Standing | None:
+        return read_standing(self.client, *ALIAS)
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -230,7 +242,7 @@ def world(store: Path, tmp_path: Path) -> World:
     shutil.copy(store, tmp_path)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.create_experiment("x", artifact_location=(tmp_path / "artifacts").as_uri())
-    stage, events = FakeStage(), Events(client, MODEL, experiment)
+    stage, events = FakeStage(), Events(client, ALIAS, experiment, Standing(kept="1"))
 
     def sleep(seconds: float) -> None:
         stage.now += seconds
@@ -238,7 +250,7 @@ def world(store: Path, tmp_path: Path) -> World:
     rollover = Rollover(
         champion("1"),
         "1",
-        MlflowRegistry(client, MODEL, "champion"),
+        MlflowRegistry(client, *ALIAS),
         stage,
         events,
         RolloverSettings(),
@@ -315,7 +327,7 @@ def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> N
     assert [e for e, _ in world.told()] == [kinds.FOUND, kinds.CANARY_PASSED, kinds.SWAPPED, kinds.ROLLED_BACK]
     assert "40% below the 2.500 of the version before" in world.tags("2")["rollover.reason"]
     assert world.rollover.version == "1"
-    run = world.client.get_run(world.events.run.run_id)
+    run = world.run_of(world.events)
     assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
 
 
@@ -449,6 +461,6 @@ def test_events_wait_for_a_store_that_is_away(
             monkeypatch.undo()
             monkeypatch.setenv("MLFLOW_TRACKING_URI", world.client.tracking_uri)
 
-    events = _events(world.client, MODEL, "1", wait)
-    assert (len(waits), events.run.status) == (2, "RUNNING")
+    events = _events(world.client, ALIAS, "1", Standing(kept="1"), wait)
+    assert (len(waits), world.run_of(events).info.status) == (2, "RUNNING")
     assert "MLflow takes no events of a roll-over yet (no such host)" in caplog.text
