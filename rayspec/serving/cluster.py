@@ -141,8 +141,11 @@ class RayStage:
             found: Totals = ray.get(self._board.totals.remote(champion.name), timeout=BOARD_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
             if self._is_counted:
-                said = "the counters of the replicas cannot be read (%s), so that no version is watched; start again"
-                told.warning(said, type(error).__name__)
+                told.warning(
+                    "the counters of the replicas cannot be read (%s), so no version is watched meanwhile; if that "
+                    "stays so, start rayspec serve again",
+                    type(error).__name__,
+                )
             self._is_counted = False
             return None
         self._is_counted = True
@@ -169,8 +172,8 @@ def _events(
         except UNREACHABLE as error:
             if is_refusal(error):
                 told.warning(
-                    "MLflow refuses a run for the events of roll-overs (%s), so they are on stdout alone and the alias "
-                    "is followed without it; restore the experiment, or let this login write, and start again",
+                    "MLflow refuses a run for the events of roll-overs (%s); the alias is followed without one, and "
+                    "events are on stdout. Restore the experiment, or let this login write, and start again",
                     first_line(error),
                 )
                 return Events(client, alias, None, standing)
