@@ -27,7 +27,7 @@ from rayspec.serving.canary import Answer, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.cluster import EXPERIMENT, Following, RayStage, _events, _finder, follow
 from rayspec.serving.deployed import to_keep
-from rayspec.serving.events import FILE, Events, Standing, read_standing, standing_tag
+from rayspec.serving.events import FILE, Event, Events, Standing, read_standing, standing_tag
 from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
 from rayspec.serving.replica import Replica
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
@@ -384,6 +384,10 @@ def test_a_roll_back_that_fails_is_said_and_serving_goes_on(world: World) -> Non
     world.rollover.poll()
     assert world.tags("2")["rollover"] == kinds.ROLLBACK_FAILED
     assert world.rollover.version == "2"
+    standing = world.standing()
+    assert standing is not None
+    assert (standing.is_refused, standing.kept, standing.tried) == (True, "1", "2")
+    assert standing.after(Event(event=kinds.FOUND, model=MODEL, version="1")) == Standing(kept="1")
 
 
 def test_an_alias_that_is_gone_changes_nothing(world: World) -> None:
