@@ -67,6 +67,11 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, (SQLAlchemyError, RequestException)) or is_full(error)
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether MLflow has answered, and would say no again: what is asked for is gone, say, or not allowed."""
+    return isinstance(error, MlflowException) and not is_outage(error)
+
+
 def persistently(write: Callable[[], None], patience_s: float) -> None:
     """Call `write`, which may be called twice, until the store takes it. Raises its error after `patience_s`."""
     deadline = time.monotonic() + patience_s

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rayspec.serving.access import Access
     from rayspec.serving.champion import Champion
     from rayspec.serving.cluster import Following
+    from rayspec.serving.events import Standing
     from rayspec.serving.rollover import RolloverSettings
     from rayspec.serving.scale import Scale
     from rayspec.serving.version import Serving
@@ -113,12 +114,13 @@ class _Asked:
     more: tuple[str, ...]  # SGLang's own flags
     access: "Access"
     client: "MlflowClient | None"  # None for a folder
-    source: str  # never an alias: the version that it means now
+    source: str  # never an alias
     champion: "Champion"
     command: list[str]
     scale: "Scale | None"
     settings: "RolloverSettings | None"
     webhook: "WebhookSettings | None"
+    standing: "Standing | None"
 
     @property
     def about(self) -> dict[str, Any]:
@@ -193,21 +195,40 @@ class _Asked:
         from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
 
         try:
-            with _following(self.options.source, self.client, self.settings, self.webhook) as following:
+            with self.following() as following:
                 serve_on_ray(self.champion, self.source, self.serving, following)
         except KeyboardInterrupt:
             told.info("ended by Ctrl-C")
             return INTERRUPTED
         return 0
 
+    @contextmanager
+    def following(self) -> Iterator["Following | None"]:
+        """None without --follow. Raises ValueError where notices cannot be taken."""
+        if self.settings is None:
+            yield None
+            return
+        from rayspec.serving.alias import followed
+        from rayspec.serving.cluster import Following
+        from rayspec.serving.webhook import receiving
+
+        assert self.client is not None, "a folder has no alias"
+        alias = followed(self.options.source)
+        following = Following(client=self.client, alias=alias, settings=self.settings, standing=self.standing)
+        if self.webhook is None:
+            yield following
+            return
+        with receiving(self.webhook, alias) as wait:
+            yield replace(following, wait=wait)
+
 
 def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
     """Raises ValueError for what may not be served."""
     from rayspec.serving.access import Access
-    from rayspec.serving.alias import pinned_source  # imports torch and MLflow
-    from rayspec.serving.canary_server import check_words
+    from rayspec.serving.canary_server import check_words  # imports torch and MLflow
     from rayspec.serving.champion import find_champion, is_folder
     from rayspec.serving.launch import server_command
+    from rayspec.serving.start import find_start
     from rayspec.tracking import connect
 
     scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
@@ -218,36 +239,20 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
         prepared_home()
     client = None if is_folder(options.source) else connect(tracking_uri(), create=False)
     # in full, since Ray's actors look from other folders
-    source = str(Path(options.source).resolve()) if client is None else pinned_source(options.source, client)
+    source = options.source if client is not None else str(Path(options.source).resolve())
     if options.target is not None and Path(options.target).is_dir():
         options.target = str(Path(options.target).resolve())
-    champion = find_champion(source, client, target=options.target, force=options.force)
+    start = find_start(
+        source,
+        client,
+        lambda source: find_champion(source, client, target=options.target, force=options.force),
+        follows=options.follow,
+    )
+    champion = start.champion
     command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
-    return _Asked(options, tuple(more), access, client, source, champion, command, scale, settings, webhook)
-
-
-@contextmanager
-def _following(
-    source: str,
-    client: "MlflowClient | None",
-    settings: "RolloverSettings | None",
-    webhook: "WebhookSettings | None",
-) -> Iterator["Following | None"]:
-    """None without --follow. Raises ValueError where notices cannot be taken."""
-    if settings is None:
-        yield None
-        return
-    from rayspec.serving.alias import followed
-    from rayspec.serving.cluster import Following
-    from rayspec.serving.webhook import receiving
-
-    assert client is not None, "a folder has no alias"
-    alias = followed(source)
-    if webhook is None:
-        yield Following(client=client, alias=alias, settings=settings)
-        return
-    with receiving(webhook, alias) as wait:
-        yield Following(client=client, alias=alias, settings=settings, wait=wait)
+    return _Asked(
+        options, tuple(more), access, client, start.source, champion, command, scale, settings, webhook, start.standing
+    )
 
 
 def _scale(options: argparse.Namespace) -> "Scale | None":

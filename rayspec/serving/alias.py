@@ -5,7 +5,7 @@ from mlflow.exceptions import MlflowException
 
 from rayspec.serving.champion import MODEL
 from rayspec.serving.rollover import Postponed
-from rayspec.tracking import UNREACHABLE, is_outage
+from rayspec.tracking import UNREACHABLE, few_retries, is_refusal
 
 
 def followed(source: str) -> tuple[str, str]:
@@ -34,8 +34,9 @@ class MlflowRegistry:
 
     def meant(self) -> str | None:
         try:
-            return str(self._client.get_model_version_by_alias(self._model, self._alias).version)
+            with few_retries():  # it is asked again soon
+                return str(self._client.get_model_version_by_alias(self._model, self._alias).version)
         except UNREACHABLE as error:
-            if isinstance(error, MlflowException) and not is_outage(error):
+            if is_refusal(error):
                 return None
             raise Postponed(f"MLflow does not answer ({type(error).__name__})") from error

@@ -7,9 +7,10 @@ class Board:
     """An actor. What a replica has counted stays when it ends."""
 
     def __init__(self) -> None:
-        self._totals: dict[tuple[str, int], Totals] = {}
+        self._totals: dict[tuple[str, str], Totals] = {}
 
-    def put(self, version: str, replica: int, totals: Totals) -> None:
+    def put(self, version: str, replica: str, totals: Totals) -> None:
+        """`replica`: a name that no other has on any node."""
         self._totals[version, replica] = totals
 
     def totals(self, version: str) -> Totals:

@@ -22,15 +22,16 @@ from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_actor import canary_on_ray, first_line
 from rayspec.serving.champion import Champion, find_champion
-from rayspec.serving.deployed import NO_PROMPT, Find, deploy, deployed, put_in
-from rayspec.serving.events import Events
+from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
+from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import told
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
+from rayspec.serving.start import Find
 from rayspec.serving.version import ServedVersion, Serving
-from rayspec.tracking import UNREACHABLE, TrackingError, is_outage
+from rayspec.tracking import UNREACHABLE, TrackingError, is_outage, is_refusal
 
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
@@ -45,6 +46,7 @@ class Following:
     alias: tuple[str, str]
     settings: RolloverSettings
     wait: Callable[[float], object] = time.sleep
+    standing: Standing | None = None  # where the version before the alias's is started, see `Start`
 
 
 def serve_on_ray(champion: Champion, source: str, serving: Serving, following: Following | None) -> None:
@@ -55,7 +57,7 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
     with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
         serving = replace(serving, scale=_with_resources(serving.scale, champion))
-        find = None if following is None else _finder(following.client, serving)
+        find = None if following is None else _finder(following, serving)
         with deployed(champion, source, serving, find) as (board, champion, source):
             about = {"version": champion.name, "port": serving.port}
             told.info("serving %s on http://%s:%d", champion.name, serving.host, serving.port, extra=about)
@@ -65,20 +67,30 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
                 follow(champion, source, serving, following, board)
 
 
-def _finder(client: MlflowClient, serving: Serving) -> Find:
-    return lambda source: find_champion(source, client, target=serving.target, force=serving.force)
+def _finder(following: Following, serving: Serving) -> Find:
+    """Of what was left under traffic, which is not to stay if another version is started in its place."""
+
+    def find(source: str) -> Champion:
+        standing = following.standing
+        if standing is not None and source.rpartition("/")[2] == standing.tried:
+            raise ValueError(standing.told)
+        return find_champion(source, following.client, target=serving.target, force=serving.force)
+
+    return find
 
 
 def follow(champion: Champion, source: str, serving: Serving, following: Following, board: Any) -> None:
     """Never returns."""
     client, settings, (model, alias) = following.client, following.settings, following.alias
     version = source.rpartition("/")[2]
-    events = _events(client, model, version, lambda: following.wait(settings.poll_s))
+    standing = following.standing or Standing(kept=version)
+    events = _events(client, following.alias, version, standing, lambda: following.wait(settings.poll_s))
     stage = RayStage(model, client, serving, board, serving.version(champion, source))
     try:
         events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")
         registry = MlflowRegistry(client, model, alias)
-        Rollover(champion, version, registry, stage, events, settings).run(following.wait)
+        refused = standing.tried if standing.is_refused else None
+        Rollover(champion, version, registry, stage, events, settings, refused=refused).run(following.wait)
     finally:
         events.end()
 
@@ -89,6 +101,7 @@ class RayStage:
     def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
         self._model, self._client, self._serving, self._board = model, client, serving, board
         self._live = live
+        self._is_counted = True  # as far as is known
         self.follows_policy = serving.follows_policy
 
     def check(self, version: str) -> Champion:
@@ -123,12 +136,20 @@ class RayStage:
             raise
         self._live = new
 
-    def totals(self, champion: Champion) -> Totals:
+    def totals(self, champion: Champion) -> Totals | None:
         try:
             found: Totals = ray.get(self._board.totals.remote(champion.name), timeout=BOARD_TIMEOUT_S)
-            return found
-        except (RayError, GetTimeoutError):
-            return Totals()
+        except (RayError, GetTimeoutError) as error:
+            if self._is_counted:
+                told.warning(
+                    "the counters of the replicas cannot be read (%s), so no version is watched meanwhile; if that "
+                    "stays so, start rayspec serve again",
+                    type(error).__name__,
+                )
+            self._is_counted = False
+            return None
+        self._is_counted = True
+        return found
 
     def _source(self, version: str) -> str:
         return f"models:/{self._model}/{version}"
@@ -141,12 +162,21 @@ def _with_resources(scale: Scale, champion: Champion) -> Scale:
     return replace(scale, gpus=float(ranks)) if max(node_gpus(), default=0) > 0 else scale
 
 
-def _events(client: MlflowClient, model: str, version: str, wait: Callable[[], object]) -> Events:
-    """As soon as MLflow takes them; serving does not wait for it."""
+def _events(
+    client: MlflowClient, alias: tuple[str, str], version: str, standing: Standing, wait: Callable[[], object]
+) -> Events:
+    """As soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
     while True:
         try:
-            return Events(client, model, _experiment(client, model, version))
+            return Events(client, alias, _experiment(client, alias[0], version), standing)
         except UNREACHABLE as error:
+            if is_refusal(error):
+                told.warning(
+                    "MLflow refuses a run for the events of roll-overs (%s); the alias is followed without one, and "
+                    "events are on stdout. Restore the experiment, or let this login write, and start again",
+                    first_line(error),
+                )
+                return Events(client, alias, None, standing)
             told.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", first_line(error))
             wait()
 

@@ -5,7 +5,7 @@ Whoever holds the board, an actor of a fixed name that ends with its driver, is 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayspec.serving.access import check_is_free
 from rayspec.serving.application import ingress_application, ray_logging, server_application
@@ -26,6 +27,7 @@ from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import adopt_loggers, told
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
+from rayspec.serving.start import Find
 from rayspec.serving.version import ServedVersion, Serving
 
 STATUS_S = 1.0
@@ -34,7 +36,6 @@ GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
 LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
 INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
-Find = Callable[[str], Champion]  # by its source; raises ValueError for one that may take no traffic
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
 
 
@@ -125,12 +126,13 @@ def _try(champion: Champion, version: ServedVersion, serving: Serving, *, beside
 
 
 def _only_board() -> Any:
-    """A cluster has one, whose name is free once the command that made it has ended, however that was. Raises
-    ValueError while that lives."""
+    """A cluster has one, whose name is free once the command that made it has ended, however that was. It lies on this
+    node, so that it is not lost with another. Raises ValueError while another command holds it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     deadline = time.monotonic() + GONE_TIMEOUT_S
     while True:
         try:
-            return ray.remote(num_cpus=0)(Board).options(name=BOARD).remote()
+            return ray.remote(num_cpus=0)(Board).options(name=BOARD, scheduling_strategy=here).remote()
         except ValueError as error:
             if time.monotonic() > deadline:
                 raise ValueError(

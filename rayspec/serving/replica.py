@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -33,6 +34,7 @@ class Replica:
 
     def __init__(self, version: ServedVersion, board: Any = None) -> None:
         self._version, self._board = version, board
+        self._name = uuid4().hex  # for the board: in containers many replicas have the same process id
         self._is_stopping = False
         self.champion, self.server = start_server(version)
         self._client = httpx.AsyncClient(
@@ -95,4 +97,4 @@ class Replica:
     def _tell(self) -> None:
         with suppress(Exception):  # a driver that has gone has taken the board with it
             text = httpx.get(f"{self.server.address}/metrics", timeout=HEALTH_TIMEOUT_S, trust_env=False).text
-            self._board.put.remote(self._version.name, os.getpid(), read_totals(text))
+            self._board.put.remote(self._version.name, self._name, read_totals(text))

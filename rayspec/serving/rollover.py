@@ -59,11 +59,12 @@ class Stage(Protocol):
     def put_in(self, champion: Champion, version: str) -> None:
         """Replace all replicas; the old ones stay where it raises ValueError."""
 
-    def totals(self, champion: Champion) -> Totals: ...
+    def totals(self, champion: Champion) -> Totals | None:
+        """What its replicas have counted; None where that cannot be read."""
 
 
 class Rollover:
-    """`champion` is under traffic as `version`."""
+    """`champion` is under traffic as `version`. `refused`: a version that is not tried until the alias moves."""
 
     def __init__(
         self,
@@ -74,11 +75,12 @@ class Rollover:
         events: Events,
         settings: RolloverSettings,
         *,
+        refused: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.champion, self.version = champion, version
-        self.refused: str | None = None  # until the alias moves
+        self.refused = refused
         self._registry, self._stage, self._events, self._settings = registry, stage, events, settings
         self._clock, self._sleep = clock, sleep
         self._seen: deque[tuple[float, Totals]] = deque()
@@ -98,7 +100,9 @@ class Rollover:
             meant = self._registry.meant()
             if meant is None or meant == self.refused:
                 return
-            self.refused = None
+            if self.refused is not None:
+                self.refused = None
+                self._events.forget()
             if meant != self.version:
                 self._try(meant)
             self._said = ""
@@ -137,24 +141,43 @@ class Rollover:
             compares_tau=not self._has_policy(self.champion),
         )
 
-    def _watch(self, counted: Totals, before: Window, old: Champion, old_version: str) -> None:
+    def _watch(self, counted: Totals | None, before: Window, old: Champion, old_version: str) -> None:
         settings, version = self._settings, self.version
         of_first_drafts = self._has_policy(self.champion) or self._has_policy(old)
-        begin, marks, share, reason = self._clock(), [counted], 0.0, None
-        while share < 1 and reason is None:
+        begin, share, reason, meant = self._clock(), 0.0, None, version
+        marks = [] if counted is None else [counted]
+        while share < 1 and reason is None and meant == version:
             left = begin + settings.watch_s - self._clock()
             self._sleep(min(WATCH_STEP_S, max(0.0, left)))
-            marks.append(self._stage.totals(self.champion))
+            totals = self._stage.totals(self.champion)
+            if totals is not None:
+                marks.append(totals)
             looked_at = share
             share = min(1.0, (self._clock() - begin) / settings.watch_s) if settings.watch_s else 1.0
             now, level = window(marks), spent(share) - spent(looked_at)
             reason = worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=level)
+            meant = self._meant_meanwhile()
         figures = _watched(pooled(now), pooled(before))
-        if reason is None:
-            few = min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests
-            said = "too few requests to judge it under traffic" if few else "within bounds under traffic"
-            return self._events.record(kinds.KEPT, version, said, figures)
-        self._roll_back(old, old_version, reason, figures)
+        if reason is None and meant == old_version:
+            reason = f"the alias means version {old_version} again"
+        if reason is not None:
+            return self._roll_back(old, old_version, reason, figures)
+        if meant != version:
+            return self._events.record(kinds.WATCH_ENDED, version, f"the alias means version {meant} now", figures)
+        if totals is None:
+            said = "it could not be watched to the end: the counters of its replicas cannot be read"
+        elif min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests:
+            said = "too few requests to judge it under traffic"
+        else:
+            said = "within bounds under traffic"
+        self._events.record(kinds.KEPT, version, said, figures)
+
+    def _meant_meanwhile(self) -> str:
+        """The version that the alias means while one is watched, which goes on where nobody can say."""
+        try:
+            return self._registry.meant() or self.version
+        except Postponed:
+            return self.version
 
     def _roll_back(self, old: Champion, old_version: str, reason: str, figures: dict[str, float]) -> None:
         version = self.version
@@ -182,6 +205,8 @@ class Rollover:
         """The counters of the running version, back to one window before now, or as far as it takes for enough
         requests."""
         now, totals = self._clock(), self._stage.totals(self.champion)
+        if totals is None:
+            return
         if [seen for _, seen in self._seen][-2:] == [totals, totals]:
             self._seen.pop()  # nobody has asked for anything: one part, however long
         self._seen.append((now, totals))

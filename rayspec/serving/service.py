@@ -11,11 +11,11 @@ from ray import serve
 
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.serving.access import Access
-from rayspec.serving.alias import pinned_source
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.champion import find_champion, is_folder
 from rayspec.serving.logs import FORMATS
 from rayspec.serving.scale import Scale
+from rayspec.serving.start import find_start
 from rayspec.serving.version import served_version
 from rayspec.tracking import connect
 from sglang_ext.adapter.http_app import DEFAULT_MIB
@@ -63,11 +63,15 @@ def servers(args: dict[str, Any]) -> serve.Application:
     scale = given.scale
     prepared_home()
     client = None if is_folder(given.source) else connect(tracking_uri(), create=False)
-    source = given.source if client is None else pinned_source(given.source, client)
-    champion = find_champion(source, client, target=given.target, force=given.force)
+    start = find_start(
+        given.source,
+        client,
+        lambda source: find_champion(source, client, target=given.target, force=given.force),
+        follows=False,
+    )
     version = served_version(
-        champion,
-        source,
+        start.champion,
+        start.source,
         target=given.target,
         force=given.force,
         follows_policy=given.follows_policy,

@@ -5,26 +5,36 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from ray.exceptions import RayActorError
 from versions import MODEL, answers, champion
 from volume import volume
 
+from rayspec.serving import cluster
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry, followed, pinned_source
 from rayspec.serving.board import Board
 from rayspec.serving.canary import Answer, tau
 from rayspec.serving.champion import Champion
-from rayspec.serving.cluster import _events
+from rayspec.serving.cluster import EXPERIMENT, Following, RayStage, _events, _finder, follow
 from rayspec.serving.deployed import to_keep
-from rayspec.serving.events import FILE, Events
+from rayspec.serving.events import FILE, Event, Events, Standing, read_standing, standing_tag
 from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
+from rayspec.serving.replica import Replica
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
+from rayspec.serving.start import Start, find_start
 
+ALIAS = (MODEL, "champion")
+SOURCE, ONE, TWO = f"models:/{MODEL}@champion", f"models:/{MODEL}/1", f"models:/{MODEL}/2"
 METRICS = """\
 # TYPE rayspec_verified_requests_total counter
 rayspec_verified_requests_total{draft_steps="4"} 100.0
@@ -144,9 +154,9 @@ def test_a_window_is_what_was_counted_between_two_times() -> None:
 
 def test_a_board_adds_replicas_up() -> None:
     board = Board()
-    for replica, count in ((1, 1.0), (2, 2.0), (1, 5.0)):
+    for replica, count in (("x", 1.0), ("y", 2.0), ("x", 5.0)):
         board.put("a", replica, Totals(requests=count))
-    board.put("b", 3, Totals(requests=100.0))
+    board.put("b", "z", Totals(requests=100.0))
     assert board.totals("a").requests == 7
     assert board.totals("none") == Totals()
 
@@ -164,6 +174,7 @@ class FakeStage:
         self.live: dict[str, Callable[[float], Totals]] = {}  # by the time
         self.put: list[str] = []
         self.asked: list[str] = []
+        self.board_is_lost = False
 
     def check(self, version: str) -> Champion:
         self.asked.append(version)
@@ -185,7 +196,9 @@ class FakeStage:
     def put_in(self, champion: Champion, version: str) -> None:
         self.put.append(version)
 
-    def totals(self, champion: Champion) -> Totals:
+    def totals(self, champion: Champion) -> Totals | None:
+        if self.board_is_lost:
+            return None
         return self.live.get(champion.name, lambda _: Totals())(self.now)
 
 
@@ -211,6 +224,13 @@ class World:
     def tags(self, version: str) -> dict[str, str]:
         return dict(self.client.get_model_version(MODEL, version).tags)
 
+    def run_of(self, events: Events) -> Run:
+        assert events.run is not None
+        return self.client.get_run(events.run.run_id)
+
+    def standing(self) -> Standing | None:
+        return read_standing(self.client, *ALIAS)
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -229,8 +249,8 @@ def world(store: Path, tmp_path: Path) -> World:
     """A copy of the store, and the first version running; time passes only in sleeps."""
     shutil.copy(store, tmp_path)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    experiment = client.create_experiment("x", artifact_location=(tmp_path / "artifacts").as_uri())
-    stage, events = FakeStage(), Events(client, MODEL, experiment)
+    experiment = client.create_experiment(EXPERIMENT, artifact_location=(tmp_path / "artifacts").as_uri())
+    stage, events = FakeStage(), Events(client, ALIAS, experiment, Standing(kept="1"))
 
     def sleep(seconds: float) -> None:
         stage.now += seconds
@@ -238,7 +258,7 @@ def world(store: Path, tmp_path: Path) -> World:
     rollover = Rollover(
         champion("1"),
         "1",
-        MlflowRegistry(client, MODEL, "champion"),
+        MlflowRegistry(client, *ALIAS),
         stage,
         events,
         RolloverSettings(),
@@ -315,7 +335,7 @@ def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> N
     assert [e for e, _ in world.told()] == [kinds.FOUND, kinds.CANARY_PASSED, kinds.SWAPPED, kinds.ROLLED_BACK]
     assert "40% below the 2.500 of the version before" in world.tags("2")["rollover.reason"]
     assert world.rollover.version == "1"
-    run = world.client.get_run(world.events.run.run_id)
+    run = world.run_of(world.events)
     assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
 
 
@@ -364,6 +384,10 @@ def test_a_roll_back_that_fails_is_said_and_serving_goes_on(world: World) -> Non
     world.rollover.poll()
     assert world.tags("2")["rollover"] == kinds.ROLLBACK_FAILED
     assert world.rollover.version == "2"
+    standing = world.standing()
+    assert standing is not None
+    assert (standing.is_refused, standing.kept, standing.tried) == (True, "1", "2")
+    assert standing.after(Event(event=kinds.FOUND, model=MODEL, version="1")) == Standing(kept="1")
 
 
 def test_an_alias_that_is_gone_changes_nothing(world: World) -> None:
@@ -449,6 +473,279 @@ def test_events_wait_for_a_store_that_is_away(
             monkeypatch.undo()
             monkeypatch.setenv("MLFLOW_TRACKING_URI", world.client.tracking_uri)
 
-    events = _events(world.client, MODEL, "1", wait)
-    assert (len(waits), events.run.status) == (2, "RUNNING")
+    events = _events(world.client, ALIAS, "1", Standing(kept="1"), wait)
+    assert (len(waits), world.run_of(events).info.status) == (2, "RUNNING")
     assert "MLflow takes no events of a roll-over yet (no such host)" in caplog.text
+
+
+def find(source: str) -> Champion:
+    return champion(source.rpartition("/")[2])
+
+
+class Ended(Exception):
+    """The command, in any way."""
+
+
+def follow_again(world: World, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command does once its replicas are up, until it has looked at the alias once."""
+
+    def end(seconds: float) -> None:
+        raise Ended
+
+    serving: Any = SimpleNamespace(version=lambda *_: None)
+    monkeypatch.setattr(cluster, "RayStage", lambda *_: world.stage)
+    settings = RolloverSettings(watch_s=0)
+    following = Following(client=world.client, alias=ALIAS, settings=settings, wait=end, standing=start.standing)
+    with pytest.raises(Ended):
+        follow(start.champion, start.source, serving, following, None)
+
+
+def be_slow(world: World) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+
+
+def be_poor(world: World) -> None:
+    world.stage.canaries["2"] = answers(0.0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "event", "message"),
+    [
+        (be_slow, "rolled_back", r"means version 2, and version 2 was rolled back \(20.*: a token takes .* ms under"),
+        (be_poor, "refused", r"means version 2, and version 2 was refused \(20.*: .*less than 50% of the accepted"),
+    ],
+)
+def test_what_was_refused_takes_no_traffic_after_a_restart(
+    damage: Callable[[World], None], event: str, message: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(world)
+    world.pass_time()
+    world.move("2")
+    world.rollover.poll()
+    assert world.tags("2")["rollover"] == event
+    for _ in range(2):
+        start = find_start(SOURCE, world.client, find, follows=True)
+        assert (start.source, start.champion) == (ONE, champion("1"))
+        world.stage.put.clear()
+        follow_again(world, start, monkeypatch)
+        assert world.stage.put == []
+        assert world.tags("2")["rollover"] == event, "the next start knows it, too"
+    with pytest.raises(ValueError, match=message) as refusal:
+        find_start(SOURCE, world.client, find, follows=False)
+    assert f"serve it by its number ({TWO}, without --follow), or delete the model's tag rollover.champion" in str(
+        refusal.value
+    )
+    assert find_start(TWO, world.client, find, follows=False).source == TWO
+
+
+def test_a_moved_alias_ends_what_was_refused(world: World) -> None:
+    be_poor(world)
+    world.move("2")
+    world.rollover.poll()
+    world.move("3")
+    assert find_start(SOURCE, world.client, find, follows=False).champion == champion("3")
+    world.move("1")
+    world.rollover.poll()
+    world.move("2")
+    assert find_start(SOURCE, world.client, find, follows=True) == Start(champion=champion("2"), source=TWO)
+
+
+def test_a_refused_version_whose_predecessor_is_gone_is_not_served(world: World) -> None:
+    def gone(source: str) -> Champion:
+        raise ValueError("its files are gone")
+
+    be_poor(world)
+    world.move("2")
+    world.rollover.poll()
+    with pytest.raises(ValueError, match="version 1, which was there before, cannot be served: its files are gone"):
+        find_start(SOURCE, world.client, gone, follows=True)
+
+
+def test_a_version_that_was_not_watched_to_the_end_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command that is killed as it watches: its version takes the traffic that is left on a cluster of others."""
+
+    def killed(seconds: float) -> None:
+        raise Ended
+
+    world.rollover._sleep = killed
+    world.move("2")
+    with pytest.raises(Ended):
+        world.rollover.poll()
+    assert world.tags("2")["rollover"] == "swapped"
+    start = find_start(SOURCE, world.client, find, follows=True)
+    assert start.source == ONE
+    following = Following(client=world.client, alias=ALIAS, settings=RolloverSettings(), standing=start.standing)
+    kept = to_keep(start.champion, start.source, TWO, _finder(following, SimpleNamespace()))  # type: ignore[arg-type]
+    assert kept == (champion("1"), ONE)
+    assert "version 2 was put in, but not watched to the end" in caplog.text
+    world.stage.canaries["2"] = Postponed("there was no room")
+    follow_again(world, start, monkeypatch)
+    start = find_start(SOURCE, world.client, find, follows=True)
+    assert start.source == ONE, "it is not forgotten by a start that did not get as far"
+    assert find_start(SOURCE, world.client, find, follows=False).source == TWO
+    del world.stage.canaries["2"]
+    world.stage.put.clear()
+    follow_again(world, start, monkeypatch)
+    assert (world.stage.put, world.tags("2")["rollover"]) == (["2"], "kept")
+    assert world.standing() == Standing(kept="2")
+    assert find_start(SOURCE, world.client, find, follows=True) == Start(champion=champion("2"), source=TWO)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "[]",
+        "{",
+        "[" * 5000,
+        '{"kept": 1}',
+        '{"kept": "../1", "tried": "2", "event": "refused"}',
+        '{"kept": "1", "tried": "2", "event": "x"}',
+        '{"kept": "1", "tried": "2", "event": "refused", "more": ""}',
+    ],
+)
+def test_a_tag_that_nobody_can_read_is_left_out(value: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.client.set_registered_model_tag(MODEL, standing_tag("champion"), value)
+    assert find_start(SOURCE, world.client, find, follows=True) == Start(champion=champion("1"), source=ONE)
+    assert f"the tag rollover.champion of the model {MODEL} is left out" in caplog.text
+
+
+def watch_until(world: World, seconds: float, do: Callable[[], None]) -> None:
+    """Have something happen while a version is watched."""
+
+    def sleep(step: float) -> None:
+        world.stage.now += step
+        if world.stage.now >= seconds:
+            do()
+
+    world.rollover._sleep = sleep
+
+
+def test_an_alias_that_moves_on_ends_the_watch(world: World) -> None:
+    watch_until(world, 20, lambda: world.move("3"))
+    world.move("2")
+    world.rollover.poll()
+    assert world.stage.now == 20
+    assert world.told()[-2:] == [(kinds.SWAPPED, "2"), (kinds.WATCH_ENDED, "2")]
+    assert world.tags("2")["rollover.reason"] == "the alias means version 3 now"
+    world.rollover.poll()
+    assert world.stage.put == ["2", "3"]
+    assert world.told()[-1] == (kinds.KEPT, "3")
+
+
+def test_an_alias_that_moves_back_ends_the_watch_and_brings_the_old_version(world: World) -> None:
+    watch_until(world, 20, lambda: world.move("1"))
+    world.move("2")
+    world.rollover.poll()
+    assert (world.stage.now, world.stage.put, world.stage.asked) == (20, ["2", "1"], ["2"])
+    assert world.tags("2")["rollover.reason"] == "the alias means version 1 again; version 1 is back"
+    world.rollover.poll()
+    assert world.standing() == Standing(kept="1")
+    world.rollover._sleep = lambda seconds: None
+    world.rollover._settings = RolloverSettings(watch_s=0)
+    world.move("2")
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.KEPT, "2"), "it was not refused"
+
+
+def test_a_store_that_is_away_ends_no_watch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        assert MLFLOW_HTTP_REQUEST_MAX_RETRIES.get() == 1, "the watch does not wait for minutes"
+        raise MlflowException("no such host")
+
+    watch_until(world, 20, lambda: monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", away))
+    world.move("2")
+    world.rollover.poll()
+    assert (world.stage.now, world.told()[-1]) == (300, (kinds.KEPT, "2"))
+
+
+@pytest.mark.parametrize("lost_at", [0, 100])
+def test_a_version_that_could_not_be_watched_is_told_of(lost_at: float, world: World) -> None:
+    def lose() -> None:
+        world.stage.board_is_lost = True
+
+    world.stage.live = {champion("1").name: traffic, champion("2").name: traffic}
+    world.pass_time()
+    if not lost_at:
+        lose()
+    watch_until(world, world.stage.now + lost_at, lose)
+    world.move("2")
+    world.rollover.poll()
+    assert world.tags("2")["rollover"] == "kept"
+    assert world.tags("2")["rollover.reason"].startswith("it could not be watched to the end: the counters")
+
+
+def test_a_board_that_is_gone_is_no_count_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(*_: object, **__: object) -> None:
+        raise RayActorError
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    board: Any = SimpleNamespace(totals=SimpleNamespace(remote=lambda name: None))
+    serving: Any = SimpleNamespace(follows_policy=False)
+    nothing: Any = None
+    assert RayStage(MODEL, nothing, serving, board, nothing).totals(champion("1")) is None
+
+
+def test_replicas_of_one_process_id_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers many have the same."""
+    board = Board()
+    told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
+    version: Any = SimpleNamespace(name="a")
+    answer = SimpleNamespace(text=METRICS)
+    monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, SimpleNamespace(address="http://x")))
+    monkeypatch.setattr("rayspec.serving.replica.httpx.get", lambda *_, **__: answer)
+    monkeypatch.setattr(Replica, "_watch", lambda _: None)
+    for _ in range(2):
+        replica = Replica(version, told)
+        replica._tell()
+        replica._tell()
+    assert board.totals("a").requests == 20
+
+
+def test_an_alias_is_followed_without_a_run_that_mlflow_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never() -> None:
+        pytest.fail("it is not waited for")
+
+    world.client.delete_experiment(world.client.get_experiment_by_name(EXPERIMENT).experiment_id)
+    events = _events(world.client, ALIAS, "1", Standing(kept="1"), never)
+    assert events.run is None
+    assert "must be in the 'active' state" in caplog.text
+    world.move("2")
+    follow_again(world, Start(champion=champion("1"), source=ONE), monkeypatch)
+    assert (world.stage.put, world.tags("2")["rollover"]) == (["2"], "kept")
+
+
+def test_a_login_that_may_not_write_follows_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException("Permission denied", PERMISSION_DENIED)
+
+    world.move("2")
+    for name in ("create_run", "set_model_version_tag", "set_registered_model_tag"):
+        monkeypatch.setattr(MlflowClient, name, refuse)
+    follow_again(world, Start(champion=champion("1"), source=ONE), monkeypatch)
+    assert world.stage.put == ["2"]
+    assert "let this login write" in caplog.text
+
+
+def test_events_of_a_version_that_was_deleted_hold_up_no_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise MlflowException("no such host")
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", away)
+    world.events.record(kinds.REFUSED, "2", "its files are gone")
+    monkeypatch.undo()
+    world.client.delete_model_version(MODEL, "2")
+    world.events.record(kinds.FOUND, "3")
+    assert world.tags("3")["rollover"] == "found"
+    assert "MLflow refuses the event 'refused' as tags of version 2, which is left out" in caplog.text
+    run = world.run_of(world.events)
+    lines = Path(world.client.download_artifacts(run.info.run_id, FILE, str(tmp_path))).read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["refused", "found"]

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from rayspec.commands import serve as command
 from rayspec.serving.access import check_is_free
 from rayspec.serving.champion import find_champion
+from rayspec.serving.events import Standing, standing_tag
 from rayspec.serving.launch import MAX_QUEUED, server_command
 from rayspec.tracking import TrackingError
 
@@ -198,6 +199,28 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
         servers({"source": "models:/nobody@champion"})
     with pytest.raises(ValueError, match="must be 1 <= min <= max <= 1000, got 2 and 1"):
         servers({"source": MODEL, "min_replicas": 2})
+
+
+def test_what_a_roll_over_has_refused_is_not_served(
+    champion_client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rayspec.serving.service import servers
+
+    standing = Standing(kept="7", tried="1", event="rolled_back", reason="a token takes 9 ms", time="2026-01-01")
+    tag = ("drafter-target", standing_tag("champion"))
+    champion_client.set_registered_model_tag(*tag, json.dumps(asdict(standing)))
+    try:
+        refused = "means version 1, and version 1 was rolled back (2026-01-01): a token takes 9 ms; move the alias"
+        assert command.main([MODEL, "--plan"]) == 2
+        assert refused in capsys.readouterr().err
+        assert command.main([MODEL, "--plan", "--follow"]) == 2
+        assert "version 7, which was there before, cannot be served: MLflow" in capsys.readouterr().err
+        with pytest.raises(ValueError, match="version 1 was rolled back"):
+            servers({"source": MODEL})
+        assert command.main(["models:/drafter-target/1", "--plan"]) == 0
+    finally:
+        champion_client.delete_registered_model_tag(*tag)
+    assert command.main([MODEL, "--plan"]) == 0
 
 
 def test_the_plan_of_replicas(

@@ -15,7 +15,7 @@ from servers import free_port, mlflow_server
 from test_rollover import FakeStage, champion
 
 from rayspec.serving.alias import MlflowRegistry
-from rayspec.serving.events import Events
+from rayspec.serving.events import Events, Standing
 from rayspec.serving.rollover import Rollover, RolloverSettings
 from rayspec.serving.webhook import MAX_BODY_BYTES, Notices, Unsigned, WebhookSettings, receiving, signature
 
@@ -172,7 +172,7 @@ def test_a_moved_alias_is_found_at_once(tmp_path: Path) -> None:
         hook = client.create_webhook("rayspec", settings.address, ["model_version_alias.created"], secret=SECRET)
         result = client.test_webhook(hook.webhook_id)
         assert (result.success, result.response_status) == (True, 200), result
-        events = Events(client, MODEL, client.create_experiment("x"))
+        events = Events(client, (MODEL, ALIAS), client.create_experiment("x"), Standing(kept="1"))
         stage = FakeStage()
         rollover = Rollover(
             champion("1"), "1", MlflowRegistry(client, MODEL, ALIAS), stage, events,
