@@ -97,8 +97,10 @@ def test_an_answer_of_a_schema(client: openai.OpenAI) -> None:
 
 def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
     function = {"name": "length_of_river", "description": "In kilometres.", "parameters": PARAMETERS}
-    answer = chat(client, tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=80)
-    (call,) = answer.choices[0].message.tool_calls
+    answer = chat(client, tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=300)
+    message = answer.choices[0].message
+    assert message.tool_calls, message
+    (call,) = message.tool_calls
     assert call.function.name == "length_of_river"
     assert json.loads(call.function.arguments).keys() == {"river"}
 
