@@ -1,0 +1,33 @@
+"""Where the counters of replicas are collected on a cluster of several nodes, and what is said once they are lost."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from servers import two_ray_nodes
+
+from rayspec.farm.actor import cluster
+from rayspec.serving.cluster import RayStage
+from rayspec.serving.deployed import _only_board
+from rayspec.serving.figures import Totals
+
+
+@pytest.mark.slow
+def test_the_board_lies_on_the_node_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    champion: Any = SimpleNamespace(name="a")
+    nothing: Any = None
+    serving: Any = SimpleNamespace(follows_policy=False)
+    with two_ray_nodes() as (variables, _):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with cluster(None):
+            for _ in range(4):
+                board = _only_board()
+                place = board.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+                assert ray.get(place) == ray.get_runtime_context().get_node_id()
+                stage = RayStage("m", nothing, serving, board, nothing)
+                ray.get(board.put.remote("a", "x", Totals(requests=1.0)))
+                assert stage.totals(champion) == Totals(requests=1.0)
+                ray.kill(board)
+                assert stage.totals(champion) is None
