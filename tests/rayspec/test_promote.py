@@ -17,7 +17,7 @@ from published import promoted, publish, undrawn
 from safetensors.torch import load_file, save_file
 from synthetic import SyntheticSweep, few_trials
 
-from rayspec.commands.report import main
+from rayspec.commands.report import _default_folder, main
 from rayspec.report.promote import check_promotion, winner
 from rayspec.serving.champion import ARTIFACT, find_champion
 from rayspec.serving.record import RECORD
@@ -314,3 +314,11 @@ def test_a_fault_is_never_told_as_nothing_to_promote(
     said = capsys.readouterr().err
     assert re.search(message, said)
     assert ("Traceback" in said) == (name == "anything else")
+
+
+def test_a_report_lies_in_the_home_folder_whatever_a_sweep_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path))
+    for name, run_id in (("../../x", "0" * 32), ("sweep", "/../../x"), ("..", "0" * 32)):
+        assert _default_folder(name, run_id).resolve().parent == tmp_path / "reports"
