@@ -1,9 +1,11 @@
 """What an alias of the model registry means now."""
 
+from contextlib import suppress
+
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rayspec.serving.champion import MODEL
+from rayspec.serving.champion import MODEL, RUN, version_of
 from rayspec.serving.rollover import Postponed
 from rayspec.tracking import UNREACHABLE, few_retries, is_refusal
 
@@ -17,15 +19,15 @@ def followed(source: str) -> tuple[str, str]:
 
 
 def pinned_source(source: str, client: MlflowClient) -> str:
-    """The same without an alias, which may move while replicas start."""
-    model = MODEL.fullmatch(source)
-    if model is None or model["alias"] is None:
-        return source
-    try:
-        version = client.get_model_version_by_alias(model["name"], model["alias"])
-    except MlflowException:
-        return source  # whoever looks for it says what is missing
-    return f"models:/{version.name}/{version.version}"
+    """The version that an alias or a run means now: others may come while replicas start."""
+    model, run = MODEL.fullmatch(source), RUN.fullmatch(source)
+    version = None
+    with suppress(MlflowException):  # whoever looks for it says what is missing
+        if model is not None and model["alias"] is not None:
+            version = client.get_model_version_by_alias(model["name"], model["alias"])
+        elif run is not None:
+            version = version_of(run["run"], client)
+    return source if version is None else f"models:/{version.name}/{version.version}"
 
 
 class MlflowRegistry:

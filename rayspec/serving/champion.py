@@ -149,7 +149,7 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         )
     try:
         if run is not None:
-            version = _version_of(run["run"], client)
+            version = version_of(run["run"], client)
             if version is None:
                 return f"run {run['run']}", _fetch(client, _unregistered(run["run"], client), run["run"], None)
         else:
@@ -173,7 +173,7 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
 
 
-def _version_of(run: str, client: MlflowClient) -> ModelVersion | None:
+def version_of(run: str, client: MlflowClient) -> ModelVersion | None:
     """The newest that was promoted from a run; None where it is registered no longer."""
     found = [v for v in client.search_model_versions(f"run_id = '{run}'") if PINNED in v.tags]
     return max(found, key=lambda v: (v.creation_timestamp, int(v.version)), default=None)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from rayspec.champion_fields import MEASURED, NOT_OF_A_RECORD
 from rayspec.report.promote import winner
 from rayspec.report.ready_files import emit
+from rayspec.serving.alias import pinned_source
 from rayspec.serving.champion import PINNED, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.policy import beside_plain, has_loads, measured_policy
@@ -38,6 +39,8 @@ def test_a_champion_is_found_by_each_of_its_names(champion_client: MlflowClient,
     assert (by_alias.folder / "model.safetensors").is_file()
     for source in ("models:/drafter-target/1", (promoted / "run").read_text(), str(by_alias.folder)):
         assert find_champion(source, champion_client).record == by_alias.record
+    for source in (MODEL, (promoted / "run").read_text()):
+        assert pinned_source(source, champion_client) == "models:/drafter-target/1"
 
 
 def tampered_weights(folder: Path) -> None:
