@@ -32,7 +32,8 @@ SCHEMA = {
     "required": ["river", "length_km"],
     "additionalProperties": False,
 }
-PARAMETERS = {"type": "object", "properties": {"river": SCHEMA["properties"]["river"]}, "required": ["river"]}
+RIVER = {"river": {"type": "string", "maxLength": 20}}
+PARAMETERS = {"type": "object", "properties": RIVER, "required": ["river"], "additionalProperties": False}
 POLICY = Path(__file__).parents[2] / "docs" / "results" / "policy-smollm2" / "policy.json"
 
 
@@ -96,7 +97,7 @@ def test_an_answer_of_a_schema(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
-    function = {"name": "length_of_river", "description": "In kilometres.", "parameters": PARAMETERS}
+    function = {"name": "length_of_river", "description": "In kilometres.", "parameters": PARAMETERS, "strict": True}
     answer = chat(client, tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=300)
     message = answer.choices[0].message
     assert message.tool_calls, message
