@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-pytest.register_assert_rewrite("session")  # which another conftest.py may import before pytest does
+pytest.register_assert_rewrite("shared_fixtures")  # which another conftest.py may import before pytest does
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands tests out runs none, and its workers start when this has ended."""
     if "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses:
-        config.pluginmanager.import_plugin("session")
+        config.pluginmanager.import_plugin("shared_fixtures")
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -22,10 +23,12 @@ from rayspec.serving.relay import (
     path_of,
     prompt_of,
 )
+from rayspec.serving.scrape import merged
 
 SERVERS, DEPLOYMENT = "rayspec-champion", "Server"  # application and deployment of the replicas
 TAKE_TIMEOUT_S = 15.0  # until some replica has a request
 ATTEMPTS = 3
+METRICS = ("/metrics", "/metrics/")
 
 
 def unavailable(reason: str) -> Response:
@@ -53,6 +56,8 @@ class Ingress:
                 413,
                 {"Connection": "close"},
             )
+        if request.method == "GET" and request.url.path in METRICS:
+            return await self._metrics()
         passed = Passed(
             method=request.method,
             path=path_of(request.scope),
@@ -68,6 +73,18 @@ class Ingress:
                 return answer
             reason = answer
         return unavailable(reason)
+
+    async def _metrics(self) -> Response:
+        """Of all replicas."""
+        asked = serve.get_deployment_handle(DEPLOYMENT, SERVERS).broadcast("metrics")
+        try:
+            found = await asked.results_async(timeout_s=TAKE_TIMEOUT_S, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError) as error:
+            return unavailable(f"the replicas do not tell their counters ({type(error).__name__})")
+        told = dict(answer for answer in found if not isinstance(answer, BaseException))
+        if not told:
+            return unavailable("no replica tells its counters")
+        return Response(await asyncio.to_thread(merged, told), media_type=CONTENT_TYPE_LATEST)
 
     async def _asked(self, passed: Passed) -> Response | str:
         """What a replica answers, or why none has begun to."""

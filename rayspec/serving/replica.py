@@ -70,6 +70,10 @@ class Replica:
         """Which version it serves; `told`: see `canary_answers`."""
         return self._version.source
 
+    async def metrics(self) -> tuple[str, str]:
+        """(this replica's name, what its server says under /metrics)."""
+        return self._name, (await self._client.get("/metrics", timeout=HEALTH_TIMEOUT_S)).text
+
     def pids(self) -> tuple[int, int]:
         """(of this actor, of its server)."""
         return os.getpid(), self.server.pid

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import published
 import pytest
-import session  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
+import shared_fixtures  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
 from fixture_models import TARGET
 from mlflow import MlflowClient
 from synthetic import SyntheticSweep, make_synthetic_sweep, synthetic_request

@@ -3,6 +3,7 @@ behind Ray Serve: OpenAI's and SGLang's benchmark."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from rollover_world import write_champion
 from smollm2 import fetched_target
 from transformers import AutoTokenizer
 
+from rayspec.serving.figures import read_totals
 from rayspec.shipped import drafter_path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
@@ -104,6 +107,19 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
     (call,) = message.tool_calls
     assert call.function.name == "length_of_river"
     assert json.loads(call.function.arguments).keys() == {"river"}
+
+
+def test_counters_of_all_replicas(
+    request: pytest.FixtureRequest, client: openai.OpenAI, endpoint: tuple[Path, int]
+) -> None:
+    """A server by itself has none without --enable-metrics; replicas always have, for roll-overs."""
+    chat(client)
+    text = httpx.get(f"http://127.0.0.1:{endpoint[1]}/metrics", timeout=60, trust_env=False).text
+    samples = [line for line in text.splitlines() if line.startswith("rayspec_verified_requests_total{")]
+    if "ray_serve" in request.node.name:
+        assert samples
+        assert all(re.search(r'replica="[0-9a-f]{32}"', line) for line in samples)
+        assert read_totals(text).requests > 0
 
 
 def test_what_is_wrong_is_the_client_s_error(client: openai.OpenAI) -> None:

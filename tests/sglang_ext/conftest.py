@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import session  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
+import shared_fixtures  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
 import torch
 from engines import (
     NEW_TOKENS,
