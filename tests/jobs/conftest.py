@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shared_fixtures  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
 from small_world import World, make_world
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import shared_fixtures  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
 import torch
 
 
