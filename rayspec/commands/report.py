@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     one for the other."""
     try:
         return _report(arguments)
-    except Exception:
+    except Exception:  # whatever it is, nothing was decided
         traceback.print_exc()
         print("error: the report broke (above)", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayspec.serving.access import check_is_free
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
-from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
+from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray, first_line
 from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
@@ -199,8 +199,10 @@ def _listen(serving: Serving) -> None:
             logging_config=ray_logging(serving.log_format),
         )
     except (RayError, RayServeException) as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error  # its text begins with another's traceback
         raise ValueError(
-            f"Ray Serve does not start at --host {serving.host} --port {serving.port}: {_last_line(error)}"
+            f"Ray Serve does not start at --host {serving.host} --port {serving.port}: {first_line(cause)}; end what "
+            "listens there, or name another port"
         ) from error
     has = _get_global_client().http_config
     if (has.host, has.port) != (serving.host, serving.port):
@@ -208,11 +210,6 @@ def _listen(serving: Serving) -> None:
             f"the cluster's Ray Serve listens on {has.host}:{has.port} and cannot be moved; give --host {has.host} "
             f"--port {has.port}, or {REMOVE}"
         )
-
-
-def _last_line(error: Exception) -> str:
-    """Of what Ray says, which begins with the traceback of another process."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _shut_down() -> None:
