@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
-
 from sglang_ext.drafters.target import vocabulary_sha256
 
 
@@ -32,6 +30,8 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: str | Path, name: str) -> Vocabulary:
         """Of a Hugging Face folder; its weights are not read. Raises ValueError."""
+        from transformers import AutoConfig, PreTrainedTokenizerFast  # takes seconds
+
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
             config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
@@ -68,6 +68,8 @@ class Vocabulary:
 
 
 def _generation_config(folder: str | Path, config: Any) -> Any:
+    from transformers import GenerationConfig
+
     try:
         return GenerationConfig.from_pretrained(str(folder), local_files_only=True)
     except OSError:

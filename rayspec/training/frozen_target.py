@@ -12,17 +12,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Mxfp4Config, PreTrainedTokenizerFast
 
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
+
+if TYPE_CHECKING:  # seconds, which commands and workers that load no target need not wait for
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedTokenizerFast
 
 
 def target_sha256(folder: str | Path) -> str:
@@ -43,6 +44,8 @@ def target_sha256(folder: str | Path) -> str:
 def _unpacking(folder: str | Path) -> dict[str, Any]:
     """Options with which transformers unpacks experts in MXFP4 (GPT-OSS) on any device; left to itself it does so only
     where it finds no kernels for them."""
+    from transformers import AutoConfig, Mxfp4Config
+
     packed = getattr(AutoConfig.from_pretrained(str(folder), local_files_only=True), "quantization_config", None)
     is_mxfp4 = packed is not None and packed.get("quant_method") == "mxfp4"
     return {"quantization_config": Mxfp4Config(dequantize=True)} if is_mxfp4 else {}
@@ -53,6 +56,8 @@ def _shard_layers(model: Any, workers: DeviceMesh) -> None:
     make each forward pass. Embedding, last norm and LM head stay whole: training reads their weights themselves.
     A layer goes to the workers' device before it is cut, and no two of them are there whole at once.
     """
+    from torch.distributed.fsdp import fully_shard
+
     for layer in model.get_decoder().layers:
         fully_shard(layer, mesh=workers, reshard_after_forward=True)
 
@@ -79,6 +84,8 @@ class FrozenTarget:
         """`device`: where it computes, None for the CPU; `shards`: the workers that hold its layers together;
         `sha256`: of the folder, where it is known. Raises ValueError for a folder that does not hold all of the
         model's weights."""
+        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
         sha256 = sha256 or target_sha256(folder)
         unpacking = _unpacking(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -98,6 +105,8 @@ class FrozenTarget:
     @classmethod
     def without_weights(cls, folder: str | Path) -> FrozenTarget:
         """The target on the meta device: its sizes, its tokenizer and its stop tokens. Raises ValueError."""
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
         path = str(folder)
         try:
             config = AutoConfig.from_pretrained(path, local_files_only=True)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +64,9 @@ def test_another_environment_is_another_servers(
     monkeypatch.setenv("RAYSPEC_TEST_OF_FORKS", "set")
     assert ended(look_around, "RAYSPEC_TEST_OF_FORKS") == 0
     assert fork_server.pid() != server
+    monkeypatch.delenv("RAYSPEC_TEST_OF_FORKS")
+    assert ended(sys.exit, 0) == 0
+    assert fork_server.pid() == server, "which was kept"
     assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True"
 
 
@@ -84,8 +86,8 @@ def test_the_server_has_one_thread() -> None:
 
 OWNER = """
 import time
+from forked import live
 from sglang_ext.adapter.cpu import fork_server
-from test_fork_server import live
 process = fork_server.ForkedProcess(target=live)
 process.start()
 print(fork_server.pid(), process.pid, flush=True)
@@ -93,18 +95,9 @@ time.sleep(600)
 """
 
 
-def live() -> None:
-    """As SGLang's processes begin."""
-    from sglang.srt.utils.common import kill_itself_when_parent_died
-
-    kill_itself_when_parent_died()
-    print("alive", flush=True)
-    time.sleep(600)
-
-
 def test_they_end_with_a_killed_owner() -> None:
     folder = str(Path(__file__).parent)
-    path = os.pathsep.join([folder, str(Path(folder).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
     ) as owner:

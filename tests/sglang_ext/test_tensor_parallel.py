@@ -1,16 +1,30 @@
 """Two tensor-parallel ranks, of target and drafter: token-identical to plain decoding on one, swaps included, whether a
 head is whole on every rank or shared."""
 
+from collections.abc import Iterator
+
 import pytest
 from engines import Ids, Oracle, generate, output_ids, running_engine
 from faults import share_small_heads
 from fixture_models import DRAFTERS
 from lossless import check_counts
-from volume import volume
+from volume import IS_FULL, volume
 
+from sglang_ext.adapter.cpu.fork_server import ForkingContext
 from sglang_ext.adapter.engine import swap_drafter
+from sglang_ext.adapter.patches import lent
 
 TREE = {"topk": 4, "num_draft_tokens": 12}
+
+
+@pytest.fixture(autouse=True)
+def forks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`make test` forks the ranks, which SGLang starts by itself: each of its four processes imports all of SGLang."""
+    if IS_FULL:
+        yield
+        return
+    with lent("sglang.srt.entrypoints.engine.mp", ForkingContext()):
+        yield
 
 
 @pytest.mark.parametrize("tree", [pytest.param({}, id="chain"), pytest.param(TREE, id="tree", marks=pytest.mark.slow)])

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.calibration.rules.base import MAX_SEED, check_range
@@ -46,6 +45,8 @@ class Context:
 
     @cached_property
     def tokenizer(self) -> Any:
+        from transformers import PreTrainedTokenizerFast  # takes seconds
+
         return PreTrainedTokenizerFast.from_pretrained(self.target_folder, local_files_only=True).backend_tokenizer
 
 

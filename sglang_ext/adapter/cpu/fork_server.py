@@ -30,7 +30,10 @@ from sglang_ext.adapter.internals import PRELOADED
 from sglang_ext.adapter.patches import lent
 
 # differ from engine to engine, and are read by nothing that is imported; any other one asks for a new server
-OWN_VARIABLES = ("SGLANG_RUN_ID", "PROMETHEUS_MULTIPROC_DIR", "PYTEST_CURRENT_TEST")
+OWN_VARIABLES = (
+    *("SGLANG_RUN_ID", "PROMETHEUS_MULTIPROC_DIR", "SGLANG_CPU_OMP_THREADS_BIND", "NCCL_GRAPH_REGISTER"),
+    "PYTEST_CURRENT_TEST",
+)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_FDS = 64
 ADOPTION_TIMEOUT_S = 10.0
@@ -183,30 +186,29 @@ class ForkingContext(SpawnContext):
         multiprocessing.set_start_method(method, force)
 
 
-_server: ForkServer | None = None
-stays = False  # whether the server outlives an engine's start: for a process that starts many, one after another
+_servers: list[ForkServer] = []  # each of another environment; the one that was asked last is the last
+stays = False  # whether they outlive an engine's start: for a process that starts many, one after another
 
 
 def _server_of_now() -> ForkServer:
-    global _server
-    if _server is not None and not _server.serves():
-        _server.close()
-        _server = None
-    _server = _server or ForkServer()
-    return _server
+    server = next((server for server in _servers if server.serves()), None)
+    if server is None:
+        server = ForkServer()
+    else:
+        _servers.remove(server)
+    _servers.append(server)
+    return server
 
 
 def pid() -> int | None:
-    """Of the server, if there is one."""
-    return None if _server is None else _server.process.pid
+    """Of the server that was asked last, if there is one."""
+    return _servers[-1].process.pid if _servers else None
 
 
 def close() -> None:
-    """End the server, if there is one."""
-    global _server
-    if _server is not None:
-        _server.close()
-        _server = None
+    """End the servers."""
+    while _servers:
+        _servers.pop().close()
 
 
 @contextlib.contextmanager
