@@ -95,8 +95,9 @@ def eagle3_chain(oracle: Oracle) -> Any:
     return engine
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_engine_is_left() -> Iterator[None]:
+    """An idle one looks around every second, which adds up while other modules run."""
     yield
     end_kept_engine()
 
