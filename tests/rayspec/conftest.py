@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import published
 import pytest
@@ -52,3 +53,18 @@ def champion_client(promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{promoted}/mlflow.db")
     return MlflowClient(f"sqlite:///{promoted}/mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rollover_cases import make_registry  # with Ray Serve, which takes seconds
+
+    return make_registry(tmp_path_factory.mktemp("registry"))
+
+
+@pytest.fixture
+def world(registry: Path, tmp_path: Path) -> Any:
+    """A `World` of rollover_cases.py, on a copy of the registry."""
+    from rollover_cases import make_world
+
+    return make_world(registry, tmp_path)
