@@ -117,10 +117,15 @@ def _on_this_machine(target: str) -> str:
     folder = None
     with suppress(OSError, ValueError):
         folder = Path(snapshot_download(target, local_files_only=True))
-    if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+    if folder is None or not (folder / "config.json").is_file():
         raise ValueError(
             f"the target {target} is not in this machine's Hugging Face cache; bring the revision there that was "
             f"measured (hf download {target})"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"the target {target} lies in {folder} without its weights as *.safetensors; bring them there (hf download "
+            f"{target}), or name a folder that has them with --target"
         )
     return str(folder)
 

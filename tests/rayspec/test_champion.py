@@ -151,6 +151,10 @@ def test_a_target_of_the_hub_is_served_from_the_files_that_were_checked(
     (repository / "refs" / "main").write_text("b" * 40)
     with pytest.raises(ValueError, match="the files of org/name are others"):
         find_champion(str(folder), champion_client)
+    for weights in (repository / "snapshots" / ("b" * 40)).glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(ValueError, match=r"org/name lies in .* without its weights as \*\.safetensors"):
+        find_champion(str(folder), champion_client)
     shutil.rmtree(repository)
     with pytest.raises(ValueError, match=r"org/name is not in this machine.s Hugging Face cache.*download org/name"):
         find_champion(str(folder), champion_client)

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from mlflow import MlflowClient
+from rollover_cases import FakeStage
 from servers import free_port, mlflow_server
-from test_rollover import FakeStage, champion
+from versions import champion
 
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.events import Events, Standing
