@@ -80,6 +80,19 @@ def test_parts_of_packages() -> None:
     assert circle(graph) == []
 
 
+def test_transformers_waits_until_it_is_used() -> None:
+    """Its import takes seconds, which commands and workers that load no model would spend, too."""
+    at_the_top = {name for name, text in sources().items() if "transformers" in _top_level(ast.parse(text))}
+    assert at_the_top == {"rayspec.targets.gguf"}, "which is imported where a model is converted"
+
+
+def _top_level(tree: ast.Module) -> set[str]:
+    """Packages that are imported with the module."""
+    names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
 @pytest.mark.parametrize("line", ["import p.a.x", "from p.a import x", "from p.a.x import f"])
 @pytest.mark.parametrize("where", ["{}", "def g():\n    {}", "if TYPE_CHECKING:\n    {}"])
 def test_a_circle_is_seen(line: str, where: str) -> None:
