@@ -27,17 +27,12 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rayspec.farm.processes import environment
+from rayspec.serving.process import free_port
 
 DROPPED = ("host", "authorization", "transfer-encoding")
 START_TIMEOUT_S = 600  # a busy machine imports MLflow for minutes
 WITHOUT_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # for which MLflow's server starts six more processes
 POSTGRES_ACCOUNT = "nobody"  # PostgreSQL refuses to run as root
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def listening(pid: int) -> set[tuple[str, bool]]:

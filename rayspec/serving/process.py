@@ -1,6 +1,7 @@
 """SGLang's server as the child of a process that may die: gone with its parent however that ends, and its keys with it
 (`tethered`); for a replica on a loopback port of its own, with its log (`ServerProcess`)."""
 
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import httpx
 from rayspec.serving.access import Access
 
 LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 32_000)  # above those of Ray's workers; Linux hands out those from 32768, others from 49152
 LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
@@ -30,10 +32,13 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listened on a moment ago."""
-    with socket.socket() as s:
-        s.bind((LOOPBACK, 0))
-        return int(s.getsockname()[1])
+    """A port of the loopback address that nobody listened on a moment ago. Not one of those that systems hand to
+    outgoing connections, which could be gone before a server listens that starts for seconds. Raises OSError."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.socket() as s:
+            s.bind((LOOPBACK, port))
+            return port
+    raise OSError(f"no port of {LOOPBACK} from {PORTS[0]} to {PORTS[-1]} is free")
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from fixture_models import PROMPTS as HELD_OUT
-from servers import free_port, start_mlflow, two_ray_nodes
+from servers import start_mlflow, two_ray_nodes
 from sweeps import SETTINGS, Sweep, assert_complete_and_once, title_of
 
 from rayspec.farm.processes import has_ended
+from rayspec.serving.process import free_port
 
 pytestmark = pytest.mark.slow
 PROMPTS, PASSES = 6, 4

@@ -22,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rayspec"))  # the synthetic 
 
 from fixture_models import TARGET
 from published import publish, undrawn
-from servers import START_TIMEOUT_S, free_port, listening
+from servers import START_TIMEOUT_S, listening
 from synthetic import few_trials, make_synthetic_sweep
 
 from rayspec.report.page import write_report
 from rayspec.report.promote import default_model, promote, winner
 from rayspec.serving.flags import arguments
+from rayspec.serving.process import free_port
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
 

@@ -7,10 +7,10 @@ import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
 from rollover_world import point_at, register, streaming, wait_for
-from servers import START_TIMEOUT_S, free_port
+from servers import START_TIMEOUT_S
 from test_serve_rollover import TOKENS, is_healthy, plain_answers, served, servers
 
-from rayspec.serving.process import LOOPBACK
+from rayspec.serving.process import LOOPBACK, free_port
 
 OPTIONS = ["--min-replicas", "1", "--max-replicas", "2", "--requests-each", "2", "--scale-down-seconds", "10"]
 

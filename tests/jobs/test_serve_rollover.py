@@ -20,12 +20,12 @@ import pytest
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from mlflow import MlflowClient
 from rollover_world import ALIAS, FLAGS, MODEL, ask, point_at, register, streaming, tags, wait_for
-from servers import START_TIMEOUT_S, free_port
+from servers import START_TIMEOUT_S
 
 from rayspec.serving.access import Access
 from rayspec.serving.events import FILE
 from rayspec.serving.flags import arguments
-from rayspec.serving.process import ServerProcess
+from rayspec.serving.process import ServerProcess, free_port
 
 TOKENS = 32
 

@@ -14,8 +14,10 @@ import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
 from rollover_world import ALIAS, MODEL, point_at, register, streaming, tags, wait_for
-from servers import START_TIMEOUT_S, free_port, two_ray_nodes
+from servers import START_TIMEOUT_S, two_ray_nodes
 from test_serve_rollover import TOKENS, is_healthy, plain_answers, served, servers
+
+from rayspec.serving.process import free_port
 
 
 def refused(environment: dict[str, str], *words: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayspec.serving import process
 from rayspec.serving.access import Access
-from rayspec.serving.process import ServerFailed, ServerProcess
+from rayspec.serving.process import ServerFailed, ServerProcess, free_port
 
 FAMILY = """
 import subprocess, sys, time
@@ -92,3 +94,13 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     server = ServerProcess(command, port=1, environment=os.environ, log=tmp_path / "log", access=Access())
     with pytest.raises(ServerFailed, match=r"ended \(status 3\)\n.*\nno such model"):
         server.wait_until_healthy(60)
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        monkeypatch.setattr(process, "PORTS", range(first, first + 1))
+        with pytest.raises(OSError, match=f"from {first} to {first} is free"):
+            free_port()
+    assert free_port() == first

@@ -12,11 +12,12 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 from rollover_cases import FakeStage
-from servers import free_port, mlflow_server
+from servers import mlflow_server
 from versions import champion
 
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.events import Events, Standing
+from rayspec.serving.process import free_port
 from rayspec.serving.rollover import Rollover, RolloverSettings
 from rayspec.serving.webhook import MAX_BODY_BYTES, Notices, Unsigned, WebhookSettings, receiving, signature
 

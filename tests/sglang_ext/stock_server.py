@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,17 +18,12 @@ import psutil
 from fixture_models import DRAFTERS, TARGET
 from hostile_requests import Hostile
 
+from rayspec.serving.process import free_port
 from sglang_ext.adapter.http_app import VARIABLE
 
 START_TIMEOUT_S = 300
 TIMEOUT_S = 60
 KEY, MAX_BODY_MIB = "battery-staple", 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 SPECULATIVE = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "4"]

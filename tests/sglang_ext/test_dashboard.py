@@ -17,8 +17,10 @@ import httpx
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from policy_cases import ALWAYS, write_policy
-from stock_server import SPECULATIVE, START_TIMEOUT_S, free_port, server_process, wait_until_healthy
+from stock_server import SPECULATIVE, START_TIMEOUT_S, server_process, wait_until_healthy
 from test_server import ROOT, stream
+
+from rayspec.serving.process import free_port
 
 DASHBOARD = ROOT / "docs" / "monitoring" / "grafana.json"
 WINDOW_S = 20  # what Grafana would put for $__rate_interval

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from hostile_requests import REQUESTS, Hostile
-from stock_server import SHAPES, SPECULATIVE, Server, free_port, server_process, wait_until_healthy
+from stock_server import SHAPES, SPECULATIVE, Server, server_process, wait_until_healthy
+
+from rayspec.serving.process import free_port
 
 ROUNDS = 12
 GROWTH_MIB = 24  # of the server's processes together, from the third round on

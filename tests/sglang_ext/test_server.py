@@ -23,7 +23,6 @@ from stock_server import (
     SPECULATIVE,
     START_TIMEOUT_S,
     Server,
-    free_port,
     limited_server,
     post,
     server_process,
@@ -31,6 +30,7 @@ from stock_server import (
 )
 from volume import volume
 
+from rayspec.serving.process import free_port
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 
