@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rayspec.messages import first_line
 from rayspec.shipped import target_path
 
 INDEX = "model.safetensors.index.json"  # where weights are in several files
@@ -63,7 +64,7 @@ def read_target(
         found = AutoTokenizer.from_pretrained(tokenizer or path, revision=revision, **options)
         text_config = config.get_text_config()
     except Exception as error:  # the libraries below raise what they like for files that they do not understand
-        cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = first_line(error)
         where = f"{path} has no config.json and tokenizer that can be read" if is_folder else (
             "there is no such folder, and as a Hugging Face name it cannot be read"
         )  # fmt: skip

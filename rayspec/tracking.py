@@ -44,6 +44,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rayspec.disk import is_full
 from rayspec.home import DATABASES
 from rayspec.logged_models import RESUME_TAG, TAG_VALUE_LIMIT, Model, create_model, find_models
+from rayspec.messages import first_line
 from rayspec.new_store import make_sqlite_store
 
 PARAM_VALUE_LIMIT = 6000  # MLflow's own
@@ -367,7 +368,7 @@ def redacted(uri: str) -> str:
 
 def said(error: BaseException, uri: str) -> str:
     """The first line of what the store at `uri` says of an error, without its password."""
-    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = first_line(error)
     password = urlsplit(uri).password or ""
     text = text.replace(uri, redacted(uri))
     for form in {password, unquote(password)} - {""}:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayspec.messages import first_line
 from sglang_ext.drafters.target import vocabulary_sha256
 
 
@@ -37,7 +38,7 @@ class Vocabulary:
             config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
             size = config.vocab_size
         except Exception as error:  # the libraries raise what they like for files that they do not understand
-            cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            cause = first_line(error)
             raise ValueError(
                 f"target={folder} has no tokenizer.json and config.json that can be read; give the folder of a Hugging "
                 f"Face model, nothing is downloaded ({cause})"

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
 from rayspec.gate.wire import MAX_COUNT, Chunk, ModelList, SpecDetails, Usage
+from rayspec.messages import escaped, shortened
 from rayspec.workloads import Conversation
 
 T = TypeVar("T")
@@ -402,8 +403,7 @@ class EndpointSide(Side):
     def _short(self, text: str) -> str:
         """What a server said, for a message: without the key, which it may repeat, and what would steer a terminal."""
         text = " ".join(text.replace(self._key, "***").split() if self._key else text.split())
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-        return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
+        return shortened(escaped(text), MAX_ERROR_CHARACTERS)
 
 
 def _pieces(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from rayspec.messages import first_line
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of_a_canary
 from rayspec.serving.rollover import Postponed
@@ -54,7 +55,3 @@ def _readable(what: str, place_timeout_s: float) -> Iterator[None]:
         raise ValueError(f"the canary of {what} did not serve: {error.cause or first_line(error)}") from error
     except RayError as error:  # a node that died or has no memory left says nothing of the version
         raise Postponed(f"the canary of {what} was lost ({type(error).__name__}: {first_line(error)})") from error
-
-
-def first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -17,10 +17,11 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.home import artifact_uri
+from rayspec.messages import first_line
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
-from rayspec.serving.canary_actor import canary_on_ray, first_line
+from rayspec.serving.canary_actor import canary_on_ray
 from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing

@@ -17,10 +17,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayspec.messages import first_line
 from rayspec.serving.access import check_is_free
 from rayspec.serving.application import ingress_application, ray_logging, server_application
 from rayspec.serving.board import Board
-from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray, first_line
+from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
 from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS

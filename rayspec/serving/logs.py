@@ -6,7 +6,6 @@ to stderr. The servers' lines follow SGLang's SGLANG_LOGGING_CONFIG_PATH, for wh
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,11 +15,11 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
+from rayspec.messages import escaped
 from sglang_ext.json_log import FORMATTER, VARIABLE, JsonLine
 from sglang_ext.whole import write_whole
 
 FORMATS = ("text", "json")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 told = logging.getLogger("rayspec.serve")
 told_events = logging.getLogger("rayspec.serve.events")
 # SGLang gives these a handler of their own unless they have one
@@ -38,7 +37,7 @@ class _Text(logging.Formatter):
     """A champion's names come from whoever promoted it: what would steer the terminal is written as an escape."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+        text = escaped(super().format(record), but="\t\n")
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 

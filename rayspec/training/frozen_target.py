@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rayspec.messages import first_line
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
 
@@ -116,7 +117,7 @@ class FrozenTarget:
             with suppress(OSError):  # then the config's
                 model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
         except Exception as error:  # transformers raises what it likes for a config that makes no model
-            cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            cause = first_line(error)
             raise ValueError(f"target={folder} is no model that can be read: {cause}") from error
         for size in ("hidden_size", "vocab_size", "num_hidden_layers"):
             if getattr(config, size, 0) < 1:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayspec.messages import quoted
 from sglang_ext.json_text import parse_json
 
 ID_KEYS = ("question_id", "task_id", "id")
@@ -106,7 +107,7 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
         raise _Malformed(f"expected a JSON object, got {type(record).__name__}; one record per line")
     form = next((key for key in FORMS if key in record), None)
     if form is None:
-        raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {_short(list(record))}")
+        raise _Malformed(f"no prompt in the record; expected one of {', '.join(FORMS)}, got {quoted(list(record))}")
     system: str | None = None
     answers: tuple[str, ...] = ()
     if form in ("messages", "conversations"):
@@ -114,7 +115,7 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
         answers = _recorded_answers(record[form])
     elif form == "turns":
         if not isinstance(record[form], list) or not record[form]:
-            raise _Malformed(f"turns must be a list of at least one text, got {_short(record[form])}")
+            raise _Malformed(f"turns must be a list of at least one text, got {quoted(record[form])}")
         turns = record[form]
     else:
         turns = [record[form]]
@@ -122,16 +123,16 @@ def _conversation(record: Any, number: int, category: str) -> Conversation:
         _check_text(turn, form)
     id_ = next((record[key] for key in ID_KEYS if key in record), number)
     if not isinstance(id_, str | int) or isinstance(id_, bool):
-        raise _Malformed(f"the id must be text or a whole number, got {_short(id_)}")
+        raise _Malformed(f"the id must be text or a whole number, got {quoted(id_)}")
     if not 1 <= len(str(id_)) <= MAX_ID or not str(id_).isprintable():
-        raise _Malformed(f"the id must be 1 to {MAX_ID} printable characters, got {_short(id_)}")
+        raise _Malformed(f"the id must be 1 to {MAX_ID} printable characters, got {quoted(id_)}")
     _check_unicode(str(id_), "the id")
     own_category = record.get("category", category)
     if not isinstance(own_category, str) or not own_category.strip():
-        raise _Malformed(f"category must be text that is not empty, got {_short(own_category)}")
+        raise _Malformed(f"category must be text that is not empty, got {quoted(own_category)}")
     _check_unicode(own_category, "category")
     if any(unicodedata.category(c) == "Cc" for c in own_category):
-        raise _Malformed(f"category must be one line without control characters, got {_short(own_category)}")
+        raise _Malformed(f"category must be one line without control characters, got {quoted(own_category)}")
     is_chat = form != "text"
     return Conversation(
         id=str(id_), category=own_category, turns=tuple(turns), system=system, is_chat=is_chat, answers=answers
@@ -143,7 +144,7 @@ def _from_messages(messages: Any, form: str) -> tuple[str | None, list[Any]]:
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
     ):
-        raise _Malformed(f"{form} must be a list of {{role, content}}, got {_short(messages)}")
+        raise _Malformed(f"{form} must be a list of {{role, content}}, got {quoted(messages)}")
     system, turns = None, []
     for i, message in enumerate(messages):
         role, content = message["role"], message["content"]
@@ -181,7 +182,7 @@ def _is_text(value: Any) -> bool:
 
 def _check_text(text: Any, form: str) -> None:
     if not isinstance(text, str) or not text.strip():
-        raise _Malformed(f"{form}: the prompt must be text that is not empty, got {_short(text)}")
+        raise _Malformed(f"{form}: the prompt must be text that is not empty, got {quoted(text)}")
     _check_unicode(text, f"{form}: the prompt")
 
 
@@ -190,8 +191,3 @@ def _check_unicode(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
         raise _Malformed(f"{what} is no valid Unicode ({error.reason})") from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

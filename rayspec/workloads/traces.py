@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rayspec.messages import quoted
 from rayspec.workloads.records import Conversation, read_json_lines
 
 UNITS = {"s": 1.0, "ms": 1e-3}
@@ -180,16 +181,16 @@ def _seconds(record: Mapping[str, Any], unit: str | None) -> float:
     if value is None:
         raise _Malformed(f"no {' or '.join(TIMES)} in {', '.join(record)}")
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _Malformed(f"the timestamp must be a number or a date, got {_short(value)}")
+        raise _Malformed(f"the timestamp must be a number or a date, got {quoted(value)}")
     try:
         number = float(value)
     except (ValueError, OverflowError):
         return _date(str(value), unit)
     if not math.isfinite(number):
-        raise _Malformed(f"the timestamp must be a finite number or a date, got {_short(value)}")
+        raise _Malformed(f"the timestamp must be a finite number or a date, got {quoted(value)}")
     if unit is None:
         raise _Malformed(
-            f"the timestamp {_short(value)} is a number, and trace.unit does not say of what; set trace.unit=ms "
+            f"the timestamp {quoted(value)} is a number, and trace.unit does not say of what; set trace.unit=ms "
             "(Mooncake's) or trace.unit=s (BurstGPT's, and Unix time)"
         )
     return number * UNITS[unit]
@@ -201,20 +202,20 @@ def _date(text: str, unit: str | None) -> float:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
         raise _Malformed(
-            f"the timestamp {_short(text)} is neither a number nor a date such as 2023-11-16 18:17:03.97"
+            f"the timestamp {quoted(text)} is neither a number nor a date such as 2023-11-16 18:17:03.97"
         ) from None
     if unit is not None:
-        raise _Malformed(f"the timestamp {_short(text)} is a date, but trace.unit is {unit}; leave trace.unit out")
+        raise _Malformed(f"the timestamp {quoted(text)} is a date, but trace.unit is {unit}; leave trace.unit out")
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _request(record: Mapping[str, Any], line: int, at_s: float) -> TraceRequest:
     body = record.get("body", record)
     if not isinstance(body, Mapping):
-        raise _Malformed(f"body must be a request's JSON object, got {_short(body)}")
+        raise _Malformed(f"body must be a request's JSON object, got {quoted(body)}")
     category = _first(record, ("category",)) or "trace"
     if not isinstance(category, str) or not category.isprintable():
-        raise _Malformed(f"category must be one line of text, got {_short(category)}")
+        raise _Malformed(f"category must be one line of text, got {quoted(category)}")
     output = _length(_first(record, OUTPUTS), "output_length")
     if "messages" in body:
         if output is None:
@@ -224,7 +225,7 @@ def _request(record: Mapping[str, Any], line: int, at_s: float) -> TraceRequest:
     if given is None or output is None:
         raise _Malformed(
             "expected input_length and output_length, or a request's body with messages, got "
-            f"{_short(list(record))}; leave requests out that were never answered"
+            f"{quoted(list(record))}; leave requests out that were never answered"
         )
     return TraceRequest(line=line, at_s=at_s, input_tokens=given, output_tokens=output, category=category)
 
@@ -238,7 +239,7 @@ def _length(value: Any, name: str) -> int | None:
         number = None
     if type(number) is not int or not 1 <= number <= MAX_TOKENS:
         raise _Malformed(
-            f"{name} must be a whole number in 1..{MAX_TOKENS}, got {_short(value)}; leave requests out that failed"
+            f"{name} must be a whole number in 1..{MAX_TOKENS}, got {quoted(value)}; leave requests out that failed"
         )
     return number
 
@@ -249,26 +250,21 @@ def _messages(body: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
         raise _Malformed("the request offers tools, which a replay does not send; leave such requests out")
     messages = body["messages"]
     if not isinstance(messages, list) or not messages:
-        raise _Malformed(f"messages must be a list of at least one {{role, content}}, got {_short(messages)}")
+        raise _Malformed(f"messages must be a list of at least one {{role, content}}, got {quoted(messages)}")
     return tuple(_message(message, i) for i, message in enumerate(messages))
 
 
 def _message(message: Any, i: int) -> Mapping[str, str]:
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        raise _Malformed(f"messages[{i}].role must be one of {', '.join(ROLES)}, got {_short(role)}")
+        raise _Malformed(f"messages[{i}].role must be one of {', '.join(ROLES)}, got {quoted(role)}")
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
-        raise _Malformed(f"messages[{i}].content must be text, got {_short(content)}; leave such requests out")
+        raise _Malformed(f"messages[{i}].content must be text, got {quoted(content)}; leave such requests out")
     try:
         content.encode()
     except UnicodeEncodeError as error:
         raise _Malformed(f"messages[{i}].content is no valid Unicode ({error.reason})") from None
     return {"role": role, "content": content}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

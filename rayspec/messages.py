@@ -1,0 +1,23 @@
+"""What others say, as part of a message that a person reads in a terminal."""
+
+from typing import Any
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that is not empty, or its type."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def escaped(text: str, *, but: str = "") -> str:
+    """With what would steer a terminal written as an escape; `but`: characters that stay all the same."""
+    return "".join(c if c.isprintable() or c in but else ascii(c)[1:-1] for c in text)
+
+
+def shortened(text: str, length: int = 120) -> str:
+    """Of this length at most."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def quoted(value: Any) -> str:
+    """A value of a file or a setting."""
+    return shortened(repr(value))
