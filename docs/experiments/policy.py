@@ -6,11 +6,11 @@ python docs/experiments/policy.py [--policy policy.json] --target FOLDER --draft
 
 All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that is drawn
 for each block (seeded), so that a drift of the machine meets all of them and none always follows the same one. Writes
-measured.json (output tokens per second, ratios with 95% intervals from the paired blocks, the tokens and seconds of
-each block, the policy's steps by draft length) and switching.png (load, draft
-length and tokens per second over time). `--skip`: leave out so many of the first prompts, those that the policy's sweep
-asked. Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`),
-and written to policy.json.
+measured.json after each block (output tokens per second, ratios with 95% intervals from the paired blocks, the tokens
+and seconds of each block, the policy's steps by draft length) and at the end switching.png (load, draft length and
+tokens per second over time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
+Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`), and
+written to policy.json.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ def main() -> None:
         table = read_table(file)
         follows = Server(stack, options, table.lengths[-1], policy=file)
         if not options.only_figure:
-            found = measure({"policy": follows, **fixed}, prompts, options)
-            text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
-            write_whole(folder / "measured.json", text)
+            for found in measured({"policy": follows, **fixed}, prompts, options):
+                text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
+                write_whole(folder / "measured.json", text)
             print(text)
         draw(*follows.do(change_the_load, prompts, options), table, folder / "switching.png")
 
@@ -146,9 +146,11 @@ def calibrated(engines: dict[str, Server], prompts: Sequence[str], options: Any)
     )
 
 
-def measure(engines: dict[str, Server], prompts: Sequence[str], options: Any) -> dict[str, Any]:
-    """By streams: tokens per second of each engine, and the policy's ratio to each with its interval."""
-    names, found = list(engines), {}
+def measured(engines: dict[str, Server], prompts: Sequence[str], options: Any) -> Iterator[dict[str, Any]]:
+    """After each block what is known by then, by streams: tokens per second of each engine, and the policy's ratio to
+    each with its interval."""
+    names = list(engines)
+    found: dict[str, Any] = {}
     for streams in options.streams:
         seconds: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
         before: dict[str, int] = {}
@@ -159,14 +161,16 @@ def measure(engines: dict[str, Server], prompts: Sequence[str], options: Any) ->
                 answers, took = engines[name].do(timed, asked, options.new_tokens)
                 if block >= 0:
                     seconds[name].append((sum(len(a["output_ids"]) for a in answers), took))
-        own, after = seconds["policy"], steps_so_far(engines["policy"])
-        found[str(streams)] = {
-            "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
-            "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
-            "policy_steps": {k: after[k] - before[k] for k in after},
-            "blocks": seconds,  # of each engine: (tokens, seconds), block by block
-        }
-    return found
+            if block < 0:
+                continue
+            own, after = seconds["policy"], steps_so_far(engines["policy"])
+            found[str(streams)] = {
+                "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
+                "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
+                "policy_steps": {k: after[k] - before[k] for k in after},
+                "blocks": seconds,  # of each engine: (tokens, seconds), block by block
+            }
+            yield found
 
 
 def order(names: Sequence[str], *seeds: int) -> list[str]:
