@@ -16,7 +16,7 @@ import httpx
 from rayspec.serving.access import Access
 
 LOOPBACK = "127.0.0.1"
-PORTS = range(20_000, 32_000)  # above those of Ray's workers; Linux hands out those from 32768, others from 49152
+PORTS = range(20_000, 30_000)  # above those of Ray's workers, below the default of `rayspec serve`
 LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
@@ -33,7 +33,8 @@ class ServerFailed(RuntimeError):
 
 def free_port() -> int:
     """A port of the loopback address that nobody listened on a moment ago. Not one of those that systems hand to
-    outgoing connections, which could be gone before a server listens that starts for seconds. Raises OSError."""
+    outgoing connections (Linux from 32768), which could be gone before a server listens that starts for seconds. Raises
+    OSError."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with suppress(OSError), socket.socket() as s:
             s.bind((LOOPBACK, port))

@@ -19,7 +19,7 @@ TREE = {"topk": 4, "num_draft_tokens": 12}
 
 @pytest.fixture(autouse=True)
 def forks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`make test` forks the ranks, which SGLang starts by itself: each of its four processes imports all of SGLang."""
+    """`make test` forks the ranks, which SGLang starts by itself: each of the three processes imports all of it."""
     if IS_FULL:
         yield
         return

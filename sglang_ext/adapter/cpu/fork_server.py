@@ -110,9 +110,9 @@ class ForkServer:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
 
     def serves(self) -> bool:
-        """Whether it runs, and in the environment of this process."""
+        """Whether it runs in the environment of this process."""
         here, there = ({k: v for k, v in e.items() if k not in OWN_VARIABLES} for e in (os.environ, self.environment))
-        return self.process.poll() is None and here == there
+        return here == there
 
     def fork(self, fds: list[int]) -> None:
         """Let it fork a process with these open files; see `_run`."""
@@ -191,6 +191,9 @@ stays = False  # whether they outlive an engine's start: for a process that star
 
 
 def _server_of_now() -> ForkServer:
+    for ended in [server for server in _servers if server.process.poll() is not None]:
+        _servers.remove(ended)
+        ended.close()
     server = next((server for server in _servers if server.serves()), None)
     if server is None:
         server = ForkServer()
