@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rayspec_kernels.cpu.tree_verify import verify_greedy_reference
 from sglang_ext.adapter.cpu.contracts import ContractBrokenError, demands
 from sglang_ext.adapter.cpu.spec_ops import draft_slots, verify_tree_greedy
 from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS
@@ -38,6 +39,25 @@ def test_what_fits_is_passed_on() -> None:
     assert predicts.tolist() == [6, 9, 0, 2, 9, 0]
 
 
+@pytest.mark.parametrize("width", [1, D])
+def test_a_root_alone_is_accepted_as_the_walk_would(width: int) -> None:
+    given = verified(
+        accept_index=torch.full((B, width), -1, dtype=torch.int32),
+        accept_token_num=torch.full((B,), 9, dtype=torch.int32),
+        retrieve_index=torch.arange(B)[:, None],
+        predicts=torch.zeros(B, dtype=torch.int32),
+    )
+    for name in ("candidates", "target_predict", "retrieve_next_token", "retrieve_next_sibling"):
+        given[name] = given[name][:, :1].contiguous() if "retrieve" not in name else torch.full((B, 1), -1)
+    nodes = [given[f] for f in ("candidates", "target_predict", "retrieve_next_token", "retrieve_next_sibling")]
+    walked = verify_greedy_reference(*nodes, width)
+    predicts, accept_index, accepted = verify_tree_greedy(**given)
+    assert predicts.tolist() == walked.bonus_B.tolist() == [6, 2]
+    assert accepted.tolist() == walked.num_drafts_B.tolist()
+    assert accept_index[:, 0].tolist() == [0, 1]
+    assert (accept_index[:, 1:] == -1).all()
+
+
 @pytest.mark.parametrize(
     ("name", "spoil", "problem"),
     [
@@ -55,6 +75,7 @@ def test_what_a_gpu_would_refuse_is_refused(
     name: str, spoil: Callable[[torch.Tensor], torch.Tensor], problem: str
 ) -> None:
     given = verified()
+    verify_tree_greedy(**given)  # what is remembered of these forms is not of others
     given[name] = spoil(given[name])
     with pytest.raises(ContractBrokenError, match=f"verify_tree_greedy was given {name} with {problem}"):
         verify_tree_greedy(**given)

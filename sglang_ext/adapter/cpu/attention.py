@@ -20,7 +20,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_ext.adapter.cpu.contracts import Demand, check
+from sglang_ext.adapter.cpu.contracts import Contract
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 # of what is verified, T nodes of all requests, by SGLang's attention on CUDA
-VERIFIED = {name: Demand.of(d) for name, d in (("draft_token", "int64 T"), ("positions", "int64 T"),
-                                               ("custom_mask", "byte m"))}  # fmt: skip
+VERIFIED = Contract("attention", {"draft_token": "int64 T", "positions": "int64 T", "custom_mask": "byte m"})
 
 
 @dataclass
@@ -124,7 +123,7 @@ class CpuAttentionBackend(AttentionBackend):
             self.segments = [context_segment(self.table_RC, row_B, seq_lens_B, 1)]
         elif mode.is_target_verify():
             spec = forward_batch.spec_info
-            check("attention", VERIFIED, {name: getattr(spec, name) for name in VERIFIED})
+            VERIFIED.check({name: getattr(spec, name) for name in VERIFIED.demands})
             nodes = spec.draft_token_num
             segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
             if spec.tree_topk != 1 and nodes > 1:  # without drafts there is the root alone

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,21 +47,63 @@ class Demand:
         is_strided = sizes[-1:] == ["strided"]
         return cls(text, _DTYPES[dtype], tuple(sizes[: len(sizes) - is_strided]), is_strided)
 
-    def problem(self, tensor: Tensor, known: dict[str, int]) -> str | None:
+    def problem(self, form: "Form", known: dict[str, int]) -> str | None:
         """What is wrong with it; sizes that get a name here are added to `known`."""
-        if tensor.dtype not in self.dtypes:
-            return f"dtype {tensor.dtype}"
-        if tensor.dim() != len(self.sizes):
-            return f"shape {list(tensor.shape)}"
-        for size, wanted in zip(tensor.shape, self.sizes, strict=True):
+        if form.dtype not in self.dtypes:
+            return f"dtype {form.dtype}"
+        if len(form.shape) != len(self.sizes):
+            return f"shape {list(form.shape)}"
+        for size, wanted in zip(form.shape, self.sizes, strict=True):
             least, factors = wanted.startswith(_AT_LEAST), wanted.removeprefix(_AT_LEAST).split("*")
             if len(factors) == 1 and not least and not factors[0].isdigit():
                 known.setdefault(factors[0], size)
             expected = math.prod(int(f) if f.isdigit() else known[f] for f in factors)
             if size < expected if least else size != expected:
-                return f"shape {list(tensor.shape)}, where {wanted} is {expected}"
-        if not self.is_strided and not tensor.is_contiguous():
-            return f"strides {tensor.stride()} (shape {list(tensor.shape)}), which are not contiguous"
+                return f"shape {list(form.shape)}, where {wanted} is {expected}"
+        if not self.is_strided and form.strides is not None:
+            return f"strides {form.strides} (shape {list(form.shape)}), which are not contiguous"
+        return None
+
+
+class Form(NamedTuple):
+    """What a demand looks at of a tensor."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...] | None  # None where it is contiguous
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Form":
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return cls(tensor.dtype, tensor.shape, strides, tensor.device)
+
+
+class Contract:
+    """The demands of one operation. What was found of tensors of the same forms is remembered: a decode step asks a
+    dozen times, mostly what the step before asked."""
+
+    def __init__(self, operation: str, texts: Mapping[str, str]) -> None:
+        self.operation = operation
+        self.demands = {name: Demand.of(text) for name, text in texts.items()}
+        self._broken = functools.lru_cache(maxsize=256)(self._first_broken)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise ContractBrokenError unless the tensors of a call are what the CUDA operation demands."""
+        forms = tuple((name, Form.of(given[name])) for name in self.demands if given.get(name) is not None)
+        sizes = tuple((name, value) for name, value in given.items() if type(value) is int)
+        if broken := self._broken(forms, sizes):
+            raise ContractBrokenError(broken)
+
+    def _first_broken(self, forms: tuple[tuple[str, Form], ...], sizes: tuple[tuple[str, int], ...]) -> str | None:
+        known, device = dict(sizes), forms[0][1].device if forms else None
+        for name, form in forms:
+            problem = self.demands[name].problem(form, known)
+            if problem is None and form.device != device:
+                problem = f"device {form.device}, while others are on {device}"
+            if problem is not None:
+                demanded = self.demands[name].text
+                return f"{self.operation} was given {name} with {problem}; SGLang's CUDA operation demands {demanded}"
         return None
 
 
@@ -73,35 +115,17 @@ def demands(**texts: str) -> Callable[[_Operation], _Operation]:
     the least that a buffer must hold. Contiguous, unless `strided` follows. All tensors are on one device; an argument
     that is None is left out.
     """
-    contract = {name: Demand.of(text) for name, text in texts.items()}
 
     def decorate(operation: _Operation) -> _Operation:
         names = tuple(inspect.signature(operation).parameters)
-        assert set(contract) <= set(names), f"{operation.__name__} has no such arguments"
+        assert set(texts) <= set(names), f"{operation.__name__} has no such arguments"
+        contract = Contract(operation.__name__, texts)
 
         @functools.wraps(operation)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            check(operation.__name__, contract, {**dict(zip(names, args, strict=False)), **kwargs})
+            contract.check({**dict(zip(names, args, strict=False)), **kwargs})
             return operation(*args, **kwargs)
 
         return checked  # type: ignore[return-value]
 
     return decorate
-
-
-def check(operation: str, contract: Mapping[str, Demand], given: Mapping[str, Any]) -> None:
-    """Raise ContractBrokenError unless the tensors of a call are what the CUDA operation demands."""
-    known = {name: value for name, value in given.items() if type(value) is int}
-    device: torch.device | None = None
-    for name, demand in contract.items():
-        tensor = given.get(name)
-        if tensor is None:
-            continue
-        device = device or tensor.device
-        problem = demand.problem(tensor, known)
-        if problem is None and tensor.device != device:
-            problem = f"device {tensor.device}, while others are on {device}"
-        if problem is not None:
-            raise ContractBrokenError(
-                f"{operation} was given {name} with {problem}; SGLang's CUDA operation demands {demand.text}"
-            )

@@ -103,6 +103,11 @@ def verify_tree_greedy(
     target_predict: Tensor,
     topk: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if candidates.shape[1] == 1:  # nothing was drafted, as in each plain step of a policy
+        predicts.copy_(target_predict.flatten())
+        accept_index[:, :1] = retrieve_index
+        accept_token_num.zero_()
+        return predicts, accept_index, accept_token_num
     accepted = verify_greedy_reference(
         candidates, target_predict, retrieve_next_token, retrieve_next_sibling, accept_index.shape[1]
     )
