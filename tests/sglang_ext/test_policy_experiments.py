@@ -1,4 +1,4 @@
-"""docs/experiments/{policy,plain_steps,policy_simulated}.py: what they compute, without an engine."""
+"""docs/experiments/{policy,plain_steps,policy_simulated,starts}.py: what they compute, without an engine."""
 
 import importlib
 from collections import Counter
@@ -68,6 +68,18 @@ def test_the_interval_of_a_median_covers_it(experiment: Any) -> None:
         beyond = int(low) + 1  # P(fewer than so many values lie on one side of the median)
         assert 2 * binom.cdf(beyond - 1, blocks, 0.5) <= 0.05 < 2 * binom.cdf(beyond, blocks, 0.5)
     assert interval(np.arange(5.0)) == [2.0, None, None]
+
+
+@pytest.mark.parametrize("engine", [0.0, 0.03])
+def test_what_engines_differ_by_is_told_from_what_blocks_do(experiment: Any, engine: float) -> None:
+    starts, blocks, engines = 60, 10, 3
+    rng = np.random.default_rng(0)
+    log_SBE = rng.normal(0, 0.3, (starts, blocks, 1)) + rng.normal(0, 0.05, (starts, blocks, engines))
+    log_SBE += rng.normal(0, engine, (starts, 1, engines))
+    found = experiment("starts").spread(np.exp(log_SBE))
+    assert found["block"] == pytest.approx(0.05, rel=0.1)
+    assert found["engine"] == pytest.approx(engine, rel=0.2, abs=0.008)
+    assert (found["p_value_without_it"] < 1e-6) == (engine > 0)
 
 
 def test_the_simulation(experiment: Any) -> None:
