@@ -4,8 +4,8 @@ python docs/experiments/starts.py --target FOLDER --prompts FILE --out FILE [--d
     [--starts 7] [--engines 3] [--blocks 10] [--streams 1] [--new-tokens 24] [--context 1024]
 
 A few engines alike are started, answer the same blocks of prompts in turn (their order drawn for each block), and end;
-so often as `--starts` says. An interval over blocks says what the same engines would give again. What it does not say is
-by how much others would differ from them, because of where their memory lies, say: that is the standard deviation of an
+so often as `--starts` says. An interval over blocks says what the same engines would give again. What it does not say
+is by how much others would differ, because of where their memory lies, say: that is the standard deviation of an
 engine's own share of the log of the seconds, from the analysis of variance of blocks and engines within a start, with
 its F test. Written after each start.
 """
