@@ -80,6 +80,16 @@ def test_what_engines_differ_by_is_told_from_what_blocks_do(experiment: Any, eng
     assert found["block"] == pytest.approx(0.05, rel=0.1)
     assert found["engine"] == pytest.approx(engine, rel=0.2, abs=0.008)
     assert (found["p_value_without_it"] < 1e-6) == (engine > 0)
+    assert found["engine"] <= found["engine_at_most"] < engine + 0.01
+
+
+def test_the_bound_on_what_engines_differ_by_holds_in_nineteen_of_twenty(experiment: Any) -> None:
+    spread, engine, rng = experiment("starts").spread, 0.02, np.random.default_rng(1)
+    holds = 0
+    for _ in range(400):
+        log_SBE = rng.normal(0, 0.05, (4, 10, 3)) + rng.normal(0, engine, (4, 1, 3))
+        holds += spread(np.exp(log_SBE))["engine_at_most"] >= engine
+    assert 0.92 < holds / 400 < 0.98
 
 
 def test_the_simulation(experiment: Any) -> None:
