@@ -80,7 +80,7 @@ def test_what_engines_differ_by_is_told_from_what_blocks_do(experiment: Any, eng
     assert found["block"] == pytest.approx(0.05, rel=0.1)
     assert found["engine"] == pytest.approx(engine, rel=0.2, abs=0.008)
     assert (found["p_value_without_it"] < 1e-6) == (engine > 0)
-    assert found["engine"] <= found["engine_at_most"] < engine + 0.01
+    assert found["engine"] <= found["engine_at_most"] < engine + 0.015
 
 
 def test_the_bound_on_what_engines_differ_by_holds_in_nineteen_of_twenty(experiment: Any) -> None:
