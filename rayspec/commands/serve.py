@@ -227,9 +227,10 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
     from rayspec.serving.access import Access
     from rayspec.serving.canary_server import check_words  # imports torch and MLflow
     from rayspec.serving.champion import find_champion, is_folder
-    from rayspec.serving.launch import server_command
+    from rayspec.serving.launch import SERVER, server_command
     from rayspec.serving.start import find_start
     from rayspec.tracking import connect
+    from sglang_ext.adapter.server_words import check_taken
 
     scale, settings, webhook = _scale(options), _rollover(options), _webhook(options)
     access = Access.given(options.api_key_file, options.max_body_mib)
@@ -250,6 +251,8 @@ def _checked(options: argparse.Namespace, more: list[str]) -> _Asked:
     )
     champion = start.champion
     command = server_command(champion, options.host, options.port, more, follows_policy=not options.no_policy)
+    if more:
+        check_taken(command[len(SERVER) :])
     return _Asked(
         options, tuple(more), access, client, start.source, champion, command, scale, settings, webhook, start.standing
     )

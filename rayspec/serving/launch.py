@@ -17,6 +17,7 @@ from rayspec.serving.process import tethered
 from sglang_ext.artefacts import POLICY
 from sglang_ext.policy.table import PolicyTable
 
+SERVER = (sys.executable, "-m", "sglang.launch_server")
 MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
@@ -49,7 +50,7 @@ def server_command(
         assert champion.policy is not None, "it has one"
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
     flags = {"max_queued_requests": MAX_QUEUED, **flags, "host": host, "port": port}
-    return [sys.executable, "-m", "sglang.launch_server", *arguments(flags), *more]
+    return [*SERVER, *arguments(flags), *more]
 
 
 def meant_by(words: Sequence[str], flags: Sequence[str]) -> list[str]:

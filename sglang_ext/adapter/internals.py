@@ -745,11 +745,12 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",
     "sglang.srt.platforms.current_platform",
-    "sglang.srt.plugins.load_plugins",  # cpu/fork_server.py
+    "sglang.srt.plugins.load_plugins",  # cpu/fork_server.py, server_words.py
     "sglang.srt.platforms.interface.PlatformEnum",
     "sglang.srt.platforms.interface.SRTPlatform",  # the CPU platform
     "sglang.srt.plugins.hook_registry.HookType",
     "sglang.srt.sampling.sampling_params.SamplingParams",
+    "sglang.srt.server_args.ServerArgs",  # whose parser server_words.py asks
     "sglang.srt.sampling.sampling_params.TOP_K_ALL",
     "sglang.srt.speculative.base_spec_worker.EagleDraftWorkerBase",  # last_hidden_worker
     "sglang.srt.speculative.eagle_info.EagleDraftInput",  # last_hidden_worker makes it

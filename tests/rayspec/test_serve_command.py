@@ -93,6 +93,15 @@ def test_the_plan_of_the_command(
     assert "has no models:/nobody@champion" in capsys.readouterr().err
 
 
+def test_a_flag_that_sglang_does_not_know_is_found_by_the_plan(
+    champion_client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([MODEL, "--plan", "--", "--log-level", "warning", "--enable-metrisc"]) == 2
+    assert "SGLang's server does not take this: sglang: error: unrecognized arguments: --enable-metrisc" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_champion_of_one_load_is_told_of(
     champion_client: MlflowClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

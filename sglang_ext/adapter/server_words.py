@@ -1,0 +1,34 @@
+"""Whether SGLang's server takes the words of a command line, by its own parser.
+
+It is asked in a process of its own: SGLang takes ten seconds to import, and leaves variables and loggers behind.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+def check_taken(words: Sequence[str]) -> None:
+    """Raise ValueError with what SGLang says of words that its server does not take."""
+    asked = subprocess.run([sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"its parser ended with status {asked.returncode}"]
+        raise ValueError(
+            f"SGLang's server does not take this: {said[-1]}; python -m sglang.launch_server --help lists its flags"
+        )
+
+
+def parse(words: Sequence[str]) -> None:
+    """Exit with status 2 and a message where SGLang's server would."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()  # ours names the algorithms
+    parser = argparse.ArgumentParser(prog="sglang")
+    ServerArgs.add_cli_args(parser)
+    parser.parse_args(list(words))
+
+
+if __name__ == "__main__":
+    parse(sys.argv[1:])
