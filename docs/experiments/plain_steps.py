@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from policy import Server, order
+from policy import Server, asked_in, first_turns, order
 from scipy.stats import binom
 
 from rayspec.provenance import provenance
@@ -38,7 +38,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     options.topk, options.nodes = 1, None  # a chain
-    prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()][options.skip :]
+    prompts = first_turns(options.prompts)[options.skip :]
     with ExitStack() as stack:
         longest = read_table(options.policy).lengths[-1]
         engines = {
@@ -48,7 +48,7 @@ def main() -> None:
         }
         names, times = list(engines), {name: list[np.ndarray]() for name in engines}
         for block in range(-1, options.blocks):  # the first warms up
-            asked = [prompts[(block * options.streams + i) % len(prompts)] for i in range(options.streams)]
+            asked = asked_in(block, prompts, options.streams)
             for name in order(names, options.streams, block):
                 found = engines[name].do(token_times, asked, options.new_tokens)
                 if block >= 0:

@@ -46,7 +46,7 @@ def main() -> None:
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()]
+    prompts = first_turns(options.prompts)
     first, prompts = prompts[: options.skip], prompts[options.skip :]
     file, fixed = options.policy or str(folder / "policy.json"), {}
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def calibrated(engines: dict[str, Server], prompts: Sequence[str], options: Any)
         verified: Counter[str] = Counter()
         accepted: Counter[str] = Counter()
         for block in range(-1, options.blocks):
-            asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
+            asked = asked_in(block, prompts, streams)
             for name, engine in engines.items():
                 answers, seconds = engine.do(timed, asked, options.new_tokens)
                 if block >= 0:
@@ -156,7 +156,7 @@ def measured(engines: dict[str, Server], prompts: Sequence[str], options: Any) -
         before: dict[str, int] = {}
         for block in range(-1, options.blocks):  # the first warms up
             before = before if block else steps_so_far(engines["policy"])
-            asked = [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
+            asked = asked_in(block, prompts, streams)
             for name in order(names, streams, block):
                 answers, took = engines[name].do(timed, asked, options.new_tokens)
                 if block >= 0:
@@ -171,6 +171,15 @@ def measured(engines: dict[str, Server], prompts: Sequence[str], options: Any) -
                 "blocks": seconds,  # of each engine: (tokens, seconds), block by block
             }
             yield found
+
+
+def first_turns(file: str) -> list[str]:
+    return [json.loads(line)["turns"][0] for line in Path(file).read_text().splitlines()]
+
+
+def asked_in(block: int, prompts: Sequence[str], streams: int) -> list[str]:
+    """Other prompts than the block before, and the first ones again after the last."""
+    return [prompts[(block * streams + i) % len(prompts)] for i in range(streams)]
 
 
 def order(names: Sequence[str], *seeds: int) -> list[str]:

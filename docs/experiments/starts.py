@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from policy import Server, order, timed
+from policy import Server, asked_in, first_turns, order, timed
 from scipy.stats import f as f_law
 
 from rayspec.provenance import provenance
@@ -36,7 +36,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     options.topk, options.nodes = 1, None  # a chain
-    prompts = [json.loads(line)["turns"][0] for line in Path(options.prompts).read_text().splitlines()]
+    if (options.drafter is None) != (options.draft_steps == 0):
+        parser.error("--drafter and --draft-steps go together; plain engines have neither")
+    if options.engines < 2 or options.blocks < 2:
+        parser.error("--engines and --blocks must be at least 2, of which a spread can be told")
+    prompts = first_turns(options.prompts)
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     seconds: list[list[list[float]]] = []  # of each start, block and engine
     for start in range(options.starts):
@@ -52,8 +56,7 @@ def of_one_start(prompts: list[str], options: Any, start: int) -> list[list[floa
         engines = {str(i): Server(stack, options, options.draft_steps) for i in range(options.engines)}
         found = []
         for block in range(-1, options.blocks):  # the first warms up
-            first = (start * options.blocks + block) * options.streams
-            asked = [prompts[(first + i) % len(prompts)] for i in range(options.streams)]
+            asked = asked_in(start * options.blocks + block, prompts, options.streams)
             names = order(list(engines), start, block)
             took = {name: engines[name].do(timed, asked, options.new_tokens)[1] for name in names}
             if block >= 0:

@@ -25,6 +25,7 @@ from rayspec.farm.lifeline import node_lost_raises
 from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
+from rayspec.messages import first_line
 from rayspec.provenance import machine
 from rayspec.records import Generated, Measured
 
@@ -298,7 +299,7 @@ class RuntimeHandle:
             ) from None
         except RayActorError as error:
             self.kill()
-            raise EngineDied(f"the engine's process died: {str(error).splitlines()[0]} {self._log()}") from None
+            raise EngineDied(f"the engine's process died: {first_line(error)} {self._log()}") from None
 
     def _log(self) -> str:
         # readable where driver and engine share the home folder, as they do on one machine

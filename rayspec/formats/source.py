@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rayspec.messages import first_line
 from sglang_ext.fingerprints import combined_sha256, file_sha256
 from sglang_ext.json_text import parse_json
 
@@ -108,8 +109,7 @@ class Source:
             # asked for by --allow-pickle; torch refuses all but tensors and plain containers
             return torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{file} is no file of tensors alone ({cause}); it is not read") from error
+            raise ValueError(f"{file} is no file of tensors alone ({first_line(error)}); it is not read") from error
 
     def sha256(self) -> str:
         """Of the files that were read."""

@@ -14,6 +14,7 @@ from rayspec.farm.runtime import EngineFailed
 from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
 from rayspec.home import tracking_uri
+from rayspec.messages import first_line
 from rayspec.records import Measured
 from rayspec.serving.champion import MODEL, RUN, find_champion, is_folder
 from rayspec.serving.flags import ENGINE_FLAGS
@@ -165,7 +166,7 @@ class DrafterSide(Side):
         except EngineFailed as error:
             raise MeasureFailed(f"{self.label}: {error}") from error
         except RayError as error:  # a node that ran out of memory ends actors in ways of its own
-            raise MeasureFailed(f"{self.label}: Ray ended the engine: {str(error).splitlines()[0]}") from error
+            raise MeasureFailed(f"{self.label}: Ray ended the engine: {first_line(error)}") from error
 
 
 def block_answers(measured: Measured) -> BlockAnswers:

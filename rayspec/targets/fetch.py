@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from rayspec.messages import first_line
 from rayspec.targets.adapters import check_no_adapter
 from rayspec.targets.catalogue import CATALOGUE, PackagedTarget, fetched, hub_folder, models_folder
 from sglang_ext.fingerprints import file_sha256
@@ -147,7 +148,6 @@ def _fetch_hub(name: str) -> Path:
         )
         _check_folder(partial)
     except Exception as error:  # offline, unknown, gated: the library has an exception for each
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"target {name} could not be fetched from the Hugging Face hub: {cause}") from error
+        raise ValueError(f"target {name} could not be fetched from the Hugging Face hub: {first_line(error)}") from error
     os.rename(partial, folder)
     return folder

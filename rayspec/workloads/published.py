@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rayspec.messages import first_line
 from rayspec.shipped import ASSETS
 from rayspec.workloads.records import Conversation, read_file, read_records
 
@@ -148,8 +149,7 @@ def _from_hub(name: str, published: Published) -> list[Conversation]:
     try:
         rows = load_dataset(hub.path, hub.name, split=hub.split)
     except Exception as error:  # offline, refused, renamed: the libraries below have an exception for each
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(_way_out(name, f"could not be loaded from the Hugging Face hub: {cause}")) from error
+        raise ValueError(_way_out(name, f"could not be loaded from the Hugging Face hub: {first_line(error)}")) from error
     return read_records(enumerate(rows, start=1), str(hub), name)
 
 

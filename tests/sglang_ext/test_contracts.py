@@ -47,8 +47,10 @@ def test_a_root_alone_is_accepted_as_the_walk_would(width: int) -> None:
         retrieve_index=torch.arange(B)[:, None],
         predicts=torch.zeros(B, dtype=torch.int32),
     )
-    for name in ("candidates", "target_predict", "retrieve_next_token", "retrieve_next_sibling"):
-        given[name] = given[name][:, :1].contiguous() if "retrieve" not in name else torch.full((B, 1), -1)
+    for name in ("candidates", "target_predict"):
+        given[name] = given[name][:, :1].contiguous()
+    for name in ("retrieve_next_token", "retrieve_next_sibling"):
+        given[name] = torch.full((B, 1), -1)
     nodes = [given[f] for f in ("candidates", "target_predict", "retrieve_next_token", "retrieve_next_sibling")]
     walked = verify_greedy_reference(*nodes, width)
     predicts, accept_index, accepted = verify_tree_greedy(**given)

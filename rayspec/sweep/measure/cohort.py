@@ -16,6 +16,7 @@ from typing import Any
 from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineDied, EngineFailed
+from rayspec.messages import first_line
 from rayspec.records import Measured
 from rayspec.statistics import Interval
 from rayspec.sweep.candidate import Candidate
@@ -148,7 +149,7 @@ class CohortRun:
             except _TrialDied as died:
                 deaths[died.trials[0]] += 1
                 is_guilty = deaths[died.trials[0]] == ATTEMPTS
-                logger.warning("an engine died%s: %s", "" if is_guilty else "; again", str(died).splitlines()[0])
+                logger.warning("an engine died%s: %s", "" if is_guilty else "; again", first_line(died))
                 for trial in died.trials if is_guilty else []:
                     self._fail(trial, str(died))
         self._record(

@@ -32,6 +32,20 @@ class ContractBrokenError(TypeError):
     """A tensor that the CUDA operation would refuse or misread."""
 
 
+class Form(NamedTuple):
+    """What a demand looks at of a tensor."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...] | None  # None where it is contiguous
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Form":
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return cls(tensor.dtype, tensor.shape, strides, tensor.device)
+
+
 @dataclass(frozen=True)
 class Demand:
     """Of one tensor."""
@@ -47,7 +61,7 @@ class Demand:
         is_strided = sizes[-1:] == ["strided"]
         return cls(text, _DTYPES[dtype], tuple(sizes[: len(sizes) - is_strided]), is_strided)
 
-    def problem(self, form: "Form", known: dict[str, int]) -> str | None:
+    def problem(self, form: Form, known: dict[str, int]) -> str | None:
         """What is wrong with it; sizes that get a name here are added to `known`."""
         if form.dtype not in self.dtypes:
             return f"dtype {form.dtype}"
@@ -65,23 +79,9 @@ class Demand:
         return None
 
 
-class Form(NamedTuple):
-    """What a demand looks at of a tensor."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...] | None  # None where it is contiguous
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Form":
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        return cls(tensor.dtype, tensor.shape, strides, tensor.device)
-
-
 class Contract:
-    """The demands of one operation. What was found of tensors of the same forms is remembered: a decode step asks a
-    dozen times, mostly what the step before asked."""
+    """The demands of one operation. What was found of tensors of the same forms is remembered: a decode step mostly
+    asks what the step before did."""
 
     def __init__(self, operation: str, texts: Mapping[str, str]) -> None:
         self.operation = operation
