@@ -148,6 +148,7 @@ def _fetch_hub(name: str) -> Path:
         )
         _check_folder(partial)
     except Exception as error:  # offline, unknown, gated: the library has an exception for each
-        raise ValueError(f"target {name} could not be fetched from the Hugging Face hub: {first_line(error)}") from error
+        cause = first_line(error)
+        raise ValueError(f"target {name} could not be fetched from the Hugging Face hub: {cause}") from error
     os.rename(partial, folder)
     return folder

@@ -149,7 +149,8 @@ def _from_hub(name: str, published: Published) -> list[Conversation]:
     try:
         rows = load_dataset(hub.path, hub.name, split=hub.split)
     except Exception as error:  # offline, refused, renamed: the libraries below have an exception for each
-        raise ValueError(_way_out(name, f"could not be loaded from the Hugging Face hub: {first_line(error)}")) from error
+        cause = first_line(error)
+        raise ValueError(_way_out(name, f"could not be loaded from the Hugging Face hub: {cause}")) from error
     return read_records(enumerate(rows, start=1), str(hub), name)
 
 
