@@ -60,7 +60,7 @@ def batch_indices(num_sequences: int, recipe: Recipe, step: int) -> Tensor:
 
 
 def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.in_bfloat16(device))
 
 
 def memory_figures(device: torch.device) -> dict[str, float]:

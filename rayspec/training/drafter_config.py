@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rayspec.entries import entry_of
 from rayspec.home import home
 from rayspec.shipped import calibration_path, drafter_path, own_folder, target_path
@@ -238,6 +240,21 @@ class DrafterTrainConfig(Settings):
         pieces = self.recipe.accumulate * (1 if self.workers is None else self.workers.count)
         return -(-self.recipe.batch_size // pieces)
 
+    @property
+    def training_device(self) -> torch.device:
+        """Of this process, or of each worker."""
+        if self.workers is not None:
+            return torch.device("cuda" if self.workers.num_gpus else "cpu")
+        if self.device == DEVICES[0]:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """In which the target runs beside the training. Workers without a GPU are taken to have this machine's kind of
+        processor."""
+        return torch.bfloat16 if self.recipe.in_bfloat16(self.training_device) else torch.float32
+
     def base_folder(self, head: DrafterEntry) -> Path | None:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""
         if head.base is None:
@@ -269,9 +286,10 @@ class DrafterTrainConfig(Settings):
     def work_folder(self) -> Path:
         return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name
 
-    def absolute(self) -> DrafterTrainConfig:
-        """The same with every folder in full, for engines and workers whose current folder is another one. A target
-        that is named stays a name, and is looked for under RAYSPEC_HOME; so does a base that is still to be trained."""
+    def resolved(self) -> DrafterTrainConfig:
+        """The same for engines and workers elsewhere: with every folder in full, since their current folder is another
+        one, and in the precision of `target_dtype`. A target that is named stays a name, and is looked for under
+        RAYSPEC_HOME; so does a base that is still to be trained."""
         target = os.path.expanduser(self.target)
         is_folder = self.target not in CATALOGUE and os.path.isdir(target)
         return replace(
@@ -280,6 +298,7 @@ class DrafterTrainConfig(Settings):
             output_dir=os.path.abspath(self.output_folder),
             work_dir=os.path.abspath(self.work_folder),
             drafters=[self._absolute_entry(head) for head in self.drafters],
+            recipe=replace(self.recipe, bfloat16=self.target_dtype == torch.bfloat16),
         )
 
     def _absolute_entry(self, head: DrafterEntry) -> DrafterEntry:

@@ -44,7 +44,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     config = check_config(config)
     lines = [f"target {config.target_folder} (sha256 {sha256[:12]})", *plan_sets(config, sha256)]
     r = config.recipe
-    lines.append(f"trained {_where(config)}")
+    lines.append(f"trained {_where(config)}, in {_precision(config)}")
     lines.append(
         f"recipe: {r.num_steps} steps of {r.batch_size} sequences "
         f"({r.num_steps * r.batch_size / config.answers.count:.2f} passes), {r.ttt_steps} rollout steps, {r.optimizer}"
@@ -82,7 +82,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
         from rayspec.tracking import connect  # seconds of import, not paid where it is off
 
         connect(tracking_uri())  # a store that does not answer should not wait for the answers
-    config = config.absolute()  # engines and workers may have another current folder
+    config = config.resolved()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
         return results | _train(config, [head for head in config.drafters if head.name not in results], sha256)
 
@@ -108,6 +108,14 @@ def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str
     return results
 
 
+def _precision(config: DrafterTrainConfig) -> str:
+    if config.target_dtype == torch.bfloat16:
+        return "bfloat16"
+    return "float32" + (
+        ", since this processor has no instructions for bfloat16" if config.recipe.bfloat16 is None else ""
+    )
+
+
 def _where(config: DrafterTrainConfig) -> str:
     workers = config.workers
     if workers is None:
@@ -118,6 +126,14 @@ def _where(config: DrafterTrainConfig) -> str:
         + (", which share out the target's layers" if workers.shard_target else "")
         + f"; at most {config.sequences_at_once} sequences at once"
     )
+
+
+def _recipe_beside(config: DrafterTrainConfig, stored: object) -> dict[str, Any]:
+    """The recipe to compare with: where it leaves the precision open, that of the drafter which is there."""
+    recipe = config.recipe.to_dict()
+    if config.recipe.bfloat16 is None and isinstance(stored, dict) and "bfloat16" in stored:
+        recipe["bfloat16"] = stored["bfloat16"]
+    return recipe
 
 
 def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> bool:
@@ -147,7 +163,7 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
     wanted: dict[str, Any] = {
         # with the options that were left at their defaults: the checkpoint spells them out
         "draft_head": {"kind": cls.kind, **options.options()},
-        "recipe": config.recipe.to_dict(),
+        "recipe": _recipe_beside(config, stored.get("recipe")),
         **dict.fromkeys(("tree", "freeze_head", "train_body")),  # also where they are not asked for
         **head.asked(),
         "trained_on.target_sha256": target_sha256,

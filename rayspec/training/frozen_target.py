@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayspec.messages import first_line
+from rayspec.training.precision import fast_dtype
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
 
@@ -76,18 +77,19 @@ class FrozenTarget:
     def load(
         cls,
         folder: str | Path,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
         *,
         device: torch.device | None = None,
         shards: DeviceMesh | None = None,
         sha256: str | None = None,
     ) -> FrozenTarget:
-        """`device`: where it computes, None for the CPU; `shards`: the workers that hold its layers together;
-        `sha256`: of the folder, where it is known. Raises ValueError for a folder that does not hold all of the
-        model's weights."""
+        """`device`: where it computes, None for the CPU; `dtype`: None for what is fast there; `shards`: the workers
+        that hold its layers together; `sha256`: of the folder, where it is known. Raises ValueError for a folder that
+        does not hold all of the model's weights."""
         from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
         sha256 = sha256 or target_sha256(folder)
+        dtype = dtype or fast_dtype(device or torch.device("cpu"))
         unpacking = _unpacking(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, **unpacking

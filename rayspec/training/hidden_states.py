@@ -216,7 +216,7 @@ def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
         settings, folder = getattr(config, name), config.work_folder / name
         if missing_shards(folder, settings):
             is_known = False
-            each = len(layers) * target.model.config.hidden_size * config.recipe.target_dtype.itemsize
+            each = len(layers) * target.model.config.hidden_size * config.target_dtype.itemsize
             needed += settings.count * settings.most_tokens * each
         else:
             needed += _stored_set(config, target, target_sha256, read_answers(folder)).missing_bytes
@@ -245,7 +245,7 @@ def _stored_set(config: DrafterTrainConfig, target: FrozenTarget, sha256: str, a
         folder=_folder(config) / answers.name,
         target_sha256=sha256,
         hidden_size=target.model.config.hidden_size,
-        dtype=config.recipe.target_dtype,
+        dtype=config.target_dtype,
         answers=answers,
         layers=_layers(config, target),
     )

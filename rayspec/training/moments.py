@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
@@ -34,7 +35,8 @@ def head_moments(
     moment_HH = token_share_V = torch.zeros((), device=target.device)
     kept: list[Tensor] = []
     states = rows = 0
-    for indices in torch.arange(min(SEQUENCES, len(answers))).split(BATCH):
+    batches = torch.arange(min(SEQUENCES, len(answers))).split(BATCH)
+    for indices in tqdm(batches, desc="what the head meets", unit="batch", leave=False):
         batch = Batch.of(answers, indices, target.device)
         if drafter is None:
             last_NH = target.last_hidden(batch.ids_BT)[batch.sequence_N, batch.position_N]

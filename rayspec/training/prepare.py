@@ -97,7 +97,7 @@ def prepare(config: DrafterTrainConfig) -> None:
         torch.set_num_threads(config.num_threads)
     check_answers(config)
     sha256 = target_sha256(config.target_folder)
-    config = config.absolute()  # engines and workers may have another current folder
+    config = config.resolved()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
         # engines hold the weights meanwhile
         sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
@@ -127,14 +127,12 @@ def store_by_workers(config: DrafterTrainConfig, sha256: str, sets: Collection[A
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:
     """As this process trains with it; `sha256` is the folder's. Raises ValueError."""
-    return FrozenTarget.load(config.target_folder, config.recipe.target_dtype, device=own_device(config), sha256=sha256)
+    return FrozenTarget.load(config.target_folder, config.target_dtype, device=own_device(config), sha256=sha256)
 
 
 def own_device(config: DrafterTrainConfig) -> torch.device:
     """Where this process computes: it trains, or, beside workers that do, no more than checks what was trained."""
-    if config.workers is not None or config.device == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda" if config.device == "cuda" or torch.cuda.is_available() else "cpu")
+    return torch.device("cpu") if config.workers is not None else config.training_device
 
 
 def prepared_answers(config: DrafterTrainConfig, target: FrozenTarget) -> tuple[AnswerSet, AnswerSet]:

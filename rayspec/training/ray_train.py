@@ -142,7 +142,7 @@ def _compute(asked: _Asked, group: Group) -> dict[str, Any] | FloatingPointError
     device = get_device() if workers.num_gpus else torch.device("cpu")
     target = FrozenTarget.load(
         config.target_folder,
-        config.recipe.target_dtype,
+        config.target_dtype,
         device=device,
         shards=init_device_mesh(device.type, (group.size,)) if workers.shard_target else None,
         sha256=asked.target_sha256,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rayspec.training.averaging import WeightAverage
+from rayspec.training.precision import Float32Muon, has_bfloat16
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.layers import is_matrix
 from sglang_ext.heads.losses import DIVERGENCES, Objective
@@ -60,7 +61,7 @@ class Recipe(Settings):
     clip_norm: float = 0.5
     ema: float = 0.0  # decay of an average of the weights, which is then evaluated and exported; 0: the last weights
     intermediate_size: int | None = None  # of the drafter's MLP; None = the target's
-    bfloat16: bool = True  # autocast; float32 is for tests
+    bfloat16: bool | None = None  # autocast; None: where the device has instructions for it (precision.py)
     chunk_rows: int = 256  # answer positions whose logits exist at once
     seed: int = 0
 
@@ -140,9 +141,8 @@ class Recipe(Settings):
         left_out |= {name for name in CHOICES if getattr(self, name) == CHOICES[name][0]}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
-    @property
-    def target_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.bfloat16 else torch.float32
+    def in_bfloat16(self, device: torch.device) -> bool:
+        return has_bfloat16(device) if self.bfloat16 is None else self.bfloat16
 
     @property
     def objective(self) -> Objective:
@@ -172,7 +172,8 @@ class Recipe(Settings):
         adamw = torch.optim.AdamW(
             rest, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay, fused=True
         )
-        muon = [torch.optim.Muon(body, lr=self.muon_lr, weight_decay=self.weight_decay)] if use_muon else []
+        kind = torch.optim.Muon if not body or has_bfloat16(body[0].device) else Float32Muon
+        muon = [kind(body, lr=self.muon_lr, weight_decay=self.weight_decay)] if use_muon else []
         average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of what the others have made
         return [adamw, *muon, *average]
 

@@ -194,7 +194,7 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
     """Of one worker, or of the process that trains alone; of the largest drafter."""
     r, model = config.recipe, target.model.config
     b, L = config.sequences_at_once, config.answers.most_tokens
-    each = 2 if r.bfloat16 else 4
+    each = config.target_dtype.itemsize
     weights, formula = each * size.params, f"{each} P"
     if config.workers is not None and config.workers.shard_target:
         in_layers = sum(p.numel() for p in target.model.get_decoder().layers.parameters())

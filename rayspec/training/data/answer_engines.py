@@ -20,13 +20,17 @@ MAX_ENGINES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEnginesConfig(Settings):
-    """The plain engines that answer. None leaves the choice to SGLang or to the platform."""
+    """The plain engines that answer.
+
+    `dtype`: None takes bfloat16 where engines have GPUs or this machine's processor has instructions for it, else
+    float32. `num_threads`: None leaves the choice to SGLang.
+    """
 
     count: int = 1  # engines
     num_cpus: float = 1.0  # that Ray reserves for each
     num_gpus: float = 0.0
     num_threads: int | None = None  # CPU threads of each; None: every core of its machine
-    dtype: str | None = "bfloat16"
+    dtype: str | None = None
     max_running_requests: int = 128
     start_timeout_s: float = 1200.0
     batch_timeout_s: float = 7200.0
@@ -49,6 +53,14 @@ class AnswerEnginesConfig(Settings):
             raise ValueError(f"engines.max_running_requests must be at least 1, got {self.max_running_requests}")
 
 
+def _dtype(*, on_gpu: bool) -> str:
+    import torch  # with the next one, seconds
+
+    from rayspec.training.precision import fast_dtype
+
+    return str(fast_dtype(torch.device("cuda" if on_gpu else "cpu"))).removeprefix("torch.")
+
+
 @contextlib.contextmanager
 def answer_engines(
     config: AnswerEnginesConfig, target: str, longest: int, stop_ids: Sequence[int], log_folder: Path, seed: int
@@ -66,7 +78,7 @@ def answer_engines(
         "max_running_requests": config.max_running_requests,
         "max_total_tokens": config.max_running_requests * longest,
         "context_length": longest + 8,
-        **({} if config.dtype is None else {"dtype": config.dtype}),
+        "dtype": config.dtype or _dtype(on_gpu=config.num_gpus > 0),
         **config.extra,
     }
 
