@@ -17,6 +17,7 @@ from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import calibration_sha256, pairs_sha256
+from rayspec.training.precision import has_bfloat16
 from rayspec.training.prepare import (
     own_device,
     plan_sets,
@@ -109,11 +110,10 @@ def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str
 
 
 def _precision(config: DrafterTrainConfig) -> str:
+    is_fast, is_asked = has_bfloat16(config.training_device), config.recipe.bfloat16 is not None
     if config.target_dtype == torch.bfloat16:
-        return "bfloat16"
-    return "float32" + (
-        ", since this processor has no instructions for bfloat16" if config.recipe.bfloat16 is None else ""
-    )
+        return "bfloat16" if is_fast else "bfloat16, which this processor has no instructions for: expect it to be slow"
+    return "float32" if is_asked else "float32, since this processor has no instructions for bfloat16"
 
 
 def _where(config: DrafterTrainConfig) -> str:

@@ -58,7 +58,7 @@ def config(target: Path, *entries: DrafterEntry, **fields: object) -> DrafterTra
         drafters=list(entries or (FULL,)),
         answers=answers,
         held_out=replace(answers, count=10),
-        recipe=Recipe(num_steps=50, batch_size=4, warmup_steps=1, ttt_steps=7, chunk_rows=16),
+        recipe=Recipe(num_steps=50, batch_size=4, warmup_steps=1, ttt_steps=7, chunk_rows=16, bfloat16=True),
         **fields,  # type: ignore[arg-type]
     )
 

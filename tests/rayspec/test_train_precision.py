@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rayspec.training.data.answer_engines import _dtype
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, WorkersConfig
-from rayspec.training.drafter_runs import _recipe_beside
+from rayspec.training.drafter_runs import _precision, _recipe_beside
 from rayspec.training.precision import BFLOAT16_INSTRUCTIONS, Float32Muon, has_bfloat16
 from rayspec.training.recipe import Recipe
 
@@ -84,6 +84,8 @@ def test_precision_that_is_left_open_is_the_machines(can: bool, monkeypatch: pyt
     for asked in (False, True):
         explicit = replace(config, recipe=Recipe(bfloat16=asked))
         assert explicit.resolved().recipe.bfloat16 == asked
+        assert ("slow" in _precision(explicit)) == (asked and not can)
+    assert ("since this processor" in _precision(config)) == (not can)
     body = torch.nn.ModuleDict({"fc": torch.nn.Linear(3, 3)})
     (_, muon) = Recipe().make_optimizers(body)  # type: ignore[arg-type]  # any module with a matrix
     assert isinstance(muon, Float32Muon) != can
