@@ -129,7 +129,8 @@ def train_step(
     norm = torch.nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
     if not bool(norm.isfinite()):
         raise FloatingPointError(
-            f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr, or set bfloat16=false"
+            f"step {step}: the gradient norm is {norm.item()}; lower recipe.lr"
+            + (", or set recipe.bfloat16=false" if recipe.in_bfloat16(target.device) else "")
         )
     lr = recipe.set_lr(optimizers, step)
     for optimizer in optimizers:

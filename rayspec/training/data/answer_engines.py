@@ -23,7 +23,7 @@ class AnswerEnginesConfig(Settings):
     """The plain engines that answer.
 
     `dtype`: None takes bfloat16 where engines have GPUs or this machine's processor has instructions for it, else
-    float32. `num_threads`: None leaves the choice to SGLang.
+    float32 ("auto" leaves it to SGLang).
     """
 
     count: int = 1  # engines
