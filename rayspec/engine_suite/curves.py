@@ -58,7 +58,8 @@ def measure_engines(
 
 def _run(command: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
     """Its answer; RuntimeError with the end of its log if it gives none. Whatever it started ends with it."""
-    environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
+    path = os.pathsep.join(filter(None, sys.path))  # the suite runs from a copy of the files, without an installation
+    environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED), "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as log, tempfile.NamedTemporaryFile("r") as answer:
         process = subprocess.Popen(
             [*command, "--out", answer.name], env=environment, stdout=log, stderr=log, start_new_session=True
@@ -100,12 +101,19 @@ def table(found: Mapping[str, Any]) -> list[str]:
             parts, least, tau, predicted = ["", "", "", ""], "", taus.get(name, ""), ""
             if "draft_ms" in row:
                 between = row["step_ms"] - row["draft_ms"] - row["verify_ms"]
-                parts = [f"{row[k]:.2f}" for k in ("draft_ms", "head_ms", "verify_ms")] + [f"{between:.2f}"]
+                parts = [f"{row[k]:.2f}" if k in row else "?" for k in ("draft_ms", "head_ms", "verify_ms")]
+                parts.append(f"{between:.2f}")
                 if row["batch"] in plain:
                     least = f"{1 / speedup(row, plain[row['batch']], 1):.2f}"
                     predicted = f"{speedup(row, plain[row['batch']], tau):.2f}" if tau else ""
             cells = [name, str(row["batch"]), f"{row['step_ms']:.2f}", *parts, least, str(tau), predicted]
             lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        f"\nThe head of {name} alone was not timed: {row['head_error']}"
+        for name, rows in found["rows"].items()
+        for row in rows
+        if "head_error" in row
+    ]
     lines += [f"\n{name} failed:\n```\n{output}\n```" for name, output in found["failed"].items()]
     return lines
 

@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         engine.shutdown()
     if drafter:
         for row in rows:
-            row["head_ms"] = 1e3 * options.draft_steps * _head_seconds(drafter, row["batch"], options.draft_steps)
+            row |= _head_time(drafter, row["batch"], options.draft_steps)
     return rows
 
 
@@ -69,6 +69,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "sampling_backend": "pytorch",
             "mem_fraction_static": 0.6,
             "cuda_graph_max_bs_decode": most,
+            "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
+            "cuda_graph_backend_prefill": "disabled",  # prefill is not measured
         }
     else:
         settings["max_total_tokens"] = 2 * most * (PROMPT_TOKENS + NEW_TOKENS) + 4096
@@ -108,11 +110,16 @@ def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict
     return row
 
 
-def _head_seconds(drafter: str, rows: int, draft_steps: int) -> float:
+def _head_time(drafter: str, rows: int, draft_steps: int) -> dict[str, Any]:
+    """The head's share of a step, or why there is none: an engine's times are not lost to it."""
     import torch
 
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
-    return head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)["head"]
+    try:
+        seconds = head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)
+    except Exception as error:  # of whichever kernel
+        return {"head_error": f"{type(error).__name__}: {error}"}
+    return {"head_ms": 1e3 * draft_steps * seconds["head"]}
 
 
 if __name__ == "__main__":

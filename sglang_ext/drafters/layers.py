@@ -42,7 +42,8 @@ class RMSNorm(nn.Module):
 def rotate(x_BTAD: Tensor, positions_BT: Tensor, rope: Rope) -> Tensor:
     """Rotary embedding over half-split dimensions (the Llama layout), computed in float32."""
     inv_freq, scale = rope.frequencies(x_BTAD.shape[-1])
-    angle = positions_BT[..., None, None].float() * inv_freq.to(x_BTAD.device)
+    # a copy that nobody waits for: this runs twice in each step of a rollout
+    angle = positions_BT[..., None, None].float() * inv_freq.to(x_BTAD.device, non_blocking=True)
     cos, sin = angle.cos() * scale, angle.sin() * scale
     a, b = x_BTAD.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTAD.dtype)
