@@ -78,12 +78,11 @@ def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_
                           B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
                           K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                           IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, IS_NARROW: tl.constexpr,
-                          BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
-                          STAGES: tl.constexpr):  # fmt: skip
+                          BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr,
+                          BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Persistent programs: every num_programs-th tile is one program's."""
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     is_row_B = b_B < B
-    BLOCK_K: tl.constexpr = triton.next_power_of_2(K)
     key_KB, top_B, total_B = no_best(K, BLOCK_K, BLOCK_B)
     # flattened: one loop with that over columns, which asks for the next tile's first columns while this one's best are
     # sought. Not where tiles are named: one that is empty has no columns.
@@ -136,7 +135,8 @@ def score_tiles(
     programs = min(num_tiles, programs or _programs(tiling, batches, x_BH.device))
     kernel, own = _tile_each_kernel, {}
     if programs < num_tiles:
-        kernel, own = _tiles_in_turn_kernel, {"IS_NARROW": NARROW * tiling.width >= H}
+        kernel = _tiles_in_turn_kernel
+        own = {"IS_NARROW": NARROW * tiling.width >= H, "BLOCK_K": triton.next_power_of_2(k)}
     keys_BKn, norms_B2n = best_buffers(B, k, programs, x_BH.device)
     kernel[(batches, programs)](
         x_BH, operand.values, operand.scales, operand.values if ids_L is None else ids_L,
