@@ -41,8 +41,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--engines", nargs="*", metavar="HEAD", help="SGLang with these heads (default: all), and no more"
     )
-    parser.add_argument("--shape", help="of --engines: llama-3.1-8b (default) or tiny")
+    parser.add_argument("--shape", help="of --engines: llama-3.1-8b (default), smollm2-135m or tiny")
     parser.add_argument("--batches", nargs="+", type=_batch, help="of --engines (default: 1 4 16 64)")
+    parser.add_argument(
+        "--at-once", type=_count, metavar="N",
+        help="of --engines: engines that start side by side, as many as the card holds (default: 1; of llama-3.1-8b, 5 "
+        "fit onto an H200); they are measured one after the other",
+    )  # fmt: skip
     parser.add_argument(
         "--tau", nargs="+", type=_tau, default=[], metavar="HEAD=TAU",
         help="of --engines: tokens of a step that trained drafters reach, to predict their speed-up by",
@@ -61,14 +66,15 @@ def main(arguments: list[str]) -> int:
 def _unused(args: argparse.Namespace) -> str | None:
     """What of the options would be ignored beside the others."""
     given = {name for name, value in vars(args).items() if value}
-    of_engines = given & {"shape", "batches", "tau"}
+    of_engines = given & {"shape", "batches", "tau", "at_once"}
     if args.engines is None and of_engines:
-        return f"--{min(of_engines)} must be given with --engines, which it is of"
+        return f"--{min(of_engines).replace('_', '-')} must be given with --engines, which it is of"
     if args.engines is not None and given & {"ops", "interpret"}:
         return f"--{min(given & {'ops', 'interpret'})} is of the kernels alone; leave it out with --engines"
-    without = {"out", "ops", "interpret", "engines", "batches"}
+    without = {"out", "ops", "interpret", "engines", "batches", "at_once"}
     if args.report and given & without:
-        return f"--report writes what is stored; leave {', '.join(f'--{n}' for n in sorted(given & without))} out"
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given & without))
+        return f"--report writes what is stored; leave {options} out"
     return None
 
 
@@ -181,7 +187,8 @@ def engines(args: argparse.Namespace) -> int:
     def save(found: dict[str, Any]) -> None:
         write_curves({**found, "provenance": made_by, "tau": dict(args.tau)}, args.out)
 
-    found = measure_engines(args.shape, args.engines or list(known), batches=args.batches, save=save)
+    heads = args.engines or list(known)
+    found = measure_engines(args.shape, heads, batches=args.batches, save=save, at_once=args.at_once or 1)
     print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
     return 1 if found["failed"] else 0
 
@@ -205,9 +212,13 @@ def _of_this_suite(folder: Path) -> Iterator[None]:
 
 
 def _batch(text: str) -> int:
+    return _count(text, "requests")
+
+
+def _count(text: str, what: str = "engines") -> int:
     if text.isdecimal() and 1 <= len(text) <= 6 and int(text) >= 1:
         return int(text)
-    raise argparse.ArgumentTypeError(f"must be a number of requests from 1 to 999999, got {text[:40]!r}")
+    raise argparse.ArgumentTypeError(f"must be a number of {what} from 1 to 999999, got {text[:40]!r}")
 
 
 def _tau(text: str) -> tuple[str, float]:

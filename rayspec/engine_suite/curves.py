@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from rayspec.engine_suite.process import EngineProcess
 from rayspec_kernels.common.report import write_whole
 
 PLAIN = "plain"
@@ -33,49 +32,50 @@ def measure_engines(
     save: Callable[[dict[str, Any]], None],
     draft_steps: int = 4,
     limit_s: float = 240,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """{rows: {engine: its rows}, failed: {engine: what went wrong}} of plain decoding and of each head. `save` is given
-    what there is after every engine, so that whatever ends the run, its results stay."""
+    what there is after every engine, so that whatever ends the run, its results stay.
+
+    `at_once` engines start side by side, so that a card must hold as many, and are then measured one after the other
+    while the others idle: of an engine's minutes most are its start. `limit_s` is for a start, and again for measuring.
+    """
     model, specs = SHAPES[shape], head_specs(SHAPES[shape])
     found: dict[str, Any] = {"shape": shape, "draft_steps": draft_steps, "accepted": ACCEPTED, "rows": {}, "failed": {}}
-    with tempfile.TemporaryDirectory(prefix="rayspec-") as folder:
-        target = Path(folder) / "target"
+    names = [PLAIN, *heads]
+    with tempfile.TemporaryDirectory(prefix="rayspec-") as place, tqdm(total=len(names), desc="engines") as bar:
+        target = Path(place) / "target"
         write_target(target, model)
-        for name in tqdm([PLAIN, *heads], desc="engines"):
-            drafter = None if name == PLAIN else Path(folder) / "drafter"
-            command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(model.vocab)]
-            command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
-            command += ["--drafter", str(drafter)] if drafter is not None else []
-            try:
-                if drafter is not None:
-                    write_drafter(drafter, model, specs[name])
-                found["rows"][name] = _run(command, limit_s)
-            except Exception as error:  # of a head too large for the card, say: the others are worth having
-                found["failed"][name] = f"{type(error).__name__}: {error}"
-            save(found)
+        for first in range(0, len(names), at_once):
+            group = names[first : first + at_once]
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place)))
+                engines: dict[str, EngineProcess] = {}
+                for name in group:
+                    drafter = None if name == PLAIN else folder / name
+                    try:
+                        if drafter is not None:
+                            write_drafter(drafter, model, specs[name])
+                        command = _command(target, drafter, model.vocab, draft_steps, batches)
+                        engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
+                    except Exception as error:  # of a head too large for the card, say: the others are worth having
+                        found["failed"][name] = f"{type(error).__name__}: {error}"
+                for engine in engines.values():
+                    engine.wait_until_up()
+                for name, engine in engines.items():
+                    try:
+                        found["rows"][name] = engine.measure()
+                    except RuntimeError as error:
+                        found["failed"][name] = f"RuntimeError: {error}"
+                    save(found)
+            bar.update(len(group))
     return found
 
 
-def _run(command: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
-    """Its answer; RuntimeError with the end of its log if it gives none. Whatever it started ends with it."""
-    path = os.pathsep.join(filter(None, sys.path))  # the suite runs from a copy of the files, without an installation
-    environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED), "PYTHONPATH": path}
-    with tempfile.TemporaryFile("w+") as log, tempfile.NamedTemporaryFile("r") as answer:
-        process = subprocess.Popen(
-            [*command, "--out", answer.name], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            status: int | str = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            status = f"none within {limit_s} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if status != 0:
-            log.seek(0)
-            raise RuntimeError("\n".join([f"exit status {status}", *log.read().splitlines()[-30:]]))
-        return json.load(answer)
+def _command(target: Path, drafter: Path | None, vocab: int, draft_steps: int, batches: Sequence[int]) -> list[str]:
+    command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(vocab)]
+    command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
+    return command + (["--drafter", str(drafter)] if drafter is not None else [])
 
 
 def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:

@@ -33,6 +33,7 @@ class ModelShape:
 
 SHAPES = {
     "llama-3.1-8b": ModelShape(hidden=4096, intermediate=14336, layers=32, heads=32, key_heads=8, vocab=128256),
+    "smollm2-135m": ModelShape(hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, vocab=49152),
     "tiny": ModelShape(hidden=256, intermediate=512, layers=8, heads=4, key_heads=2, vocab=512),
 }
 

@@ -1,7 +1,7 @@
-"""Step times of one engine, as JSON: python -m rayspec.engine_suite.steps TARGET --out FILE [--drafter FOLDER].
+"""Step times of one engine, as JSON: python -m rayspec.engine_suite.steps TARGET --turn FOLDER [--drafter FOLDER].
 
 A process of its own, since an engine's memory returns only with its process, and the accepted length is an environment
-variable that SGLang reads once.
+variable that SGLang reads once. It measures when the file `go` is in FOLDER (process.py), where its answer goes, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rayspec.engine_suite.process import ROWS, wait_for_turn
 from rayspec.farm.head_latency import head_latencies
 from sglang_ext.adapter.activation import has_accelerator
 
@@ -27,9 +28,9 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, default=4)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--vocab", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--turn", type=Path, required=True)
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measure(options)))
+    (options.turn / ROWS).write_text(json.dumps(measure(options)))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -42,6 +43,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         if drafter:
             start_step_clock(engine)
+        wait_for_turn(options.turn)
         rows = [_measure_batch(engine, batch, options) for batch in options.batches]
     finally:
         engine.shutdown()
@@ -59,6 +61,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "disable_radix_cache": True,
         "max_running_requests": most,
         "context_length": 1024,
+        "max_total_tokens": 2 * most * (PROMPT_TOKENS + NEW_TOKENS) + 4096,
     }
     if options.drafter:
         settings["speculative_draft_load_format"] = "auto"
@@ -67,13 +70,11 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "dtype": "bfloat16",
             "attention_backend": "triton",
             "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.6,
+            "mem_fraction_static": 0.9,  # of what others leave; the tokens above are all that it takes
             "cuda_graph_max_bs_decode": most,
             "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
             "cuda_graph_backend_prefill": "disabled",  # prefill is not measured
         }
-    else:
-        settings["max_total_tokens"] = 2 * most * (PROMPT_TOKENS + NEW_TOKENS) + 4096
     return settings
 
 

@@ -13,6 +13,7 @@ from hostile import ask
 from rayspec.engine_suite import curves
 from rayspec.engine_suite.curves import draw, table
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from rayspec.engine_suite.process import GO, ROWS
 from sglang_ext.drafters.checkpoint import load_drafter
 
 SHAPE = SHAPES["tiny"]
@@ -37,11 +38,12 @@ def test_a_head_in_sglang(tmp_path: Path) -> None:
     write_target(tmp_path / "target", SHAPE)
     write_drafter(tmp_path / "drafter", SHAPE, head_specs(SHAPE)["dynaspec"])
     command = [sys.executable, "-m", "rayspec.engine_suite.steps", tmp_path / "target", "--vocab", str(SHAPE.vocab)]
-    command += ["--drafter", tmp_path / "drafter", "--batches", "2", "--out", tmp_path / "rows.json"]
+    command += ["--drafter", tmp_path / "drafter", "--batches", "2", "--turn", tmp_path]
+    (tmp_path / GO).touch()
     environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows: list[dict[str, Any]] = json.loads((tmp_path / "rows.json").read_text())
+    rows: list[dict[str, Any]] = json.loads((tmp_path / ROWS).read_text())
     assert [row["batch"] for row in rows] == [2]
     for row in rows:
         assert row["tokens_per_step"] == pytest.approx(3, abs=0.1)
@@ -49,25 +51,61 @@ def test_a_head_in_sglang(tmp_path: Path) -> None:
         assert 0 < row["verify_ms"] < row["step_ms"]
 
 
-def test_an_engine_that_fails_costs_no_other_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second answers, the first ends with an error, the third hangs."""
-    say = "import sys; open(sys.argv[-1], 'w').write('[7]')"
-    scripts = {"plain": "raise SystemExit('no memory')", "full": say, "slimspec": "import time; time.sleep(60)"}
-    run = curves._run
+ANSWERS = """
+import pathlib, sys, time
+turn = pathlib.Path(sys.argv[-1])
+(turn / "ready").touch()
+while not (turn / "go").exists():
+    time.sleep(0.01)
+(turn / "rows.json").write_text("[7]")
+"""
 
-    def as_scripted(command: list[str], limit_s: float) -> list[dict[str, Any]]:
-        return run([sys.executable, "-c", next(left)], limit_s)
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_an_engine_that_fails_costs_no_other_its_result(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answers; the first ends with an error, the third never comes up, the fourth hangs when it is asked."""
+    up = "import pathlib, sys; (pathlib.Path(sys.argv[-1]) / 'ready').touch()"
+    scripts = {"plain": "raise SystemExit('no memory')", "full": ANSWERS, "slimspec": "import time; time.sleep(60)",
+               "coral": f"{up}; import time; time.sleep(60)"}  # fmt: skip
     left = iter(scripts.values())
-    monkeypatch.setattr(curves, "_run", as_scripted)
+    monkeypatch.setattr(curves, "_command", lambda *_: [sys.executable, "-c", next(left)])
     saved: list[int] = []
     found = curves.measure_engines(
-        "tiny", ["full", "slimspec"], batches=[1], limit_s=3, save=lambda f: saved.append(len(f["rows"]))
+        "tiny",
+        ["full", "slimspec", "coral"],
+        batches=[1],
+        limit_s=3,
+        save=lambda f: saved.append(len(f["rows"])),
+        at_once=at_once,
     )
     assert found["rows"] == {"full": [7]}
     assert "no memory" in found["failed"]["plain"]
     assert "none within 3 s" in found["failed"]["slimspec"]
-    assert saved == [0, 1, 1]
+    assert "none within 3 s" in found["failed"]["coral"]
+    assert saved == [0, 1, 1, 1]
+
+
+def test_engines_are_measured_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are up before either measures, and neither measures while the other does."""
+    script = """
+import pathlib, sys, time
+turn, name = pathlib.Path(sys.argv[-1]), sys.argv[1]
+say = lambda what: open(r"PLACE", "a").write(f"{what} {name}\\n")
+say("up")
+(turn / "ready").touch()
+while not (turn / "go").exists():
+    time.sleep(0.01)
+say("begins")
+time.sleep(0.5)
+say("ends")
+(turn / "rows.json").write_text("[7]")
+""".replace("PLACE", str(tmp_path / "said"))
+    names = iter(["a", "b"])
+    monkeypatch.setattr(curves, "_command", lambda *_: [sys.executable, "-c", script, next(names)])
+    curves.measure_engines("tiny", ["full"], batches=[1], limit_s=20, save=lambda _: None, at_once=2)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert sorted(said[:2]) == ["up a", "up b"]
+    assert said[2:] == ["begins a", "ends a", "begins b", "ends b"]
 
 
 def found(**failed: str) -> dict[str, Any]:
@@ -104,7 +142,8 @@ def test_a_tau_measured_elsewhere_predicts_the_speed_up(tmp_path: Path) -> None:
     "wrong",
     [("--shape", "huge", "--engines"), ("--engines", "oak"), ("--tau", "oak=2", "--engines"),
      ("--tau", "full=0.5", "--engines"), ("--tau", "full", "--engines"), ("--tau", "full=3"),
-     ("--report", "nowhere", "--engines"), ("--report", "nowhere")],
+     ("--at-once", "0", "--engines"), ("--at-once", "2"), ("--report", "nowhere", "--engines"),
+     ("--report", "nowhere")],
 )  # fmt: skip
 def test_unknown_names_are_refused(wrong: tuple[str, ...], tmp_path: Path) -> None:
     answer = ask("gpu_suite", *wrong, "--out", str(tmp_path))
