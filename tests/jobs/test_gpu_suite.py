@@ -104,14 +104,14 @@ def test_report_of_timings(tmp_path: Path) -> None:
         timing("gather_dot", 64, 2e-4),
         timing("gather_dot", 1, 2e-5),
     ]
-    timings[0]["alternatives_s"] = {"a tile a program": 1.1e-4}
+    timings[0]["alternatives_s"] = {"split in 4": 1.1e-4}
     assert speedup(timings[0]) == pytest.approx(3.0)  # against what gives the same, not against a part of it
     results = {"provenance": {"GPU": "some"}, "ceilings": {"copy_bytes_per_s": 4e12, "gemm_flops_per_s": 7e14},
                "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"}}  # fmt: skip
     write_report(results, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| head_topk | bf16 | Llama | 1 | 100.0 warm | 1% | 50.0 | 50% |" in text
-    assert "3.00x | a tile a program 110.0 |" in text
+    assert "3.00x | split in 4 110.0 |" in text
     assert text.index("| gather_dot | bf16 | Llama | 1 |") < text.index("| gather_dot | bf16 | Llama | 64 |")
     assert "- b: no time" in text
     assert (tmp_path / "share_of_floor.png").exists()

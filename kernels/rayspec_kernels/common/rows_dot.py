@@ -199,8 +199,8 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
 
     Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
     4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
-    sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: no GPU has
-    measured them yet.
+    sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: an H200 has timed
+    the kernels with them, and with no others.
     """
     most = 64 if operand.format == "plain" else _SYNCHRONOUS
     batch = min(most, max(16, triton.next_power_of_2(x_BH.shape[0])))

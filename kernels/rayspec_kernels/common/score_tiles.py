@@ -1,55 +1,19 @@
 """Scores of chosen rows of a matrix with their k best and normaliser: what all fused heads are.
 
-For up to 16 rows as many programs as a device runs at once go over the tiles in turn and keep their k best in
-registers, so that the merge sees two lists a multiprocessor (264 on an H200) and not one a tile (1002 of Llama 3's
-vocabulary). Lists of larger batches would spill: there each program has one tile.
+Each program has one tile. Programs that go over several tiles in turn and keep their k best in registers were built and
+timed: on an H200 at B = 1 and k = 8 they were slower by more than 1% in 8 of 15 cases, faster by as much in 2, and so
+they are gone (docs/results/loop-instructions.md).
 B = activations, N = rows of the matrix, H = width, L = listed candidates, t = tiles, k = kept candidates.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from rayspec_kernels.common.best import MAX_K, Best
 from rayspec_kernels.common.quantized import Quantized
-from rayspec_kernels.common.rows_dot import Operand, Tiling, choose_tiling, multiprocessors, rows_dot
-from rayspec_kernels.common.topk import (
-    best_buffers,
-    keep_best,
-    merge_best,
-    no_best,
-    store_best,
-    store_empty_tile,
-    store_tile,
-)
-
-EVERY_TILE = 2**31 - 1  # as many programs as there are tiles
-NARROW = 8  # turns over columns up to which what begins and ends a tile takes a good part of its time
-
-
-@triton.jit
-def _range_of(tile, tiles_ptr, L, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(first candidate, count) of a tile."""
-    first, count = tile * BLOCK_N, tl.minimum(BLOCK_N, L - tile * BLOCK_N)
-    if HAS_TILES:
-        first, count = tl.load(tiles_ptr + 2 * tile), tl.load(tiles_ptr + 2 * tile + 1)
-    return first, count
-
-
-@triton.jit
-def _scores(x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
-            FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr, IS_GATHERED: tl.constexpr,
-            BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """(scores [N, B], whether a place of the range holds a candidate [N])."""
-    row_N = first + tl.arange(0, BLOCK_N)
-    is_valid_N = tl.arange(0, BLOCK_N) < count
-    if IS_GATHERED:
-        row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
-        is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
-    score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
-                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
-    return score_NB, is_valid_N
+from rayspec_kernels.common.rows_dot import Operand, choose_tiling, rows_dot
+from rayspec_kernels.common.topk import best_buffers, merge_best, store_empty_tile, store_tile
 
 
 @triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])
@@ -58,44 +22,23 @@ def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr,
                       K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
                       IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
                       BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """A tile a program."""
     tile = tl.program_id(1)  # the batch runs fastest, so that its programs share a tile of the matrix in L2
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     is_row_B = b_B < B
-    first, count = _range_of(tile, tiles_ptr, L, HAS_TILES, BLOCK_N)
+    first, count = tile * BLOCK_N, tl.minimum(BLOCK_N, L - tile * BLOCK_N)
+    if HAS_TILES:
+        first, count = tl.load(tiles_ptr + 2 * tile), tl.load(tiles_ptr + 2 * tile + 1)
     if count == 0:
         store_empty_tile(b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_B)
         return
-    score_NB, is_valid_N = _scores(
-        x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
-        FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H, STAGES,
-    )  # fmt: skip
+    row_N = first + tl.arange(0, BLOCK_N)
+    is_valid_N = tl.arange(0, BLOCK_N) < count
+    if IS_GATHERED:
+        row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
+        is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
+    score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
+                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
     store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
-
-
-@triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])
-def _tiles_in_turn_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
-                          B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
-                          K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                          IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, IS_NARROW: tl.constexpr,
-                          BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr,
-                          BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Persistent programs: every num_programs-th tile is one program's."""
-    b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    is_row_B = b_B < B
-    key_KB, top_B, total_B = no_best(K, BLOCK_K, BLOCK_B)
-    # flattened: one loop with that over columns, which asks for the next tile's first columns while this one's best are
-    # sought. Not where tiles are named: one that is empty has no columns.
-    for tile in tl.range(tl.program_id(1), num_tiles, tl.num_programs(1), flatten=IS_NARROW and not HAS_TILES):
-        first, count = _range_of(tile, tiles_ptr, L, HAS_TILES, BLOCK_N)
-        if not HAS_TILES or count > 0:
-            score_NB, is_valid_N = _scores(
-                x_ptr, weight_ptr, scale_ptr, id_ptr, b_B, is_row_B, first, count, N, H, stride_x, stride_w, stride_s,
-                FORMAT, GROUP, EVEN_H, IS_GATHERED, BLOCK_N, BLOCK_B, BLOCK_H, STAGES,
-            )  # fmt: skip
-            key_KB, top_B, total_B = keep_best(score_NB, is_valid_N, first, key_KB, top_B, total_B, BLOCK_N, BLOCK_K)
-    store_best(key_KB, top_B, total_B, b_B, is_row_B, tl.program_id(1), tl.num_programs(1), keys_ptr, norms_ptr,
-               K)  # fmt: skip
 
 
 def score_tiles(
@@ -107,14 +50,13 @@ def score_tiles(
     is_gathered: bool = False,
     tiles_t2: Tensor | None = None,
     tile: int | None = None,
-    programs: int | None = None,
 ) -> Best:
     """The k best candidates of each row of x and the log-sum-exp over all of them.
 
     Candidate i has the id i, or `ids_L[i]`; its row of the matrix is i, or its id where `is_gathered` (an id that is no
     row of the matrix is no candidate). `tiles_t2`, int32, names ranges (first candidate, count) of at most `tile`
     candidates instead of all; count 0 is an empty range, which reads nothing of the matrix. Ties: the first candidate.
-    `programs` go over the tiles, at most one for each of them. Static shapes, nothing synchronises.
+    Static shapes, nothing synchronises.
     """
     operand, (B, H) = Operand.of(weight, x_BH), x_BH.shape
     listed = len(operand.values) if ids_L is None else len(ids_L)
@@ -131,14 +73,8 @@ def score_tiles(
 
     tiling = choose_tiling(operand, x_BH, listed, exactly=tile)
     num_tiles = triton.cdiv(listed, tiling.rows) if tiles_t2 is None else len(tiles_t2)
-    batches = triton.cdiv(B, tiling.batch)
-    programs = min(num_tiles, programs or _programs(tiling, batches, x_BH.device))
-    kernel, own = _tile_each_kernel, {}
-    if programs < num_tiles:
-        kernel = _tiles_in_turn_kernel
-        own = {"IS_NARROW": NARROW * tiling.width >= H, "BLOCK_K": triton.next_power_of_2(k)}
-    keys_BKn, norms_B2n = best_buffers(B, k, programs, x_BH.device)
-    kernel[(batches, programs)](
+    keys_BKn, norms_B2n = best_buffers(B, k, num_tiles, x_BH.device)
+    _tile_each_kernel[(triton.cdiv(B, tiling.batch), num_tiles)](
         x_BH, operand.values, operand.scales, operand.values if ids_L is None else ids_L,
         operand.values if tiles_t2 is None else tiles_t2, keys_BKn, norms_B2n,
         B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
@@ -146,13 +82,6 @@ def score_tiles(
         K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
         IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
-        STAGES=tiling.stages, num_warps=tiling.warps, **own,
+        STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     return merge_best(keys_BKn, norms_B2n, ids_L)
-
-
-def _programs(tiling: Tiling, batches: int, device: torch.device) -> int:
-    """Two a multiprocessor, for which `choose_tiling` leaves room, where lists of a batch fit into their registers."""
-    if tiling.batch > 16:
-        return EVERY_TILE
-    return max(1, 2 * multiprocessors(device) // batches)

@@ -1,4 +1,4 @@
-"""The k best of many scores that never reach memory: each program keeps the k best of its tiles, a merge picks.
+"""The k best of many scores that never reach memory: each program keeps the k best of its tile, a merge picks.
 
 A candidate travels as one int64 key: its score as an integer that sorts like the float (NaN above everything), then
 2^31 - 1 - id. Keys are distinct, a larger one is better, and equal scores resolve to the lowest id.
@@ -14,7 +14,6 @@ from rayspec_kernels.common.best import Best
 
 _LOWEST = tl.constexpr(-(2**31))  # sorts below every score, -inf included
 _NO_KEY = tl.constexpr(-(2**63))
-_PADDING = tl.constexpr(2**63 - 1)  # no candidate has it: its place would be -2^31
 
 
 @triton.jit
@@ -57,7 +56,7 @@ def _key_in_tile(sorting, place):
 @triton.jit
 def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
                K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """A program's only tile: its K best of each row into keys [B, K, n], its (maximum, sum of exponentials) into norms
+    """Of a program's tile its K best of each row into keys [B, K, n], its (maximum, sum of exponentials) into norms
     [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all."""
     row_B = b_B.to(tl.int64)
     score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
@@ -83,55 +82,6 @@ def store_empty_tile(b_B, is_row_B, program, programs, keys_ptr, norms_ptr, K: t
     for j in range(K):
         key_B = tl.full((BLOCK_B,), _NO_KEY, tl.int64)
         tl.store(keys_ptr + (row_B * K + j) * programs + program, key_B, mask=is_row_B)
-
-
-@triton.jit
-def no_best(K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_B: tl.constexpr):
-    """(keys [BLOCK_K, B], maximum [B], sum of exponentials [B]) of a program that has seen nothing. Of the keys, K are
-    places to fill; the rest pads to a power of two and is never the lowest."""
-    key_KB = tl.where(tl.arange(0, BLOCK_K)[:, None] < K, tl.full((BLOCK_K, BLOCK_B), _NO_KEY, tl.int64), _PADDING)
-    return key_KB, tl.full((BLOCK_B,), float("-inf"), tl.float32), tl.zeros((BLOCK_B,), tl.float32)
-
-
-@triton.jit
-def keep_best(score_NB, is_valid_N, first, key_KB, top_B, total_B, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """What a program has seen, with a tile more, whose candidates are at the places first, first + 1, ...
-
-    A round puts the tile's best into the place of the lowest kept one, until it is none in any row of the batch: K
-    rounds for the first tile, fewer and fewer for those behind it, few of whose candidates are among the best.
-    """
-    score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
-    new_top_B = tl.maximum(top_B, tl.max(score_NB, axis=0))
-    shift_B = finite_or_zero(new_top_B)
-    total_B = total_B * tl.exp(top_B - shift_B) + tl.sum(tl.exp(score_NB - shift_B[None, :]), axis=0)
-
-    n_N, k_K = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
-    is_more = 1
-    while is_more > 0:
-        best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
-        candidate_B = _key_in_tile(best_B, first + at_B)
-        lowest_B, place_B = tl.min(key_KB, axis=0, return_indices=True)
-        is_better_B = candidate_B > lowest_B
-        is_place_KB = (k_K[:, None] == place_B[None, :]) & is_better_B[None, :]
-        key_KB = tl.where(is_place_KB, candidate_B[None, :], key_KB)
-        sorting_NB = tl.where(n_N[:, None] == at_B[None, :], _LOWEST, sorting_NB)
-        is_more = tl.max(is_better_B.to(tl.int32), axis=0)
-    return key_KB, new_top_B, total_B
-
-
-@triton.jit
-def store_best(key_KB, top_B, total_B, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
-               K: tl.constexpr):  # fmt: skip
-    """The keys of a program into keys [B, K, n], best first; its maximum and sum into norms [B, 2, n]."""
-    row_B = b_B.to(tl.int64)
-    tl.store(norms_ptr + row_B * 2 * programs + program, top_B, mask=is_row_B)
-    tl.store(norms_ptr + (row_B * 2 + 1) * programs + program, total_B, mask=is_row_B)
-    key_KB = tl.where(key_KB == _PADDING, _NO_KEY, key_KB)
-    for j in range(K):
-        best_B = tl.max(key_KB, axis=0)
-        tl.store(keys_ptr + (row_B * K + j) * programs + program, best_B, mask=is_row_B)
-        key_KB = tl.where(key_KB == best_B[None, :], _NO_KEY, key_KB)
 
 
 @triton.jit(do_not_specialize=["programs"])

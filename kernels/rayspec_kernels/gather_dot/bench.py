@@ -6,7 +6,9 @@ groups of 64 moves 0.28 of it, 1.1 us. Rows that several requests choose may com
 them every time. One flop a byte (3.6 with int4): tensor cores have nothing to do, but making numbers of bytes takes
 instructions that the floor does not know of.
 
-Measured: nothing yet; no GPU has run this.
+Measured (H200, 2026-11-26, docs/results/h200; Llama-3.1-8B): in bf16 7.3 us at B = 1 (2.3 TB/s), 2.4 times faster than
+gathering and a batched product in torch (17.6), and 233 at B = 64, 5.6 times (1310; 4.6 TB/s, rows counted as often as
+they are chosen). Fewer bits: 6.5 and 167 in int8, 5.5 and 138 in fp8, 6.2 and 153 in int4.
 """
 
 from collections.abc import Iterator

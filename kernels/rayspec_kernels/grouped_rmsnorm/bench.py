@@ -3,7 +3,9 @@
 4096 rows (a training step's tokens) of 4 x 4096 columns in bf16: 268 MB forward, 62 us at an H200's 4.3 TB/s, and
 403 MB backward. At decoding sizes a launch costs more than the data.
 
-Measured: nothing yet; no GPU has run this.
+Measured (H200, 2026-11-26, docs/results/h200; Llama-3.1-8B): at 4096 rows forward 70 us (3.8 TB/s) against 237 for
+torch's rms_norm and a product, backward 150 (2.7 TB/s) against 1826 for the plain operations below; at 64 rows 3.4
+against 9.9, and 9.9 against 51.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The k best tokens of a dense head in one pass over its matrix; logits [B, V] are never written.
 
-A program keeps the k best of its tiles of rows and their share of the log-sum-exp (common/score_tiles.py), a second
+A program keeps the k best of its tile of rows and their share of the log-sum-exp (common/score_tiles.py), a second
 launch merges the programs' (common/topk.py). B = rows, H = width, V = candidates, k = kept ones.
 """
 

@@ -10,7 +10,8 @@ Candidates are drawn from the whole vocabulary; next to no pair of a large one w
 Tried: compiled with 1, 2 and 4 warps; none spills, and with one the loops that merge and choose hold no barrier. Not
 tried: a program for every list and a launch for every position, which would merge side by side.
 
-Measured: nothing yet; no GPU has run this.
+Measured (H200, 2026-11-26, docs/results/h200; Llama-3.1-8B): with K = 20 27 us at B = 1 (warm) against torch's 270, and
+33 at B = 64 against 423; with K = 40 48 against 307, and 55 against 473.
 """
 
 from collections.abc import Iterator

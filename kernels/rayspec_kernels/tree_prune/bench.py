@@ -7,7 +7,8 @@ four warps (two barriers each), and D walks from the chosen candidates to the ro
 
 Tried: nothing beyond this; compiled for sm_90 it does not spill. Not tried: a bitonic sort instead of K reductions.
 
-Measured: nothing yet; no GPU has run this.
+Measured (H200, 2026-11-26, docs/results/h200; Llama-3.1-8B): 33 us at B = 1 (warm) against torch's 204, and 42 at
+B = 64 against 337.
 """
 
 from collections.abc import Iterator
