@@ -9,6 +9,7 @@ from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.sweep.plan.heads import plan_heads
 from rayspec.sweep.plan.lengths import fitting
 from rayspec.sweep.plan.made_heads import MadeHead, make_heads
+from rayspec.sweep.plan.streams import check_streams_run, stream_warnings
 from rayspec.sweep.plan.traces import TraceReplay
 from rayspec.sweep.plan.trials import Plan, describe, make_plan
 from rayspec.target import TargetModel, read_target
@@ -34,13 +35,7 @@ class Prepared:
             lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
             lines.append(f"{self.dropped} prompts are too long and left out.")
-        largest = max(last - first for first, last in self.plan.spans)
-        wide = [streams for streams in self.config.concurrency if streams > largest]
-        if wide:
-            lines.append(
-                f"warning: concurrency {wide}, but a block has {largest} prompts, so that no more streams run at once; "
-                f"raise block_prompts to {max(wide)} or more"
-            )
+        lines += stream_warnings(self.config, self.plan)
         if others := not_measured(self.config.engine.extra):
             lines.append(
                 f"warning: engine.extra has {', '.join(others)}, no setting of speed that a champion may bring, so "
@@ -74,6 +69,7 @@ def prepare(config: SweepConfig) -> Prepared:
         raise ValueError("no drafter can be measured: " + "; ".join(f"{k}: {v}" for k, v in causes.items()))
     _check_blocks(config, len(prompts))
     plan = make_plan(config, len(prompts), candidates)
+    check_streams_run(config, plan)
     if (config.search.samples or 0) > len(plan.cohorts):
         raise ValueError(
             f"search.samples must be at most the number of candidates, {len(plan.cohorts)} (drafters without the "
