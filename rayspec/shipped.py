@@ -108,8 +108,15 @@ def _install(kind: str, name: str, target: str) -> None:
         shutil.copytree(shipped / name, own / name)
         return
     from rayspec.packing import unpack  # torch takes a second
+    from sglang_ext.artefacts import WEIGHTS
     from sglang_ext.drafters.checkpoint_config import read_info
+    from sglang_ext.fingerprints import weights_sha256
 
+    for shares in read_info(shipped / name).shares:
+        other = Path(drafter_path(Path(shares.drafter).name, target))
+        if weights_sha256(other / WEIGHTS) != shares.sha256:
+            raise ValueError(
+                f"drafter {name!r} ships with a drafter {other.name!r} that it shares tensors with, but {other} is "
+                "another one: trained here, or from an earlier release; move it away to have both as they ship"
+            )
     unpack(shipped / name, own / name, Path(target_path(target)))
-    for shares in read_info(own / name).shares:
-        drafter_path(Path(shares.drafter).name, target)

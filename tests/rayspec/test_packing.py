@@ -116,3 +116,18 @@ def test_what_was_trained_here_comes_before_what_ships(
     assert shipped.drafter_path("full", target.folder) == str(own)
     assert read_info(own).head["kind"] == "slimspec"
     assert not (own / PACKED).exists()
+
+
+def test_a_shipped_head_is_not_put_beside_another_body(
+    drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an earlier release: its `full` is there, and the head that ships today shares with today's."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(shipped, "ASSETS", tmp_path / "assets")
+    for name in HEADS:
+        pack(drafters / name, tmp_path / "assets" / "drafters" / "tiny" / name, Path(target.folder))
+    own = tmp_path / "home" / "drafters" / "tiny" / "full"
+    shutil.copytree(drafters / "slimspec", own)
+    with pytest.raises(ValueError, match=r"'truncated' ships with a drafter 'full' .* is another one.*move it away"):
+        shipped.drafter_path("truncated", target.folder)
+    assert [folder.name for folder in own.parent.iterdir()] == ["full"]
