@@ -36,10 +36,12 @@ from rayspec_kernels.common.inputs import (
     random_weight,
     stored_bytes,
 )
+from rayspec_kernels.common.score_tiles import score_tiles
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
 
 K = 8
+TILES = (32, 64)  # that are timed beside what the kernel chooses, 128 rows of a large vocabulary
 
 
 def topk_and_norm(logits_BV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,6 +77,7 @@ def _case(shape: Shape, batch: int, weight_format: str, k: int) -> Case:
         kernel=partial(head_topk_kernel, k=k),
         check=check,
         rivals=rivals if weight_format == "bf16" else {},
+        alternatives={f"tiles of {n} rows": partial(score_tiles, k=k, tile=n) for n in TILES} if batch == 1 else {},
     )
 
 
