@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from rayspec_kernels.common.best import MAX_K
+from rayspec_kernels.common.logits_topk import logits_topk
 from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kernel, grouped_rmsnorm_kernel
@@ -66,6 +67,7 @@ def launch_everything() -> None:
     for batch in (1, 64):
         slim_head_kernel(empty(batch, H), empty(R, H), empty(V, R), 8)
         head_topk_kernel(empty(batch, H), int4, 8)
+    logits_topk(empty(4, V, dtype=torch.float32), 8)
     head_topk_kernel(empty(1, H), int8, 8)
     head_topk_kernel(empty(16, H), empty(V, H), MAX_K)
     head_topk_kernel(empty(1, H), empty(V, H), 1)

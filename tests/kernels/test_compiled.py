@@ -32,7 +32,7 @@ def test_kernels_compile_for_hopper_without_spilling() -> None:
     assert out.returncode == 0, out.stderr
     kernels = [json.loads(line) for line in out.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
-    assert len(names) == 15, names
+    assert len(names) == 16, names
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
     # CUDA's assemblers before 13.3 overwrite registers that a wgmma still reads (common/rows_dot.py)
     assert [kernel for kernel in kernels if kernel["wgmma"] == "registers"] == []

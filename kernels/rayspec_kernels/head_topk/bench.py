@@ -17,7 +17,7 @@ spill registers at B = 64; weights of fewer bits as left operand of wgmma, which
 (common/rows_dot.py). Not tried yet: bulk tensor copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -36,6 +36,7 @@ from rayspec_kernels.common.inputs import (
     random_weight,
     stored_bytes,
 )
+from rayspec_kernels.common.logits_topk import logits_topk, product
 from rayspec_kernels.common.score_tiles import score_tiles
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
@@ -77,8 +78,15 @@ def _case(shape: Shape, batch: int, weight_format: str, k: int) -> Case:
         kernel=partial(head_topk_kernel, k=k),
         check=check,
         rivals=rivals if weight_format == "bf16" else {},
-        alternatives={f"tiles of {n} rows": partial(score_tiles, k=k, tile=n) for n in TILES} if batch == 1 else {},
+        alternatives=_alternatives(weight_format, batch, k),
     )
+
+
+def _alternatives(weight_format: str, batch: int, k: int) -> Mapping[str, Callable[..., Best]]:
+    tiles = {f"tiles of {n} rows": partial(score_tiles, k=k, tile=n) for n in TILES} if batch == 1 else {}
+    if weight_format != "bf16":
+        return tiles
+    return {**tiles, "product by cuBLAS": lambda x, w: logits_topk(product(x, w), k)}
 
 
 if __name__ == "__main__":

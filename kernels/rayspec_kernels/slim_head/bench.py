@@ -31,10 +31,11 @@ from rayspec_kernels.common.inputs import (
     random_weight,
     stored_bytes,
 )
+from rayspec_kernels.common.logits_topk import logits_topk, product
 from rayspec_kernels.common.score_tiles import score_tiles
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.bench import K, topk_and_norm
-from rayspec_kernels.quantized_linear.kernel import tiled_kernel
+from rayspec_kernels.quantized_linear.kernel import linear_kernel, tiled_kernel
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
 
 
@@ -60,7 +61,12 @@ def _case(shape: Shape, batch: int, weight_format: str) -> Case:
         "products, top-k": lambda x, down, up: linear(linear(x, down), up).topk(k),
         "products, top-k, log-sum-exp": lambda x, down, up: topk_and_norm(linear(linear(x, down), up), k),
     }
-    alternatives = {"down on tensor cores": lambda x, down, up: score_tiles(tiled_kernel(x, down), up, k)}
+    alternatives = {
+        "up by cuBLAS": lambda x, down, up: logits_topk(product(linear_kernel(x, down), up), k),
+        "products by cuBLAS": lambda x, down, up: logits_topk(product(linear(x, down), up), k),
+    }
+    if batch <= 16:
+        alternatives["down on tensor cores"] = lambda x, down, up: score_tiles(tiled_kernel(x, down), up, k)
     return Case(
         op="slim_head",
         shape=shape.name,
@@ -74,7 +80,7 @@ def _case(shape: Shape, batch: int, weight_format: str) -> Case:
         kernel=partial(slim_head_kernel, k=k),
         check=check,
         rivals=rivals if is_plain else {},
-        alternatives=alternatives if is_plain and batch <= 16 else {},
+        alternatives=alternatives if is_plain else {},
     )
 
 
