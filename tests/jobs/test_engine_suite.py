@@ -61,7 +61,7 @@ while not (turn / "go").exists():
 """
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [1, 4])
 def test_an_engine_that_fails_costs_no_other_its_result(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second answers; the first ends with an error, the third never comes up, the fourth hangs when it is asked."""
     up = "import pathlib, sys; (pathlib.Path(sys.argv[-1]) / 'ready').touch()"
@@ -74,14 +74,14 @@ def test_an_engine_that_fails_costs_no_other_its_result(at_once: int, monkeypatc
         "tiny",
         ["full", "slimspec", "coral"],
         batches=[1],
-        limit_s=3,
+        limit_s=6,
         save=lambda f: saved.append(len(f["rows"])),
         at_once=at_once,
     )
     assert found["rows"] == {"full": [7]}
     assert "no memory" in found["failed"]["plain"]
-    assert "none within 3 s" in found["failed"]["slimspec"]
-    assert "none within 3 s" in found["failed"]["coral"]
+    assert "none within 6 s" in found["failed"]["slimspec"]
+    assert "none within 6 s" in found["failed"]["coral"]
     assert saved == [0, 1, 1, 1]
 
 
