@@ -62,13 +62,14 @@ def measure_engines(
                         found["failed"][name] = f"{type(error).__name__}: {error}"
                 for engine in engines.values():
                     engine.wait_until_up()
-                for name, engine in engines.items():
-                    try:
-                        found["rows"][name] = engine.measure()
-                    except RuntimeError as error:
-                        found["failed"][name] = f"RuntimeError: {error}"
+                for name in group:
+                    if name in engines:
+                        try:
+                            found["rows"][name] = engines[name].measure()
+                        except RuntimeError as error:
+                            found["failed"][name] = f"RuntimeError: {error}"
                     save(found)
-            bar.update(len(group))
+                    bar.update()
     return found
 
 

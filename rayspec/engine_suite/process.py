@@ -39,6 +39,7 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str], limit_s: float, accepted: int) -> None:
         self.limit_s, self.begun = limit_s, time.monotonic()
+        self._failure: str | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="rayspec-")
         self._turn = Path(self._folder.name)
         path = os.pathsep.join(filter(None, sys.path))  # the suite runs from a copy of the files, not installed
@@ -56,16 +57,19 @@ class EngineProcess:
         self._folder.cleanup()
 
     def wait_until_up(self) -> None:
-        """Return once it waits for its turn, has ended, or has taken too long."""
-        self._wait(lambda: (self._turn / READY).exists(), self.begun + self.limit_s)
+        """Return once it waits for its turn. One that has taken too long is ended, so that it disturbs no other."""
+        is_up = (self._turn / READY).exists
+        self._wait(is_up, self.begun + self.limit_s)
+        if not is_up():
+            self._failure = self._what_happened()
 
     def measure(self) -> list[dict[str, Any]]:
-        """Its answer; RuntimeError with the end of its log if it gives none."""
-        if not (self._turn / READY).exists():
-            raise RuntimeError(self._what_happened())
+        """Its answer, behind `wait_until_up`; RuntimeError with the end of its log if it gives none."""
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
         (self._turn / GO).touch()
         self._wait(lambda: False, time.monotonic() + self.limit_s)
-        if self._process.poll() != 0:
+        if self._process.poll() != 0 or not (self._turn / ROWS).exists():
             raise RuntimeError(self._what_happened())
         return json.loads((self._turn / ROWS).read_text())
 

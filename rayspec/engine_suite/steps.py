@@ -16,6 +16,7 @@ from typing import Any
 
 from rayspec.engine_suite.process import ROWS, wait_for_turn
 from rayspec.farm.head_latency import head_latencies
+from rayspec_kernels.common.bench import described
 from sglang_ext.adapter.activation import has_accelerator
 
 PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
@@ -119,7 +120,7 @@ def _head_time(drafter: str, rows: int, draft_steps: int) -> dict[str, Any]:
     try:
         seconds = head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)
     except Exception as error:  # of whichever kernel
-        return {"head_error": f"{type(error).__name__}: {error}"}
+        return {"head_error": described(error)}
     return {"head_ms": 1e3 * draft_steps * seconds["head"]}
 
 

@@ -85,6 +85,17 @@ def test_an_engine_that_fails_costs_no_other_its_result(at_once: int, monkeypatc
     assert saved == [0, 1, 1, 1]
 
 
+def test_a_head_that_cannot_be_made_is_told_though_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(curves, "write_drafter", refuse)
+    monkeypatch.setattr(curves, "_command", lambda *_: [sys.executable, "-c", ANSWERS])
+    saved: list[list[str]] = []
+    curves.measure_engines("tiny", ["full"], batches=[1], limit_s=20, save=lambda f: saved.append([*f["failed"]]))
+    assert saved == [[], ["full"]]
+
+
 def test_engines_are_measured_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are up before either measures, and neither measures while the other does."""
     script = """

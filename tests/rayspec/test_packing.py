@@ -87,16 +87,20 @@ def test_a_trained_head_is_kept_whole(drafters: Path, target: FrozenTarget, tmp_
     assert "lm_head.weight" in load_file(tmp_path / "packed" / WEIGHTS)
 
 
-def test_shipped_drafters_are_put_together_by_name(
-    drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def home(drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, where all the drafters ship."""
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(shipped, "ASSETS", tmp_path / "assets")
     for name in HEADS:
         pack(drafters / name, tmp_path / "assets" / "drafters" / "tiny" / name, Path(target.folder))
+    return tmp_path / "home"
+
+
+def test_shipped_drafters_are_put_together_by_name(home: Path, drafters: Path, target: FrozenTarget) -> None:
     assert shipped.drafter_names(target.folder) == sorted(HEADS)
     folder = Path(shipped.drafter_path("truncated", target.folder))  # which shares with `full`
-    assert folder == tmp_path / "home" / "drafters" / "tiny" / "truncated"
+    assert folder == home / "drafters" / "tiny" / "truncated"
     loaded, _ = load_drafter(folder)
     expected, _ = load_drafter(drafters / "truncated")
     for (name, ours), theirs in zip(loaded.state_dict().items(), expected.state_dict().values(), strict=True):
@@ -105,28 +109,17 @@ def test_shipped_drafters_are_put_together_by_name(
         shipped.drafter_path("ful", target.folder)
 
 
-def test_what_was_trained_here_comes_before_what_ships(
-    drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(shipped, "ASSETS", tmp_path / "assets")
-    pack(drafters / "full", tmp_path / "assets" / "drafters" / "tiny" / "full", Path(target.folder))
-    own = tmp_path / "home" / "drafters" / "tiny" / "full"
+def test_what_was_trained_here_comes_before_what_ships(home: Path, drafters: Path, target: FrozenTarget) -> None:
+    own = home / "drafters" / "tiny" / "full"
     shutil.copytree(drafters / "slimspec", own)
     assert shipped.drafter_path("full", target.folder) == str(own)
     assert read_info(own).head["kind"] == "slimspec"
     assert not (own / PACKED).exists()
 
 
-def test_a_shipped_head_is_not_put_beside_another_body(
-    drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_head_is_not_put_beside_another_body(home: Path, drafters: Path, target: FrozenTarget) -> None:
     """As of an earlier release: its `full` is there, and the head that ships today shares with today's."""
-    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(shipped, "ASSETS", tmp_path / "assets")
-    for name in HEADS:
-        pack(drafters / name, tmp_path / "assets" / "drafters" / "tiny" / name, Path(target.folder))
-    own = tmp_path / "home" / "drafters" / "tiny" / "full"
+    own = home / "drafters" / "tiny" / "full"
     shutil.copytree(drafters / "slimspec", own)
     with pytest.raises(ValueError, match=r"'truncated' ships with a drafter 'full' .* is another one.*move it away"):
         shipped.drafter_path("truncated", target.folder)

@@ -20,7 +20,7 @@ TILE = 1024
 def _logits_kernel(logits_ptr, keys_ptr, norms_ptr, V, num_tiles, stride,
                    K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     tile = tl.program_id(1)
-    b_B = tl.program_id(0) + tl.arange(0, 1)
+    b_B = tl.program_id(0) + tl.arange(0, 1)  # one row a program, and so always one of the batch
     n_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_valid_N = n_N < V
     place_NB = b_B[None, :].to(tl.int64) * stride + n_N[:, None]
