@@ -2,7 +2,8 @@
 
 python docs/experiments/gate_aa.py --out FOLDER [--runs 10] [--minutes 10] DRAFTER [key=value ...]
 
-FOLDER/aa.json gets the finding of each, with its measured blocks, which gate_error_rates.py takes as noise.
+FOLDER/aa.json gets the finding of each, with its measured blocks, which gate_error_rates.py takes as noise. Where it
+has some already, of the same drafter and settings, the series goes on.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from scipy import stats
 
@@ -35,20 +37,33 @@ def main() -> None:
     config = load_config(GateConfig, None, options.overrides)
     options.out.mkdir(parents=True, exist_ok=True)
     baseline, candidate = prepare_drafters(config, [options.drafter, options.drafter])
-    runs: list[dict[str, object]] = []
-    head = {"command": " ".join(["python", *sys.argv]), **provenance()}
+    file = options.out / "aa.json"
+    asked = {"drafter": options.drafter, "settings": options.overrides, "minutes": options.minutes}
+    runs = runs_before(file, asked)
+    commit = provenance()["git.commit"]
     with running_drafters(baseline, candidate, options.out / "logs") as sides:
-        for seed in range(options.runs):
+        for seed in range(len(runs), options.runs):
             begin = time.monotonic()
             gate = Gate(replace(config, seed=seed), sides, baseline.prepared.prompts, has_tau=True)
             gate.run(begin + 60 * options.minutes)
             finding = find(gate, compares=True, seconds=time.monotonic() - begin)
             print(f"run {seed}\n{text(finding)}", flush=True)
-            runs.append({"load": provenance()["host.load_1m"], **asdict(finding), "blocks": gate.measured.rounds})
+            now = {"load": provenance()["host.load_1m"], "commit": commit}
+            runs.append({**now, **asdict(finding), "blocks": gate.measured.rounds})
             counts = Counter(str(run["verdict"]) for run in runs)
             alarms = stats.binomtest(counts["regression"], len(runs)).proportion_ci(0.95)
-            result = {**head, "verdicts": counts, "false_alarms": [alarms.low, alarms.high], "runs": runs}
-            write_whole(options.out / "aa.json", json.dumps(result, indent=1) + "\n")
+            found = {"verdicts": counts, "false_alarms": [alarms.low, alarms.high], "runs": runs}
+            head = {"command": " ".join(["python", *sys.argv]), **provenance(), "asked": asked}
+            write_whole(file, json.dumps({**head, **found}, indent=1) + "\n")
+
+
+def runs_before(file: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    stored = json.loads(file.read_text())
+    if stored.get("asked") != asked:
+        raise SystemExit(f"{file} is of {stored.get('asked')}, not of {asked}; take another --out")
+    return stored["runs"]
 
 
 if __name__ == "__main__":

@@ -731,7 +731,7 @@ PRELOADED: tuple[str, ...] = (
 
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (
-    "sglang.Engine",  # started by engine.py
+    "sglang.srt.entrypoints.engine.Engine",  # started by engine.py
     "sglang.srt.environ.envs",  # policy_worker: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
     "sglang.srt.configs.draft_parallel.DraftTPExecution",
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",  # the CPU platform's attention

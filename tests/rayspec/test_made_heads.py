@@ -230,6 +230,15 @@ def test_with_the_targets_own_answers_factors_are_weighted_by_what_the_base_meet
     assert load_drafter(counted.info.path)[1].head["affinity"] == "counted"
 
 
+@pytest.mark.slow  # imports PyTorch and the target's library in another process
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU that fails must be none")
+def test_a_gpu_that_cannot_weigh_heads_is_an_error_with_a_way_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered(home)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # in this process alone, not where it is used
+    with pytest.raises(ValueError, match=r"the GPU could not run the target to weigh heads .*CUDA_VISIBLE_DEVICES="):
+        made({"kind": "slimspec", "rank": 16})
+
+
 def test_answers_of_another_target_weigh_nothing(home: Path) -> None:
     answered(home)
     index = home / "training" / "target" / "answers" / "answers.json"

@@ -7,12 +7,16 @@ made once.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rayspec.artifacts import load_artifacts
+from rayspec.messages import first_line
 from rayspec.provenance import git_state
 from rayspec.shipped import target_name
 from rayspec.sweep.candidate import Candidate, Head
@@ -92,11 +96,28 @@ def make_heads(heads: Sequence[MadeHead], config: SweepConfig, target_folder: st
 
 
 def _moments(base: Path, folder: Path, target_folder: str) -> Mapping[str, Tensor]:
+    """Raises ValueError."""
+    if not torch.cuda.is_available():
+        return measured_moments(base, folder, target_folder, torch.device("cpu"))
+    # a process that has used a GPU keeps some of its memory until it ends, and the engines want all of it
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        try:
+            return process.submit(measured_moments, base, folder, target_folder, torch.device("cuda")).result()
+        except RuntimeError as error:  # too little memory as a rule, or a process that was killed
+            raise ValueError(
+                f"the GPU could not run the target to weigh heads ({first_line(error)}); end what else holds its "
+                "memory, or set CUDA_VISIBLE_DEVICES= to do it on the CPU"
+            ) from None
+
+
+def measured_moments(base: Path, folder: Path, target_folder: str, device: torch.device) -> Mapping[str, Tensor]:
+    """What the head of the drafter `base` meets on the answers of `folder`. Raises ValueError."""
     drafter, _ = load_drafter(base)
     answers = read_answers(folder)
     steps = drafter.config.max_draft_steps or Recipe().ttt_steps
     check_prompt_lengths(answers, steps)
-    return head_moments(FrozenTarget.load(target_folder), answers, drafter, steps)
+    target = FrozenTarget.load(target_folder, device=device)
+    return head_moments(target, answers, drafter.to(device), steps)
 
 
 def _make(head: MadeHead, met: Mapping[str, Tensor], target: FrozenTarget, name: str) -> None:
