@@ -19,6 +19,8 @@ from sglang_ext.folders import check_name, check_place
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings
 
+FORM = 2  # of what is written: the first named no taps for vLLM
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
@@ -83,6 +85,7 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
         with torch.device("meta"):  # shapes alone
             rows = len(stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")[1])
     origin = {
+        "form": FORM,
         "drafter": drafter_label(drafter),
         "sha256": weights_sha256(Path(info.path) / WEIGHTS),
         "draft_head": dict(info.head),

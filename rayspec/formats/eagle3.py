@@ -16,14 +16,14 @@ from rayspec.formats.source import Source
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters.eagle3.config import Eagle3Config
 from sglang_ext.drafters.stock import from_stock
-from sglang_ext.drafters.target import stored_taps
+from sglang_ext.drafters.target import TAPS, stored_taps
 from sglang_ext.json_text import check_mapping
 from sglang_ext.settings import check_type
 
 READ = {
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("draft_vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
-    *("max_position_embeddings", "target_hidden_size", "num_aux_hidden_states", "eagle_config"),
+    *("max_position_embeddings", "target_hidden_size", "num_aux_hidden_states", "eagle_config", TAPS),
 }
 HARMLESS = {
     *(
@@ -79,7 +79,7 @@ EAGLE_MUST: dict[str, tuple[Any, ...]] = {
     "parallel_draft_step": (0, 1, None),
 }
 EAGLE_HARMLESS = {
-    *("eagle_aux_hidden_state_layer_ids", "next_layer_regular", "parallel_draft_heads_num_layers", "has_lm_head"),
+    *(TAPS, "next_layer_regular", "parallel_draft_heads_num_layers", "has_lm_head"),
 }
 
 
@@ -126,7 +126,7 @@ def read_eagle3(
     check_keys(eagle, EAGLE_MUST, EAGLE_HARMLESS, path, "eagle_config.")
     target_hidden: Any = layer.get("target_hidden_size") or layer.get("hidden_size")
     found = taps if taps is not None else target.frozen.taps
-    named = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in found]}}
+    named = {"eagle_config": {TAPS: [i - 1 for i in found]}}
     try:
         config = Eagle3Config.from_json({**layer, **named}, target_hidden, found)
     except ValueError as error:
@@ -163,13 +163,24 @@ def read_eagle3(
 
 
 def taps_after(config: Mapping[str, Any], path: str) -> tuple[int, ...] | None:
-    """Of formats that name layers for SGLang, by their output: `eagle_config.eagle_aux_hidden_state_layer_ids`."""
+    """The tapped layers: of `eagle_config`, where they are named by their output, for SGLang, or of the config itself,
+    where they are named by their input, for vLLM. Raises ValueError where the two differ."""
     try:
         if config.get("eagle_config") is not None:
             check_mapping(config["eagle_config"], "eagle_config")
-        return tuple(stored_taps(config)) or None
+        found = stored_taps(config)
+        ids = config.get(TAPS)
+        if ids is not None and (not isinstance(ids, list) or not all(type(i) is int for i in ids)):
+            raise ValueError(f"{TAPS} must be a list of layers, got {ids!r}")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if found and ids and found != ids:
+        raise ValueError(
+            f"{path}: {TAPS} is {ids}, layers whose input is tapped (as vLLM reads it), but eagle_config has "
+            f"{[i - 1 for i in found]}, layers whose output is tapped (as SGLang reads it), which should be "
+            f"{[i - 1 for i in ids]}; correct one of them, or take it out"
+        )
+    return tuple(found or ids or ()) or None
 
 
 def check_embedding(stored_VH: Tensor, target: Target, path: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_ext.drafters.target import TAPS, stored_taps
 from sglang_ext.heads import DraftHead
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -73,8 +74,13 @@ def check_target_head(head: Mapping[str, Any], provenance: Mapping[str, Any], pa
 
 
 def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """config.json of EAGLE-3's stock form, for a head of so many rows, from ours."""
-    return _without_ours(config) | {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows}
+    """config.json of EAGLE-3's stock form, for a head of so many rows, from ours.
+
+    The tapped layers are named twice: SGLang counts the layer whose output it taps, in `eagle_config`; vLLM reads the
+    same key as the layer whose input it taps, of `eagle_config` only where the config itself has none.
+    """
+    named = {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows, TAPS: stored_taps(config)}
+    return _without_ours(config) | named
 
 
 def eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,13 +63,14 @@ class TargetInfo(Settings):
 
 
 DEFAULT_TAPS = 3
+TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def stored_taps(config: Mapping[str, Any]) -> list[int]:
     """The tapped layers that a config.json names for SGLang. Raises ValueError where they are no whole numbers."""
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    ids = (config.get("eagle_config") or {}).get(TAPS) or []
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ValueError(f"eagle_config.eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r}")
+        raise ValueError(f"eagle_config.{TAPS} must be a list of layers, got {ids!r}")
     return [i + 1 for i in ids]
 
 

@@ -39,6 +39,10 @@ def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
     for name, own in (("full", DRAFTERS["full"]), ("half", half)):
         (ours, _), (stock, info) = load_drafter(own), load_drafter(tmp_path / "out" / name)
         assert info.is_stock
+        named = json.loads((tmp_path / "out" / name / "config.json").read_text())
+        taps = list(ours.config.tap_layers)
+        assert named["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [i - 1 for i in taps]  # as SGLang reads it
+        assert named["eagle_aux_hidden_state_layer_ids"] == taps  # as vLLM does
         assert stock.state_dict().keys() == ours.state_dict().keys()
         assert all(torch.equal(t, ours.state_dict()[n]) for n, t in stock.state_dict().items())
         hidden_TH = torch.randn(32, HIDDEN, generator=torch.Generator().manual_seed(0))

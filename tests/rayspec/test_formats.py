@@ -334,6 +334,15 @@ def test_frspec_list_becomes_a_calibration(target: Path, tmp_path: Path) -> None
     assert "the stop tokens [29] were not in the list" in conversion.describe()
 
 
+@pytest.mark.parametrize("name", ["safeailab", "specforge"])
+def test_layers_that_are_named_for_vllm_are_tapped(name: str, target: Path, tmp_path: Path) -> None:
+    named = {"eagle_config": {"use_aux_hidden_state": True}, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]}
+    convert(published(tmp_path / "published", name, **named), tmp_path / "ours", target)
+    info = load_drafter(tmp_path / "ours")[1]
+    assert info.target is not None
+    assert info.target.tap_layers == (1, 3, 6)
+
+
 LAYER_OF = {"num_hidden_layers": 2}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("several_layers", "specforge", LAYER_OF, "num_hidden_layers must be 1, got 2"),
@@ -351,6 +360,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("draft_vocabulary", "specforge", {"draft_vocab_size": 11}, "draft_vocab_size is 11, but lm_head.weight has 12"),
     ("taps", "specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 7]}}, "in 1..7 of"),
     ("fewer_taps", "specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}, "fc.weight has shape"),
+    (
+        "taps_that_differ",
+        "specforge",
+        {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
+        r"is \[1, 3, 5\].* eagle_config has \[0, 2, 5\].* should be \[0, 2, 4\]",
+    ),
+    ("taps_as_text", "safeailab", {"eagle_aux_hidden_state_layer_ids": "1, 3"}, "must be a list of layers, got '1, 3'"),
     (
         "parallel",
         "modelopt",
