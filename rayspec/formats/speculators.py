@@ -70,8 +70,6 @@ def write(
     body = drafter.config.to_json()
     rope = dict(body.pop("rope_parameters"))
     theta = rope.pop("rope_theta")
-    if rows == drafter.config.vocab_size:
-        del tensors["d2t"], tensors["t2d"]
     for key in ("draft_vocab_size", "eagle_config", "dtype"):
         del body[key]
     greedy = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}

@@ -2,8 +2,8 @@
 
 EAGLE-3's (`LlamaForCausalLMEagle3`) are read and written. Their head is a matrix over `draft_vocab_size` tokens:
 `lm_head.weight` [S, H], `d2t` int64 [S] with the target id of row i at i + d2t[i], and `t2d` bool [V] that marks the
-kept tokens. Read, that is a head of kind `full`, or of kind `truncated` with `lm_head.ids`; written is any head that is
-one matrix (`DraftHead.as_matrix`).
+kept tokens; where all are kept, the matrix alone. Read, that is a head of kind `full`, or of kind `truncated` with
+`lm_head.ids`; written is any head that is one matrix (`DraftHead.as_matrix`).
 EAGLE-1 and 2's (`LlamaForCausalLMEagle`) are written. They hold a body alone: SGLang gives it the target's LM head.
 S = kept tokens, H = hidden, V = vocabulary.
 """
@@ -93,10 +93,12 @@ def _without_ours(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_stock(body: Mapping[str, Tensor], weight_SH: Tensor, ids_S: Tensor, *, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors of the stock form, for a body and what `stock_matrix` gave."""
+    """The tensors of the stock form, for a body and what `stock_matrix` gave. A head of all tokens comes without maps:
+    vLLM refuses them there, and SGLang needs none."""
     ids_S = ids_S.cpu()
     d2t_S = ids_S - torch.arange(len(ids_S))
-    return {**body, "lm_head.weight": weight_SH, "d2t": d2t_S, "t2d": _mask(ids_S, vocab_size)}
+    maps = {"d2t": d2t_S, "t2d": _mask(ids_S, vocab_size)} if len(ids_S) < vocab_size or d2t_S.any() else {}
+    return {**body, "lm_head.weight": weight_SH, **maps}
 
 
 def _mask(ids: Tensor, vocab_size: int) -> Tensor:
