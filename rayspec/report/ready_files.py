@@ -120,7 +120,7 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
 
 
 def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
-    """vLLM's server with the drafter in stock form; None for a head, drafter or tree that has none. Not run here."""
+    """vLLM's server with the drafter in stock form; None for a head, drafter or tree that has none."""
     trial = best.trial
     assert trial.candidate is not None, "the winner is a drafter"
     if trial.algorithm != "EAGLE3" or trial.candidate.shape.topk != 1:
@@ -132,7 +132,7 @@ def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     config = {"method": "eagle3", "model": str(export.folder), "num_speculative_tokens": trial.draft_steps}
     target = target_here(sweep.params["target"])
     return (
-        "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server; rayspec has not run it\n"
+        "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server\n"
         f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.candidate.path}]', f'output_dir={EXPORTED_TO}'])}\n"
         f'{shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(config)])} "$@"\n'
     )

@@ -1,0 +1,124 @@
+"""Where a drafter's tau is lost: along answers that it was trained on, along held-out ones of the same law, and along
+the target's answers to benchmarks.
+
+python docs/experiments/tau_by_text.py --drafter FOLDER --work-dir WORK_DIR --out FILE [--target smollm2-135m]
+    [--sequences 64] [--new-tokens 128] [--workloads mt_bench humaneval gsm8k spec_bench chat]
+
+WORK_DIR is where rayspec train left the answers, trained on and held out. Both, and first turns of the workloads, are
+answered anew by a plain engine, greedily and in one precision, so that only the prompts differ. tau(K) counts every
+position of an answer as a start, by teacher forcing; intervals are percentile bootstraps over conversations. The first
+turns of held-out conversations that rayspec train has drawn are what "held out" means here: no prompt of theirs was
+trained on.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from rayspec.provenance import provenance
+from rayspec.shipped import target_path
+from rayspec.training.acceptance import measure
+from rayspec.training.data.answers import AnswerSet, read_answers
+from rayspec.training.frozen_target import FrozenTarget
+from rayspec.workloads import load_workload
+from sglang_ext.adapter.engine import start_engine
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.whole import write_whole
+
+STEPS, DRAWS = 4, 4000
+MAX_PROMPT_TOKENS = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--drafter", required=True, type=Path)
+    parser.add_argument("--work-dir", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--workloads", nargs="*", default=["mt_bench", "humaneval", "gsm8k", "spec_bench", "chat"])
+    options = parser.parse_args()
+    folder = str(target_path(options.target))
+    target, (drafter, _) = FrozenTarget.load(folder, torch.float32), load_drafter(options.drafter)
+    asked = {
+        "trained on": own_prompts(read_answers(options.work_dir / "answers"), options.sequences),
+        "held out": own_prompts(read_answers(options.work_dir / "held_out"), options.sequences),
+    }
+    for name in options.workloads:
+        asked[name] = first_turns(target.tokenizer, name, options.sequences)
+    engine = start_engine(folder, None, max_running_requests=16, context_length=1024, max_total_tokens=16384)
+    found: dict[str, Any] = {}
+    for name, prompts in asked.items():
+        sampling = {"temperature": 0.0, "max_new_tokens": options.new_tokens}
+        outputs = [a["output_ids"] for a in engine.generate(input_ids=prompts, sampling_params=sampling)]
+        found[name] = report(drafter, target, prompts, outputs, name)
+        head = {"command": " ".join(["python", *sys.argv]), **provenance(), "drafter": options.drafter.name}
+        write_whole(options.out, json.dumps({**head, "by_text": found}, indent=1) + "\n")
+        print(name, {k: v for k, v in found[name].items() if k != "accepted_by_sequence"}, flush=True)
+    engine.shutdown()
+
+
+def own_prompts(answers: AnswerSet, count: int) -> list[list[int]]:
+    """First prompts of conversations, drawn without repetition."""
+    chosen = np.random.default_rng(0).permutation(len(answers))[:count]
+    return [answers.token_ids_NL[n, : int(answers.prompt_length_N[n])].tolist() for n in chosen]
+
+
+def first_turns(tokenizer: Any, workload: str, count: int) -> list[list[int]]:
+    """In the chat template, drawn without repetition among those that are short enough."""
+    texts = [conversation.turns[0] for conversation in load_workload(workload, 0)]
+    found = []
+    for n in np.random.default_rng(0).permutation(len(texts)):
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": texts[n]}], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        found += [ids] if len(ids) <= MAX_PROMPT_TOKENS else []
+    return found[:count]
+
+
+def report(drafter: Any, target: FrozenTarget, prompts: Sequence[Any], outputs: Sequence[Any], name: str) -> Any:
+    """tau(1) .. tau(K) with intervals, the first draft's share of right ones and overlap."""
+    rows, overlaps, mean_length = [], [], float(np.mean([len(o) for o in outputs]))
+    pairs = [(p, o) for p, o in zip(prompts, outputs, strict=True) if len(o) > STEPS + 1]
+    for prompt, output in tqdm(pairs, desc=name, leave=False):
+        accepted = measure(drafter, target, one(prompt, output), num_steps=STEPS, batch_size=1, chunk_rows=256)
+        rows.append([accepted.chains, *(u * accepted.chains for u in accepted.u)])
+        overlaps.append((accepted.overlap[0] * accepted.chains, accepted.chains))
+    sums = np.array(rows)  # of each conversation: chains, and those whose first 1 .. K drafts are right
+    drawn = sums[np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))].sum(axis=1)
+    tau = 1 + (drawn[:, 1:] / drawn[:, :1]).cumsum(axis=1)
+    total = sums.sum(axis=0)
+    point = 1 + (total[1:] / total[0]).cumsum()
+    low, high = np.percentile(tau, [2.5, 97.5], axis=0)
+    return {
+        "conversations": len(sums),
+        "mean_answer_tokens": round(mean_length, 1),
+        "tau": [[round(float(x), 4) for x in found] for found in zip(point, low, high, strict=True)],
+        "overlap_of_the_first_draft": round(sum(o for o, _ in overlaps) / sum(n for _, n in overlaps), 4),
+        "accepted_by_sequence": [[round(x) for x in row] for row in rows],
+    }
+
+
+def one(prompt: list[int], output: list[int]) -> AnswerSet:
+    ids = torch.tensor([prompt + output], dtype=torch.int32)
+    return AnswerSet(
+        name="answered anew",
+        sha256="",
+        token_ids_NL=ids,
+        loss_mask_NL=torch.arange(ids.shape[1])[None] >= len(prompt),
+        prompt_length_N=torch.tensor([len(prompt)], dtype=torch.int32),
+        length_N=torch.tensor([ids.shape[1]], dtype=torch.int32),
+        temperature_N=torch.zeros(1),
+    )
+
+
+if __name__ == "__main__":
+    main()
