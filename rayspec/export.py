@@ -12,14 +12,14 @@ from rayspec.shipped import drafter_label, drafter_path
 from sglang_ext.artefacts import DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, read_info
-from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE, check_target_head, stock_matrix
+from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE, STOCK_ARCHITECTURE, check_target_head, stock_matrix
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings
 
-FORM = 2  # of what is written: the first named no taps for vLLM
+FORM = 2  # of EAGLE-3's exports: the first named no taps for vLLM, and had maps where all tokens are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,9 @@ def prepare(config: ExportConfig) -> list[Export]:
     return [_prepare(drafter, Path(config.output_dir)) for drafter in config.drafters]
 
 
-def _prepare(drafter: str, output_dir: Path) -> Export:
+def stock_form(drafter: str) -> tuple[CheckpointInfo, int]:
+    """What is read of a drafter, and the rows of its stock head. Raises ValueError for one that is not there, is not
+    whole or has no stock form."""
     info = read_info(drafter_path(drafter))
     if info.target is None:
         raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
@@ -84,8 +86,14 @@ def _prepare(drafter: str, output_dir: Path) -> Export:
     else:
         with torch.device("meta"):  # shapes alone
             rows = len(stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")[1])
+    return info, rows
+
+
+def _prepare(drafter: str, output_dir: Path) -> Export:
+    info, rows = stock_form(drafter)
+    assert info.target is not None, "a stock checkpoint was refused"
     origin = {
-        "form": FORM,
+        **({"form": FORM} if info.body.stock_architecture == STOCK_ARCHITECTURE else {}),
         "drafter": drafter_label(drafter),
         "sha256": weights_sha256(Path(info.path) / WEIGHTS),
         "draft_head": dict(info.head),
@@ -120,6 +128,11 @@ def _is_done(folder: Path, origin: Mapping[str, Any]) -> bool:
         raise ValueError(f"{file} is damaged ({error}); delete {folder}, or choose another output_dir") from error
     if found == origin:
         return True
+    if found == {key: value for key, value in origin.items() if key != "form"}:
+        raise ValueError(
+            f"{folder} holds this drafter in the form of an earlier release, which vLLM reads wrongly; delete it to "
+            "export again, or choose another output_dir"
+        )
     raise ValueError(
         f"{folder} holds an export of {found.get('drafter')!r} as it was before; delete it to export again, or choose "
         "another output_dir"

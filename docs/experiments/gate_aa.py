@@ -35,12 +35,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
     config = load_config(GateConfig, None, options.overrides)
+    file = options.out / "aa.json"
+    asked = {"drafter": options.drafter, "settings": sorted(options.overrides), "minutes": options.minutes}
+    runs = runs_before(file, asked)
+    if len(runs) >= options.runs:
+        print(f"{file} has {len(runs)} runs already")
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     baseline, candidate = prepare_drafters(config, [options.drafter, options.drafter])
-    file = options.out / "aa.json"
-    asked = {"drafter": options.drafter, "settings": options.overrides, "minutes": options.minutes}
-    runs = runs_before(file, asked)
-    commit = provenance()["git.commit"]
     with running_drafters(baseline, candidate, options.out / "logs") as sides:
         for seed in range(len(runs), options.runs):
             begin = time.monotonic()
@@ -48,12 +50,11 @@ def main() -> None:
             gate.run(begin + 60 * options.minutes)
             finding = find(gate, compares=True, seconds=time.monotonic() - begin)
             print(f"run {seed}\n{text(finding)}", flush=True)
-            now = {"load": provenance()["host.load_1m"], "commit": commit}
-            runs.append({**now, **asdict(finding), "blocks": gate.measured.rounds})
+            runs.append({"measured_by": provenance(), **asdict(finding), "blocks": gate.measured.rounds})
             counts = Counter(str(run["verdict"]) for run in runs)
             alarms = stats.binomtest(counts["regression"], len(runs)).proportion_ci(0.95)
             found = {"verdicts": counts, "false_alarms": [alarms.low, alarms.high], "runs": runs}
-            head = {"command": " ".join(["python", *sys.argv]), **provenance(), "asked": asked}
+            head = {"command": " ".join(["python", *sys.argv]), "asked": asked}
             write_whole(file, json.dumps({**head, **found}, indent=1) + "\n")
 
 
@@ -62,7 +63,7 @@ def runs_before(file: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     stored = json.loads(file.read_text())
     if stored.get("asked") != asked:
-        raise SystemExit(f"{file} is of {stored.get('asked')}, not of {asked}; take another --out")
+        raise SystemExit(f"{file} is of {stored.get('asked', 'an earlier form')}, not of {asked}; take another --out")
     return stored["runs"]
 
 

@@ -1,14 +1,12 @@
-"""Where a drafter's tau is lost: along answers that it was trained on, along held-out ones of the same law, and along
-the target's answers to benchmarks.
+"""Where a drafter's tau is lost: along answers to prompts that it was trained on, to held-out ones, and to benchmarks.
 
 python docs/experiments/tau_by_text.py --drafter FOLDER --work-dir WORK_DIR --out FILE [--target smollm2-135m]
     [--sequences 64] [--new-tokens 128] [--workloads mt_bench humaneval gsm8k spec_bench chat]
 
-WORK_DIR is where rayspec train left the answers, trained on and held out. Both, and first turns of the workloads, are
-answered anew by a plain engine, greedily and in one precision, so that only the prompts differ. tau(K) counts every
-position of an answer as a start, by teacher forcing; intervals are percentile bootstraps over conversations. The first
-turns of held-out conversations that rayspec train has drawn are what "held out" means here: no prompt of theirs was
-trained on.
+WORK_DIR is where rayspec train left its answers, to train on and held out. A plain engine answers the first prompts of
+conversations of both, and first turns of the workloads, greedily and in one precision, so that only the prompts differ.
+tau(K) counts every position of an answer as a start, by teacher forcing; intervals are percentile bootstraps over
+conversations. Beside it stands how sure the target is of what it writes: sure texts are easier to draft.
 """
 
 import argparse
@@ -59,7 +57,7 @@ def main() -> None:
     for name, prompts in asked.items():
         sampling = {"temperature": 0.0, "max_new_tokens": options.new_tokens}
         outputs = [a["output_ids"] for a in engine.generate(input_ids=prompts, sampling_params=sampling)]
-        found[name] = report(drafter, target, prompts, outputs, name)
+        found[name] = {**report(drafter, target, prompts, outputs, name), **certainty(target, prompts, outputs)}
         head = {"command": " ".join(["python", *sys.argv]), **provenance(), "drafter": options.drafter.name}
         write_whole(options.out, json.dumps({**head, "by_text": found}, indent=1) + "\n")
         print(name, {k: v for k, v in found[name].items() if k != "accepted_by_sequence"}, flush=True)
@@ -85,13 +83,12 @@ def first_turns(tokenizer: Any, workload: str, count: int) -> list[list[int]]:
 
 
 def report(drafter: Any, target: FrozenTarget, prompts: Sequence[Any], outputs: Sequence[Any], name: str) -> Any:
-    """tau(1) .. tau(K) with intervals, the first draft's share of right ones and overlap."""
-    rows, overlaps, mean_length = [], [], float(np.mean([len(o) for o in outputs]))
+    """tau(1) .. tau(K) with intervals."""
+    rows, mean_length = [], float(np.mean([len(o) for o in outputs]))
     pairs = [(p, o) for p, o in zip(prompts, outputs, strict=True) if len(o) > STEPS + 1]
     for prompt, output in tqdm(pairs, desc=name, leave=False):
         accepted = measure(drafter, target, one(prompt, output), num_steps=STEPS, batch_size=1, chunk_rows=256)
         rows.append([accepted.chains, *(u * accepted.chains for u in accepted.u)])
-        overlaps.append((accepted.overlap[0] * accepted.chains, accepted.chains))
     sums = np.array(rows)  # of each conversation: chains, and those whose first 1 .. K drafts are right
     drawn = sums[np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))].sum(axis=1)
     tau = 1 + (drawn[:, 1:] / drawn[:, :1]).cumsum(axis=1)
@@ -102,9 +99,21 @@ def report(drafter: Any, target: FrozenTarget, prompts: Sequence[Any], outputs: 
         "conversations": len(sums),
         "mean_answer_tokens": round(mean_length, 1),
         "tau": [[round(float(x), 4) for x in found] for found in zip(point, low, high, strict=True)],
-        "overlap_of_the_first_draft": round(sum(o for o, _ in overlaps) / sum(n for _, n in overlaps), 4),
-        "accepted_by_sequence": [[round(x) for x in row] for row in rows],
+        "chains_and_those_with_1_to_K_right": [[round(x) for x in row] for row in rows],
     }
+
+
+@torch.no_grad()
+def certainty(target: FrozenTarget, prompts: Sequence[Any], outputs: Sequence[Any]) -> dict[str, float]:
+    """How sure the target is of its own answers, by token: probability of the one that it takes, entropy in nats."""
+    sure = entropy = tokens = 0.0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        hidden_LH = target.last_hidden(torch.tensor([prompt + output]))[0, len(prompt) - 1 : -1]
+        law_LV = target.distribution(hidden_LH, torch.float32)
+        sure += float(law_LV.amax(dim=1).sum())
+        entropy += float(-(law_LV * law_LV.clamp_min(1e-30).log()).sum())
+        tokens += len(output)
+    return {"target_takes_with": round(sure / tokens, 4), "target_entropy": round(entropy / tokens, 4)}
 
 
 def one(prompt: list[int], output: list[int]) -> AnswerSet:

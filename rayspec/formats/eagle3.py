@@ -16,14 +16,14 @@ from rayspec.formats.source import Source
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters.eagle3.config import Eagle3Config
 from sglang_ext.drafters.stock import from_stock
-from sglang_ext.drafters.target import TAPS, stored_taps
+from sglang_ext.drafters.target import TAPS, stored_taps, taps_for_vllm
 from sglang_ext.json_text import check_mapping
 from sglang_ext.settings import check_type
 
 READ = {
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("draft_vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
-    *("max_position_embeddings", "target_hidden_size", "num_aux_hidden_states", "eagle_config", TAPS),
+    *("max_position_embeddings", "target_hidden_size", "num_aux_hidden_states", "eagle_config"),
 }
 HARMLESS = {
     *(
@@ -162,25 +162,23 @@ def read_eagle3(
     return Converted(config=config, head=head, tensors=ours, notes=tuple(notes))
 
 
-def taps_after(config: Mapping[str, Any], path: str) -> tuple[int, ...] | None:
-    """The tapped layers: of `eagle_config`, where they are named by their output, for SGLang, or of the config itself,
-    where they are named by their input, for vLLM. Raises ValueError where the two differ."""
+def named_taps(config: Mapping[str, Any], path: str) -> tuple[dict[str, Any], tuple[int, ...] | None]:
+    """(the config without the key that is read here, the tapped layers or None). They are named by their output in
+    `eagle_config`, for SGLang, or by their input in the config itself, for vLLM. Raises ValueError where the two
+    differ."""
     try:
         if config.get("eagle_config") is not None:
             check_mapping(config["eagle_config"], "eagle_config")
-        found = stored_taps(config)
-        ids = config.get(TAPS)
-        if ids is not None and (not isinstance(ids, list) or not all(type(i) is int for i in ids)):
-            raise ValueError(f"{TAPS} must be a list of layers, got {ids!r}")
+        found, for_vllm = stored_taps(config), taps_for_vllm(config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if found and ids and found != ids:
+    if found and for_vllm and found != for_vllm:
         raise ValueError(
-            f"{path}: {TAPS} is {ids}, layers whose input is tapped (as vLLM reads it), but eagle_config has "
-            f"{[i - 1 for i in found]}, layers whose output is tapped (as SGLang reads it), which should be "
-            f"{[i - 1 for i in ids]}; correct one of them, or take it out"
+            f"{path}: {TAPS} is {for_vllm}, which is read as layers whose input is tapped (vLLM), and in eagle_config "
+            f"it is {[i - 1 for i in found]}, layers whose output is tapped (SGLang), so that it should be one less "
+            "there; take out the one that is not meant"
         )
-    return tuple(found or ids or ()) or None
+    return {key: value for key, value in config.items() if key != TAPS}, tuple(found or for_vllm) or None
 
 
 def check_embedding(stored_VH: Tensor, target: Target, path: str) -> None:

@@ -5,7 +5,7 @@ SGLang's architecture with `layers.0.*` for the layer, no `t2d`, `d2t` as offset
 parallel drafting and other norms are refused.
 """
 
-from rayspec.formats.eagle3 import read_eagle3, taps_after
+from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
@@ -20,6 +20,6 @@ def recognise(source: Source) -> bool:
 
 
 def read(source: Source, target: Target) -> Converted:
-    taps = taps_after(source.config, str(source.path))
+    layer, taps = named_taps(source.config, str(source.path))
     size = source.config.get("draft_vocab_size")
-    return read_eagle3(source, target, source.config, source.tensors, taps, draft_vocab=size)
+    return read_eagle3(source, target, layer, source.tensors, taps, draft_vocab=size)

@@ -6,7 +6,7 @@ reduced vocabulary. The taps are the inputs of the layers 2, L // 2 and L - 3 (m
 has named others for SGLang or vLLM. `architectures` is [LlamaForCausalLM]. Published as pytorch_model.bin.
 """
 
-from rayspec.formats.eagle3 import read_eagle3, taps_after
+from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 
@@ -17,5 +17,5 @@ def recognise(source: Source) -> bool:
 
 def read(source: Source, target: Target) -> Converted:
     size = source.config.get("draft_vocab_size")
-    taps = taps_after(source.config, str(source.path))
-    return read_eagle3(source, target, source.config, source.tensors, taps, draft_vocab=size)
+    layer, taps = named_taps(source.config, str(source.path))
+    return read_eagle3(source, target, layer, source.tensors, taps, draft_vocab=size)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rayspec.formats.eagle3 import read_eagle3, taps_after
+from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter
@@ -23,9 +23,9 @@ def recognise(source: Source) -> bool:
 
 
 def read(source: Source, target: Target) -> Converted:
-    taps = taps_after(source.config, str(source.path))
+    layer, taps = named_taps(source.config, str(source.path))
     size = source.config.get("draft_vocab_size")
-    return read_eagle3(source, target, source.config, source.tensors, taps, draft_vocab=size)
+    return read_eagle3(source, target, layer, source.tensors, taps, draft_vocab=size)
 
 
 def as_stock(drafter: Converted, where: str) -> tuple[dict[str, Tensor], int]:

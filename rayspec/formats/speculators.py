@@ -15,6 +15,7 @@ from rayspec.formats.eagle3 import HARMLESS, check_keys, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from rayspec.formats.specforge import as_stock
+from sglang_ext.drafters.target import TAPS, taps_for_vllm
 from sglang_ext.json_text import check_mapping
 
 MUST: dict[str, tuple[Any, ...]] = {
@@ -27,7 +28,7 @@ MUST: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 KNOWN = HARMLESS | {
-    *("transformer_layer_config", "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"),
+    *("transformer_layer_config", "draft_vocab_size", "target_hidden_size", TAPS),
     *(
         "speculators_config",
         "speculators_version",
@@ -54,12 +55,12 @@ def read(source: Source, target: Target) -> Converted:
     )
     if algorithm != "eagle3":
         raise ValueError(f"{path}: speculators_config.algorithm must be eagle3, got {algorithm!r}")
-    ids = config.get("eagle_aux_hidden_state_layer_ids")
-    if ids is not None and (not isinstance(ids, list) or not all(type(i) is int for i in ids)):
-        raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids must be a list of layers, got {ids!r}")
+    try:
+        taps = tuple(taps_for_vllm(config)) or None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     tensors = {name: t for name, t in source.tensors.items() if name not in TRAINING}
     sizes = {"target_hidden_size": config["target_hidden_size"]} if config.get("target_hidden_size") else {}
-    taps = None if ids is None else tuple(ids)
     return read_eagle3(source, target, {**layer, **sizes}, tensors, taps, draft_vocab=config.get("draft_vocab_size"))
 
 
@@ -81,10 +82,11 @@ def write(
         "norm_before_residual": False,
         "embed_requires_grad": False,
         "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": list(drafter.config.tap_layers),
+        TAPS: list(drafter.config.tap_layers),
         "tie_word_embeddings": False,
         "transformer_layer_config": {
             **body,
+            "num_aux_hidden_states": len(drafter.config.tap_layers),
             **{"attention_bias": False, "mlp_bias": False, "rope_theta": theta},
             "rope_scaling": None if rope == {"rope_type": "default"} else rope,
         },

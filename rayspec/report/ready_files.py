@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rayspec.config import SHIPPED
-from rayspec.export import ExportConfig, prepare
+from rayspec.export import stock_form
 from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
 from rayspec.report.promote import default_model
 from rayspec.serving.flags import engine_config, serve_command, target_here
 from rayspec.serving.policy import measured_policy, policy_text
+from rayspec.shipped import drafter_label
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.artefacts import ACCEPTANCE, POLICY, READY_FILES
@@ -125,14 +126,16 @@ def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     assert trial.candidate is not None, "the winner is a drafter"
     if trial.algorithm != "EAGLE3" or trial.candidate.shape.topk != 1:
         return None
+    path = trial.candidate.path
     try:
-        (export,) = prepare(ExportConfig(drafters=[trial.candidate.path], output_dir=EXPORTED_TO))
+        stock_form(path)
     except ValueError:
         return None
-    config = {"method": "eagle3", "model": str(export.folder), "num_speculative_tokens": trial.draft_steps}
+    exported = f"{EXPORTED_TO}/{drafter_label(path)}"
+    config = {"method": "eagle3", "model": exported, "num_speculative_tokens": trial.draft_steps}
     target = target_here(sweep.params["target"])
     return (
-        "#!/bin/sh\n# the drafter in the form that others read, then vLLM's server\n"
-        f"{shlex.join(['rayspec', 'export', f'drafters=[{trial.candidate.path}]', f'output_dir={EXPORTED_TO}'])}\n"
+        "#!/bin/sh\nset -e\n# the drafter in the form that others read, then vLLM's server\n"
+        f"{shlex.join(['rayspec', 'export', f'drafters=[{path}]', f'output_dir={EXPORTED_TO}'])}\n"
         f'{shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(config)])} "$@"\n'
     )

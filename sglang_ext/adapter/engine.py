@@ -84,11 +84,13 @@ def assert_plugin_active() -> None:
 def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
     """SGLang's engine in this process, with `engine_arguments`. Raises RuntimeError where SGLang would run without our
     plugin. Imports of half a minute."""
+    was_enabled = gc.isenabled()
     gc.disable()  # thousands of modules that stay: looking for garbage among them is a sixth of the time
     try:
         from sglang.srt.entrypoints.engine import Engine
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
     arguments = engine_arguments(target, drafter, **options)
     assert_plugin_active()
     return Engine(**arguments)

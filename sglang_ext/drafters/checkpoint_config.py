@@ -17,7 +17,7 @@ from typing import Any, Self
 from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.drafters.base import Drafter, DrafterConfig
 from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
-from sglang_ext.drafters.target import TargetInfo, stored_taps
+from sglang_ext.drafters.target import TargetInfo, stored_taps, taps_for_vllm
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.json_text import check_mapping, parse_json
@@ -150,11 +150,13 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
 
 def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     try:
-        taps = stored_taps(config)
+        taps, for_vllm = stored_taps(config), taps_for_vllm(config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if not taps:
         _say_default_taps(path)
+    if for_vllm and for_vllm != taps:
+        _say_other_taps(path, tuple(for_vllm), tuple(taps))
     hidden = config.get("target_hidden_size", config.get("hidden_size"))
     body = _body(DEFAULT, config, hidden, tuple(taps) or None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
@@ -170,6 +172,15 @@ def _say_default_taps(path: str) -> None:
         "%s: config.json has no eagle_config.eagle_aux_hidden_state_layer_ids; the tapped layers are SGLang's default, "
         "2, n // 2 and n - 3 of a target of n layers",
         path,
+    )
+
+
+@cache  # once a process
+def _say_other_taps(path: str, for_vllm: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    logger.warning(
+        "%s: config.json names the layers %s for vLLM (whose input is tapped), but %s for SGLang, which serves it "
+        "here; if those of vLLM were meant, rayspec convert makes a drafter that taps them",
+        *(path, list(for_vllm), list(taps) or "its default"),
     )
 
 

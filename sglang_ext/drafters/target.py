@@ -68,10 +68,20 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 
 def stored_taps(config: Mapping[str, Any]) -> list[int]:
     """The tapped layers that a config.json names for SGLang. Raises ValueError where they are no whole numbers."""
-    ids = (config.get("eagle_config") or {}).get(TAPS) or []
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ValueError(f"eagle_config.{TAPS} must be a list of layers, got {ids!r}")
-    return [i + 1 for i in ids]
+    return [i + 1 for i in checked_layers((config.get("eagle_config") or {}).get(TAPS), f"eagle_config.{TAPS}")]
+
+
+def taps_for_vllm(config: Mapping[str, Any]) -> list[int]:
+    """The tapped layers that a config.json names for vLLM, which counts them by their input. Raises ValueError as
+    above."""
+    return checked_layers(config.get(TAPS), TAPS)
+
+
+def checked_layers(ids: Any, setting: str) -> list[int]:
+    """[] for None. Raises ValueError where they are no whole numbers."""
+    if ids is not None and (not isinstance(ids, list) or not all(type(i) is int for i in ids)):
+        raise ValueError(f"{setting} must be a list of layers, got {ids!r}")
+    return ids or []
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

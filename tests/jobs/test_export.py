@@ -5,6 +5,7 @@ import pytest
 import torch
 from fixture_models import DRAFTERS, HIDDEN, VOCABULARY
 from hostile import ask
+from safetensors.torch import load_file
 
 from rayspec.config import load_config
 from rayspec.export import ExportConfig, prepare, write
@@ -50,6 +51,9 @@ def test_written_read_back_and_left_alone(half: Path, tmp_path: Path) -> None:
             stock.lm_head.propose(hidden_TH, 0, 8), ours.lm_head.propose(hidden_TH, 0, 8), strict=True
         ):
             assert torch.equal(got, expected)
+    stored = {name: load_file(tmp_path / "out" / name / "model.safetensors") for name in ("full", "half")}
+    assert {"d2t", "t2d"} <= set(stored["half"])
+    assert not {"d2t", "t2d"} & set(stored["full"])  # vLLM has no place for them where all tokens are kept
     origin = json.loads((tmp_path / "out" / "half" / "export.json").read_text())
     assert origin["draft_head"] == {"kind": "truncated", "size": VOCABULARY // 2, "step_sizes": None}
     assert (origin["drafter"], origin["recipe"]) == ("half", "half")
@@ -70,6 +74,15 @@ def test_a_slim_head_is_exported_as_its_product(tmp_path: Path) -> None:
     product_VH = ours.lm_head.up @ ours.lm_head.down
     assert torch.equal(stock.lm_head.weight, product_VH.bfloat16().float())
     assert prepare(config)[0].is_done
+
+
+def test_an_export_of_an_earlier_form_is_not_taken_for_one_of_today(half: Path, tmp_path: Path) -> None:
+    config = ExportConfig(drafters=[str(half)], output_dir=str(tmp_path))
+    write(prepare(config)[0])
+    file = tmp_path / "half" / "export.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "form"}))
+    with pytest.raises(ValueError, match="in the form of an earlier release, which vLLM reads wrongly; delete it"):
+        prepare(config)
 
 
 def test_what_must_not_be_replaced(half: Path, tmp_path: Path) -> None:

@@ -364,7 +364,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "taps_that_differ",
         "specforge",
         {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
-        r"is \[1, 3, 5\].* eagle_config has \[0, 2, 5\].* should be \[0, 2, 4\]",
+        r"is \[1, 3, 5\], .*input is tapped.* it is \[0, 2, 5\], .*output.* one less there; take out",
+    ),
+    (
+        "taps_in_a_layer",
+        "speculators",
+        {"transformer_layer_config": LAYER | {"eagle_aux_hidden_state_layer_ids": [2]}},
+        "is a key",
     ),
     ("taps_as_text", "safeailab", {"eagle_aux_hidden_state_layer_ids": "1, 3"}, "must be a list of layers, got '1, 3'"),
     (

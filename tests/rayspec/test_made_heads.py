@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from rayspec.artifacts import load_artifacts
 from rayspec.commands.sweep import main
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.head_values import combinations, label
-from rayspec.sweep.plan.made_heads import MadeHead
+from rayspec.sweep.plan.made_heads import MadeHead, measured_moments
 from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.record.folder import SweepFolder
 from rayspec.training.data.answers import AnswersConfig, read_answers
@@ -230,13 +233,41 @@ def test_with_the_targets_own_answers_factors_are_weighted_by_what_the_base_meet
     assert load_drafter(counted.info.path)[1].head["affinity"] == "counted"
 
 
-@pytest.mark.slow  # imports PyTorch and the target's library in another process
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU that fails must be none")
-def test_a_gpu_that_cannot_weigh_heads_is_an_error_with_a_way_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), BrokenProcessPool("killed")])
+def test_where_the_gpu_cannot_weigh_heads_the_cpu_does(
+    error: Exception, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pool:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def submit(self, *_: object) -> Future[object]:
+            failed: Future[object] = Future()
+            failed.set_exception(error)
+            return failed
+
     answered(home)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # in this process alone, not where it is used
-    with pytest.raises(ValueError, match=r"the GPU could not run the target to weigh heads .*CUDA_VISIBLE_DEVICES="):
-        made({"kind": "slimspec", "rank": 16})
+    (first,) = made({"kind": "slimspec", "rank": 16})
+    weights = (Path(first.info.path) / "model.safetensors").read_bytes()
+    shutil.rmtree(first.info.path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("rayspec.sweep.plan.made_heads.ProcessPoolExecutor", Pool)
+    made({"kind": "slimspec", "rank": 16})
+    assert f"on the CPU, since the GPU cannot run the target now: {error}" in capsys.readouterr().out
+    assert (Path(first.info.path) / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.slow  # imports PyTorch and the target's library in another process
+def test_what_another_process_measures_is_the_same(home: Path) -> None:
+    answered(home)
+    asked = FULL, home / "training" / "target" / "answers", str(TARGET), torch.device("cpu")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        found = process.submit(measured_moments, *asked).result()
+    want = measured_moments(*asked)
+    assert found.keys() == want.keys()
+    assert all(torch.allclose(found[name], want[name]) for name in want)
 
 
 def test_answers_of_another_target_weigh_nothing(home: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mlflow import MlflowClient
 from rayspec.report.adaptive import adaptive_config
 from rayspec.report.page import check_report
 from rayspec.report.promote import winner
-from rayspec.report.ready_files import acceptance, emit
+from rayspec.report.ready_files import acceptance, emit, vllm_command
 from rayspec.serving.policy import measured_policy
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.sweep.shape import DraftShape
@@ -141,3 +142,28 @@ def test_the_adaptive_file_is_sglangs(champion_client: MlflowClient, tmp_path: P
     drawn = adaptive_config(dear, best.trial, draws=True)
     assert drawn is not None
     assert all(min(entry["candidate_steps"]) > 0 for entry in drawn.values())
+
+
+def test_vllm_serves_nothing_where_the_export_fails(
+    champion_client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of the export is looked at by the script alone, not when it is written."""
+    sweep = find_sweep(champion_client)
+    monkeypatch.chdir(tmp_path)
+    best = winner(sweep.results)
+    assert best.trial.candidate is not None
+    in_the_way = tmp_path / "stock_drafters" / Path(best.trial.candidate.path).name
+    in_the_way.mkdir(parents=True)
+    (in_the_way / "export.json").write_text('{"drafter": "another"}')
+    script = vllm_command(sweep, best)
+    assert script is not None
+    (tmp_path / "vllm.sh").write_text(script)
+    for name, does in (("rayspec", "exit 2"), ("vllm", f"touch {tmp_path}/served")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert subprocess.run(["sh", "vllm.sh"], check=False).returncode == 2
+    assert not (tmp_path / "served").exists()
+    (tmp_path / "rayspec").write_text("#!/bin/sh\n")
+    assert subprocess.run(["sh", "vllm.sh"], check=False).returncode == 0
+    assert (tmp_path / "served").exists()

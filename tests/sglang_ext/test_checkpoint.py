@@ -253,6 +253,9 @@ def test_a_stock_drafter_without_taps_has_the_default_ones(
     assert info.body.tap_layers is None
     assert loaded.fc.weight.shape == (H, 3 * H)
     assert "the tapped layers are SGLang's default, 2, n // 2 and n - 3" in caplog.text
+    # what is named for vLLM alone SGLang does not read
+    assert f"names the layers {list(TARGET.tap_layers)} for vLLM" in caplog.text
+    assert "but its default for SGLang" in caplog.text
     edit_config(tmp_path / "stock", lambda c: c.update(num_aux_hidden_states=4))
     with pytest.raises(ValueError, match="num_aux_hidden_states is 4, but eagle_config names no layers"):
         read_info(tmp_path / "stock")

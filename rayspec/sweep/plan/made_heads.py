@@ -8,6 +8,7 @@ made once.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -97,17 +98,14 @@ def make_heads(heads: Sequence[MadeHead], config: SweepConfig, target_folder: st
 
 def _moments(base: Path, folder: Path, target_folder: str) -> Mapping[str, Tensor]:
     """Raises ValueError."""
-    if not torch.cuda.is_available():
-        return measured_moments(base, folder, target_folder, torch.device("cpu"))
-    # a process that has used a GPU keeps some of its memory until it ends, and the engines want all of it
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        try:
-            return process.submit(measured_moments, base, folder, target_folder, torch.device("cuda")).result()
-        except RuntimeError as error:  # too little memory as a rule, or a process that was killed
-            raise ValueError(
-                f"the GPU could not run the target to weigh heads ({first_line(error)}); end what else holds its "
-                "memory, or set CUDA_VISIBLE_DEVICES= to do it on the CPU"
-            ) from None
+    if torch.cuda.is_available():
+        # a process that has used a GPU keeps some of its memory until it ends, and the engines want all of it
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            try:
+                return process.submit(measured_moments, base, folder, target_folder, torch.device("cuda")).result()
+            except (torch.OutOfMemoryError, BrokenProcessPool) as error:
+                print(f"on the CPU, since the GPU cannot run the target now: {first_line(error)}", flush=True)
+    return measured_moments(base, folder, target_folder, torch.device("cpu"))
 
 
 def measured_moments(base: Path, folder: Path, target_folder: str, device: torch.device) -> Mapping[str, Tensor]:
