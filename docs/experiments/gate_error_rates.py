@@ -85,6 +85,7 @@ SCENARIOS = (
     Scenario("A/A, 4 streams that cost 2.0", concurrency=4, block_cost=2.0),
     Scenario("tau -2%, 4 streams that cost 1.5", tau_loss=0.02, concurrency=4, block_cost=1.5),
     Scenario("tau -2%, 4 streams that cost 2.0", tau_loss=0.02, concurrency=4, block_cost=2.0),
+    Scenario("tau -2%, 4 streams that cost 2.0, 15 minutes", tau_loss=0.02, concurrency=4, block_cost=2.0, seconds=780),
     Scenario("tau -5%, 4 streams that cost 2.0", tau_loss=0.05, concurrency=4, block_cost=2.0),
     Scenario(
         "tau -2%, drawn, 16 streams that cost 4.7",
