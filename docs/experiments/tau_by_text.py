@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from rayspec.farm.chat import turn_request
 from rayspec.provenance import provenance
 from rayspec.shipped import target_path
 from rayspec.training.acceptance import measure
@@ -60,7 +61,7 @@ def main() -> None:
         found[name] = {**report(drafter, target, prompts, outputs, name), **certainty(target, prompts, outputs)}
         head = {"command": " ".join(["python", *sys.argv]), **provenance(), "drafter": options.drafter.name}
         write_whole(options.out, json.dumps({**head, "by_text": found}, indent=1) + "\n")
-        print(name, {k: v for k, v in found[name].items() if k != "accepted_by_sequence"}, flush=True)
+        print(name, {k: v for k, v in found[name].items() if not k.startswith("chains")}, flush=True)
     engine.shutdown()
 
 
@@ -71,13 +72,11 @@ def own_prompts(answers: AnswerSet, count: int) -> list[list[int]]:
 
 
 def first_turns(tokenizer: Any, workload: str, count: int) -> list[list[int]]:
-    """In the chat template, drawn without repetition among those that are short enough."""
-    texts = [conversation.turns[0] for conversation in load_workload(workload, 0)]
-    found = []
-    for n in np.random.default_rng(0).permutation(len(texts)):
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": texts[n]}], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+    """As a sweep asks them, drawn without repetition among those that are short enough."""
+    conversations, found = load_workload(workload, 0), list[list[int]]()
+    for n in np.random.default_rng(0).permutation(len(conversations)):
+        asked = turn_request(conversations[n], [], tokenizer)
+        ids = asked["input_ids"] if "input_ids" in asked else tokenizer.encode(asked["prompt"])
         found += [ids] if len(ids) <= MAX_PROMPT_TOKENS else []
     return found[:count]
 

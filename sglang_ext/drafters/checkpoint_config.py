@@ -153,10 +153,10 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
         taps, for_vllm = stored_taps(config), taps_for_vllm(config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if not taps:
-        _say_default_taps(path)
     if for_vllm and for_vllm != taps:
         _say_other_taps(path, tuple(for_vllm), tuple(taps))
+    elif not taps:
+        _say_default_taps(path)
     hidden = config.get("target_hidden_size", config.get("hidden_size"))
     body = _body(DEFAULT, config, hidden, tuple(taps) or None, path)
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size

@@ -244,7 +244,8 @@ def test_a_stock_drafter_without_taps_has_the_default_ones(
 ) -> None:
     drafter = make(tmp_path / "own", {"kind": "full"})
     save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
-    edit_config(tmp_path / "stock", lambda c: c.pop("eagle_config"))
+    for key in ("eagle_config", "eagle_aux_hidden_state_layer_ids"):
+        edit_config(tmp_path / "stock", lambda c, key=key: c.pop(key))
     said = logging.getLogger("sglang_ext.drafters.checkpoint_config")
     monkeypatch.setattr(said, "disabled", False)  # an engine in this process may have set up logging anew
     caplog.set_level(logging.WARNING, logger=said.name)
@@ -253,9 +254,9 @@ def test_a_stock_drafter_without_taps_has_the_default_ones(
     assert info.body.tap_layers is None
     assert loaded.fc.weight.shape == (H, 3 * H)
     assert "the tapped layers are SGLang's default, 2, n // 2 and n - 3" in caplog.text
-    # what is named for vLLM alone SGLang does not read
-    assert f"names the layers {list(TARGET.tap_layers)} for vLLM" in caplog.text
-    assert "but its default for SGLang" in caplog.text
+    edit_config(tmp_path / "stock", lambda c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 3]))
+    assert read_info(tmp_path / "stock").body.tap_layers is None  # SGLang does not read what is named for vLLM alone
+    assert "names the layers [1, 2, 3] for vLLM (whose input is tapped), but its default for SGLang" in caplog.text
     edit_config(tmp_path / "stock", lambda c: c.update(num_aux_hidden_states=4))
     with pytest.raises(ValueError, match="num_aux_hidden_states is 4, but eagle_config names no layers"):
         read_info(tmp_path / "stock")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.features.config import FeatureConfig
 from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
-from sglang_ext.drafters.target import DEFAULT_TAPS, stored_taps
+from sglang_ext.drafters.target import DEFAULT_TAPS, TAPS, stored_taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Eagle3Config(FeatureConfig):
             # SGLang counts the layer whose output it takes, we the layer whose input it is
             "eagle_config": {
                 "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers],
+                TAPS: [i - 1 for i in self.tap_layers],
             },
         }
 

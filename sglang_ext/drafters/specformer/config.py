@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.last_hidden.config import LAYER_SIZES, LastHiddenConfig, LayerShape, with_rope
-from sglang_ext.drafters.target import stored_taps
+from sglang_ext.drafters.target import TAPS, stored_taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class SpecFormerConfig(LastHiddenConfig, LayerShape):
             # SGLang counts the layer whose output it takes; the last tap is no layer's input
             "eagle_config": {
                 "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in self.tap_layers[:-1]],
+                TAPS: [i - 1 for i in self.tap_layers[:-1]],
             },
         }
         return super().to_json() | self.layer_json() | taps
