@@ -43,6 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands tests out runs none, and its workers start when this has ended."""
+    gc.disable()  # until all tests are found: what is imported and found stays
     if "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses:
         config.pluginmanager.import_plugin("shared_fixtures")
 
@@ -62,6 +63,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays. Looking through it again and again took a twentieth of the time of five files."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _turn(item: Any) -> tuple[Any, ...]:

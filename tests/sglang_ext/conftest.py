@@ -14,6 +14,7 @@ import torch
 from engines import (
     NEW_TOKENS,
     NUM_PROMPTS,
+    NUM_STOPS,
     Ids,
     Oracle,
     end_kept_engine,
@@ -68,7 +69,7 @@ def _ask_plain_engine(prompts: list[Ids], long_prompt: Ids) -> Oracle:
         stop_tokens = [answer[len(answer) // 2] for answer in answers]
         stopped = [
             generate(engine, [prompt], stop_token_ids=[stop])[0]["output_ids"]
-            for prompt, stop in zip(prompts[:12], stop_tokens[:12], strict=True)
+            for prompt, stop in zip(prompts[:NUM_STOPS], stop_tokens[:NUM_STOPS], strict=True)
         ]
         return Oracle(answers, stop_tokens, stopped, generate(engine, [long_prompt], 24)[0]["output_ids"])
 

@@ -62,10 +62,11 @@ def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, reques
     return runs
 
 
-def check_drafts(engine: Any, toy: Toy, folder: Path, filters: Mapping[str, Any], *, requests: int) -> None:
-    """That the engine draws this drafter's drafts from its head's law, warm, cold and filtered, and that drafts of
-    another temperature would be seen."""
-    settings = {"warm": {}, "cold": {"temperature": 0.5}, "filters": filters}
+def check_drafts(
+    engine: Any, toy: Toy, folder: Path, settings: Mapping[str, Mapping[str, Any]], *, requests: int
+) -> None:
+    """That the engine draws this drafter's drafts from its head's law at these settings, of which one is `warm`, and
+    that drafts of another temperature would be seen."""
     swap_drafter(engine, str(folder))
     drafter, _ = load_drafter(folder)
     runs = run_rounds(engine, settings, requests=requests)

@@ -23,9 +23,9 @@ from sglang_ext.adapter.patches import lent
 
 fork_server.stays = True
 
-NUM_PROMPTS, NEW_TOKENS = 56, volume(24, 16)
-# two concurrent requests at most would hide ragged batches; prompts of 32-160 tokens are prefilled in chunks of 64
-ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 64, "max_total_tokens": 16384, "log_level": "error"}
+NUM_PROMPTS, NUM_STOPS, NEW_TOKENS = 56, volume(12, 6), volume(24, 16)
+# two concurrent requests at most would hide ragged batches; prefills of 32-160 tokens share chunks of 128
+ENGINE = {"max_running_requests": 8, "chunked_prefill_size": 128, "max_total_tokens": 16384, "log_level": "error"}
 
 Ids = list[int]
 

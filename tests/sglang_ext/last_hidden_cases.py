@@ -79,7 +79,7 @@ def demo_drafters(
         kind, options, head = DEMO[name]
         torch.manual_seed(0)
         drafter = untrained(target, kind, options, head, artifacts)
-        train(drafter, target, answers, steps=8, batch_size=16)
+        train(drafter, target, answers, steps=5, batch_size=16)
         made[name] = save(folder / name, drafter, target, StaticTree(greedy_paths(ACCURACY, 20)))
     return made
 

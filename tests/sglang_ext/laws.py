@@ -202,5 +202,5 @@ def check_seeds(engine: Any, count: int, **sampling: Any) -> None:
     assert len({tuple(answer) for answer in together}) > count // 2
     among_unseeded = answers([o for pair in zip(options, seeded, strict=True) for o in pair])
     assert among_unseeded[1::2] == together
-    assert [answers([option])[0] for option in seeded[:4]] == together[:4]
+    assert [answers([option])[0] for option in seeded[:3]] == together[:3]
     assert answers(options) != answers(options), "requests without a seed stay random"

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -39,13 +40,26 @@ def test_pinned_version_is_installed() -> None:
 
 
 UNTOUCHED = """
-import inspect, json, pkgutil, sys
+import importlib, inspect, json, pkgutil, sys
 from typing import get_type_hints
 from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.server_args import ServerArgs
+import sglang.srt.utils.common as theirs
+import rayspec_kernels, triton
+from triton.runtime.jit import JITFunction
+
 parameters = {t: list(inspect.signature(pkgutil.resolve_name(t)).parameters) for t in json.loads(sys.argv[1])}
 arguments = {f.name: repr(get_type_hints(ServerArgs).get(f.name)) for f in record_fields(ServerArgs)}
-print(json.dumps([parameters, arguments]))
+assert triton.next_power_of_2 is theirs.next_power_of_2, "SGLang no longer replaces functions of Triton"
+modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(rayspec_kernels.__path__, "rayspec_kernels.")]
+kernels = {f"{m.__name__}.{name}": f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
+faults = dict.fromkeys(kernels, "")
+for name, kernel in kernels.items():
+    try:
+        kernel.cache_key  # looks up all that the kernel names
+    except RuntimeError as error:
+        faults[name] = str(error)
+print(json.dumps([parameters, arguments, faults]))
 """
 
 
@@ -54,20 +68,31 @@ class Untouched(NamedTuple):
 
     parameters: dict[str, list[str]]  # by the object's name
     arguments: dict[str, str]  # of a server, and their types
+    faults: dict[str, str]  # of our kernels beside it; empty where there is none
 
 
 @pytest.fixture(scope="module")
 def untouched() -> Untouched:
     targets = [i.target for i in WITH_SIGNATURE]
     command = [sys.executable, "-c", UNTOUCHED, json.dumps(targets)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return Untouched(*json.loads(out.splitlines()[-1]))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment.pop("TRITON_INTERPRET", None)  # by which nothing is compiled
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Untouched(*json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("internal", WITH_SIGNATURE, ids=lambda i: i.target.rsplit(".", 1)[1])
 def test_signature_is_the_one_that_we_replace(internal: Internal, untouched: Untouched) -> None:
     names = [n for n in untouched.parameters[internal.target] if n != "self" or "self" in internal.parameters]
     assert tuple(names) == internal.parameters
+
+
+def test_no_kernel_of_ours_calls_what_sglang_replaces(untouched: Untouched) -> None:
+    """SGLang puts functions of its own into Triton's module (`triton.next_power_of_2`, in srt/utils/common.py). A
+    kernel that calls such a function compiles everywhere but in SGLang."""
+    assert len(untouched.faults) > 40
+    assert {name: fault for name, fault in untouched.faults.items() if fault} == {}
 
 
 def test_arguments_as_read_from_the_source_are_those_that_a_server_has(untouched: Untouched) -> None:

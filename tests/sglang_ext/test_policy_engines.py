@@ -14,7 +14,7 @@ from volume import volume
 from sglang_ext.adapter.engine import policy_report, swap_drafter
 
 STEPS = 3
-FEW = volume(40, 12)
+FEW = volume(40, 8)
 TREE = {"topk": 4, "num_draft_tokens": 12}
 WIDE_TREE = {"topk": 8, "num_draft_tokens": 9}  # drafts more slots than twice its nodes
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {

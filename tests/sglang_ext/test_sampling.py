@@ -1,9 +1,7 @@
 """Sampling parts against SGLang's own functions, without an engine."""
 
-import json
-import os
-import subprocess
-import sys
+import importlib.util
+import runpy
 from typing import Any
 
 import pytest
@@ -155,19 +153,16 @@ def test_merging_seeded_and_unseeded_batches() -> None:
 SEEDS = [0, 1, 42, 2**31 + 5, 2**40 + 3, -1, -(2**63), 2**63 - 1]
 POSITIONS = [0, 1, 7, 2**31 + 1, 2**32 - 1, 5, 3, 3]
 COLUMNS = [0, 1, 2, 31, 32767, 2**31, 2**32 - 1]
-TRITON = """
-import json, sys, torch
-from sglang.kernels.ops.sampling.murmur_hash import murmur_hash32_kernel
-seeds, positions, columns = (torch.tensor(x) for x in json.loads(sys.argv[1]))
-out = torch.empty(len(seeds), len(columns), dtype=torch.int64)
-murmur_hash32_kernel[(len(seeds), 1)](seeds, positions, columns, out, len(seeds), len(columns), BLOCK_SIZE=8)
-print(json.dumps((out % 2**32).tolist()))
-"""
 
 
-def test_hash_equals_the_triton_kernel() -> None:
-    command = [sys.executable, "-c", TRITON, json.dumps([SEEDS, POSITIONS, COLUMNS])]
-    run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    ours = murmur_hash32_reference(torch.tensor(SEEDS), torch.tensor(POSITIONS), torch.tensor(COLUMNS))
-    assert json.loads(run.stdout.splitlines()[-1]) == ours.tolist()
+def test_hash_equals_the_triton_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file alone, without SGLang around it, and interpreted."""
+    package = importlib.util.find_spec("sglang")
+    assert package is not None
+    (folder,) = package.submodule_search_locations or ()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = runpy.run_path(f"{folder}/kernels/ops/sampling/murmur_hash.py")["murmur_hash32_kernel"]
+    seeds, positions, columns = (torch.tensor(x) for x in (SEEDS, POSITIONS, COLUMNS))
+    found = torch.empty(len(seeds), len(columns), dtype=torch.int64)
+    kernel[(len(seeds), 1)](seeds, positions, columns, found, len(seeds), len(columns), BLOCK_SIZE=8)
+    assert torch.equal(found % 2**32, murmur_hash32_reference(seeds, positions, columns))

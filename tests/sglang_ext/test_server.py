@@ -81,7 +81,7 @@ def dashboard_metrics() -> set[str]:
 
 @pytest.fixture(scope="module")
 def many_prompts() -> list[str]:
-    return prompt_texts(volume(200, 16))
+    return prompt_texts(volume(200, 8))
 
 
 @pytest.fixture(scope="module")

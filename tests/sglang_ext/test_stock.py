@@ -38,7 +38,7 @@ def export(kind: str, folder: Path) -> None:
 
 @pytest.fixture
 def some(prompts: list[Ids]) -> list[Ids]:
-    return prompts[: volume(56, 16)]
+    return prompts[: volume(56, 8)]
 
 
 @contextmanager

@@ -47,13 +47,13 @@ def _eagle3(toy: Toy, folder: Path) -> dict[str, Path]:
 
 
 def _eagle(toy: Toy, folder: Path) -> dict[str, Path]:
-    drafter = trained_eagle(toy.target, texts(256, 4, 12), steps=80, batch_size=64)
+    drafter = trained_eagle(toy.target, texts(256, 4, 12), steps=60, batch_size=32)
     return save_with_heads(folder, drafter, toy.target, FEATURE_HEADS, ARTIFACTS)
 
 
 def _independent(toy: Toy, folder: Path) -> dict[str, Path]:
     options = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48}
-    drafter = trained_drafter(toy.target, texts(256, 3, 13), options, steps=150, batch_size=64)
+    drafter = trained_drafter(toy.target, texts(256, 3, 13), options, steps=120, batch_size=32)
     return save_with_heads(folder, drafter, toy.target, FEATURE_HEADS, ARTIFACTS)
 
 
@@ -63,7 +63,7 @@ def _last_hidden(toy: Toy, folder: Path) -> dict[str, Path]:
     for name, (kind, head) in LAST_HIDDEN.items():
         options = {"positions": DRAFT_STEPS, "shared_head": head is DYNASPEC}
         drafter = untrained(toy.target, kind, options, head, ARTIFACTS)
-        train(drafter, toy.target, answers, steps=60, batch_size=64)
+        train(drafter, toy.target, answers, steps=50, batch_size=32)
         made[name] = save(folder / name, drafter, toy.target, tree)
     return made | {"slim": slim_on(folder / "slim", made["medusa"], answers, hypotheses=5)}
 
@@ -73,7 +73,7 @@ def _specformer(toy: Toy, folder: Path) -> dict[str, Path]:
     for name, head in SPECFORMER.items():
         torch.manual_seed(0)
         drafter = untrained(toy.target, "specformer", {"positions": DRAFT_STEPS + 1}, head, ARTIFACTS)
-        train(drafter, toy.target, answers, steps=60, batch_size=64)
+        train(drafter, toy.target, answers, steps=50, batch_size=32)
         made[name] = save(folder / name, drafter, toy.target, None)
     return made
 
@@ -84,7 +84,7 @@ def _hydra_prefix(toy: Toy, folder: Path) -> dict[str, Path]:
     for name, head in HYDRA_PREFIX.items():
         torch.manual_seed(0)
         drafter = untrained(toy.target, "hydra", options, head, ARTIFACTS)
-        train(drafter, toy.target, answers, steps=60, batch_size=64)
+        train(drafter, toy.target, answers, steps=50, batch_size=32)
         made[name] = save(folder / name, drafter, toy.target, tree)
     return made
 

@@ -37,14 +37,14 @@ FEATURE_HEADS: dict[str, dict[str, Any]] = {
 }
 SPECFORMER_POSITIONS = 4
 SPECFORMER: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # options, head, steps of training
-    "specformer": ({}, SLIM, 8),
-    "truncated": ({}, {"kind": "truncated", "size": 1024}, 8),
+    "specformer": ({}, SLIM, 5),
+    "truncated": ({}, {"kind": "truncated", "size": 1024}, 5),
     "routed": ({}, {**ROUTED, "first": 32, "later": 16}, 1),
     "causal": ({"causal": True}, SLIM, 1),
 }
 HYDRA_PREFIX: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "slimspec": ({"mlp_layers": 2}, SLIM, 8),
-    "truncated": ({"mlp_layers": 2}, {"kind": "truncated", "size": 1024}, 8),
+    "slimspec": ({"mlp_layers": 2}, SLIM, 5),
+    "truncated": ({"mlp_layers": 2}, {"kind": "truncated", "size": 1024}, 5),
     "short_mlp": ({}, SLIM, 1),
     "no_prefix": ({"prefix_layer": False, "mlp_layers": 2}, SLIM, 1),
 }
@@ -70,7 +70,7 @@ def _eagle3(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[str,
 
 
 def _eagle(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[str, Path]:
-    drafter = trained_eagle(target, answers, steps=30, batch_size=16)
+    drafter = trained_eagle(target, answers, steps=15, batch_size=16)
     save_drafter(folder / "to_export", drafter, target.info(tap_layers=()), {"freeze_head": True})
     made = save_with_heads(folder, drafter, target, FEATURE_HEADS, artifacts())
     pruned = slim_on(folder / "pruned", made["full"], answers, hypotheses=6)
@@ -78,7 +78,7 @@ def _eagle(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[str, 
 
 
 def _independent(target: FrozenTarget, answers: AnswerSet, folder: Path) -> dict[str, Path]:
-    drafter = trained_drafter(target, answers, {}, steps=30, batch_size=16)
+    drafter = trained_drafter(target, answers, {}, steps=15, batch_size=16)
     heads = FEATURE_HEADS | {"slimspec": {"kind": "slimspec", "rank": 32}}
     return save_with_heads(folder, drafter, target, heads, artifacts())
 
