@@ -1,7 +1,7 @@
 """Real engines of every family, tree and head: token-identical to plain decoding, and live swap.
 
 `ENGINES` says what is met. `make test` leaves out the engines whose tree and worker others show (`is_slow`), and gives
-all prompts to the first drafter of each.
+most prompts to the first drafter of each.
 """
 
 import json
@@ -221,8 +221,9 @@ def test_the_engine_accepts_what_training_says(
 ) -> None:
     """Each request takes as many verify steps as teacher forcing over its answer says: features, embeddings, positions
     and cache are training's."""
-    found = [a["meta_info"]["spec_verify_ct"] for a in generate(engine, prompts)]
-    answers, sizes = as_answers(prompts, oracle.answers), {"batch_size": 16, "chunk_rows": 256}
+    some = prompts[: volume(len(prompts), 24)]
+    found = [a["meta_info"]["spec_verify_ct"] for a in generate(engine, some)]
+    answers, sizes = as_answers(some, oracle.answers[: len(some)]), {"batch_size": 16, "chunk_rows": 256}
     assert found == verify_steps(load_drafter(drafter)[0], demo_target, answers, num_steps=asked.draft_steps, **sizes)
 
 
