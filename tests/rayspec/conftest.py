@@ -1,7 +1,7 @@
 """The synthetic sweep of synthetic.py, made once, and a champion of it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,22 @@ from rayspec.records import RequestRecord
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
+from rayspec.training import drafter_report
 
 
 @pytest.fixture
 def make_request() -> Callable[..., RequestRecord]:
     return synthetic_request
+
+
+@pytest.fixture(scope="session", autouse=True)
+def draw_training() -> Iterator[Callable[[dict[str, Any]], bytes]]:
+    """What draws a training's report. Drafters are trained here by the dozen, and their pictures, left out, would take
+    longer than all else; tests/jobs/test_train.py has one drawn by the command."""
+    draw = drafter_report._figure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter_report, "_figure", lambda report: b"of " + report["name"].encode())
+        yield draw
 
 
 @pytest.fixture(scope="session")

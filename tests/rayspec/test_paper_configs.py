@@ -1,8 +1,9 @@
 """Every table of the papers is a config that plans, and what a sweep names is made by the configs beside it."""
 
 import re
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from planned_home import BCL_SIZE, make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
@@ -18,6 +19,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_runs import plan
 from rayspec.training.frozen_target import FrozenTarget
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
 SHIPPED = {folder.name for folder in (ASSETS / "drafters" / "smollm2-135m").iterdir()}
@@ -58,12 +60,17 @@ def name_of(file: Path) -> str:
     return f"{file.parent.name}/{file.stem}"
 
 
+@cache
+def read(schema: type[T], file: Path) -> T:
+    return load_config(schema, file)
+
+
 def trained(folder: Path) -> dict[str, DrafterEntry]:
-    return {e.name: e for f in TRAIN if f.parent == folder for e in load_config(DrafterTrainConfig, f).drafters}
+    return {e.name: e for f in TRAIN if f.parent == folder for e in read(DrafterTrainConfig, f).drafters}
 
 
 def calibrated(folder: Path) -> set[str]:
-    return {c.name for f in CALIBRATE if f.parent == folder for c in load_config(CalibrationConfig, f).calibrations}
+    return {c.name for f in CALIBRATE if f.parent == folder for c in read(CalibrationConfig, f).calibrations}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,9 +84,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
         target = FrozenTarget.without_weights(make_target(folder))
         make_shipped_drafter(folder, target)
         for file in CALIBRATE:
-            make_calibrations(folder, target, load_config(CalibrationConfig, file))
+            make_calibrations(folder, target, read(CalibrationConfig, file))
         for file in TRAIN:
-            config = load_config(DrafterTrainConfig, file)
+            config = read(DrafterTrainConfig, file)
             for entry in config.drafters:
                 if not (folder / "drafters" / "smollm2-135m" / entry.name).exists():
                     make_drafter(folder, target, entry, config)
@@ -92,7 +99,7 @@ def test_all_tables_are_planned_here() -> None:
 
 @pytest.mark.parametrize("file", SWEEPS, ids=name_of)
 def test_a_table_is_planned(file: Path) -> None:
-    config = load_config(SweepConfig, file)
+    config = read(SweepConfig, file)
     prepared: Prepared = prepare(config)
     check_drafts_are_said(config, prepared.plan.candidates)
     found = prepared.plan
@@ -107,7 +114,7 @@ def test_a_table_is_planned(file: Path) -> None:
 
 @pytest.mark.parametrize("file", SWEEPS, ids=name_of)
 def test_what_a_sweep_names_is_made_beside_it_or_ships(file: Path) -> None:
-    config = load_config(SweepConfig, file)
+    config = read(SweepConfig, file)
     drafters = {split_shape(d)[0] for d in config.drafters} | {h["drafter"] for h in config.heads if "drafter" in h}
     assert drafters - SHIPPED <= set(trained(file.parent))
     artifacts = {a for h in config.heads for a in _listed(h.get("artifacts", []))}
@@ -127,12 +134,12 @@ def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
         asked = {entry.artifacts, (entry.tree or {}).get("bigram")} - {None}
         assert asked <= calibrated(folder), entry.name
     for file in (f for f in TRAIN if f.parent == folder):
-        names = [e.name for e in load_config(DrafterTrainConfig, file).drafters]
-        for entry in load_config(DrafterTrainConfig, file).drafters:
+        names = [e.name for e in read(DrafterTrainConfig, file).drafters]
+        for entry in read(DrafterTrainConfig, file).drafters:
             if entry.base in names:
                 assert names.index(entry.base) < names.index(entry.name), f"{entry.name} comes before its base"
     for file in (f for f in CALIBRATE if f.parent == folder):
-        config = load_config(CalibrationConfig, file)
+        config = read(CalibrationConfig, file)
         named = {s.drafter for s in config.parsed_sources.values() if hasattr(s, "drafter")}
         named |= {c.parsed.drafter_name for c in config.calibrations} - {None}
         assert named - SHIPPED <= set(made), file.name
@@ -148,7 +155,7 @@ def test_training_is_planned(file: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_made_that_no_table_uses() -> None:
     for folder in {f.parent for f in FILES}:
-        sweeps = [load_config(SweepConfig, f) for f in SWEEPS if f.parent == folder]
+        sweeps = [read(SweepConfig, f) for f in SWEEPS if f.parent == folder]
         made = trained(folder)
         used = {split_shape(d)[0] for s in sweeps for d in s.drafters} | {e.base for e in made.values()}
         controls = {"full-code"}  # what makes a domain's answers
@@ -160,7 +167,7 @@ def test_nothing_is_made_that_no_table_uses() -> None:
 
 def test_configs_that_share_a_home_agree() -> None:
     """A second answer set under one folder, or another drafter of a name, would be refused when the first is there."""
-    configs = [load_config(DrafterTrainConfig, f) for f in [*(ROOT / "configs" / "train").glob("*.yaml"), *TRAIN]]
+    configs = [read(DrafterTrainConfig, f) for f in [*(ROOT / "configs" / "train").glob("*.yaml"), *TRAIN]]
     assert len(configs) > len(TRAIN)
     answers: dict[str | None, set[str]] = {}
     for config in configs:
@@ -174,7 +181,7 @@ def test_configs_that_share_a_home_agree() -> None:
             )
     rules: dict[str, str] = {}
     for file in [ROOT / "configs" / "calibrate" / "smollm2.yaml", *CALIBRATE]:
-        calibrations = load_config(CalibrationConfig, file)
+        calibrations = read(CalibrationConfig, file)
         for c in calibrations.calibrations:
             what = repr((c.rule, calibrations.parsed_sources[c.source], calibrations.work_dir))
             assert rules.setdefault(c.name, what) == what, c.name
@@ -196,7 +203,7 @@ def test_every_table_stands_in_the_docs() -> None:
 
 
 def test_the_grid_is_whole() -> None:
-    config = load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")
+    config = read(SweepConfig, PAPERS / "slimspec" / "grid.yaml")
     assert {t.label for t in config.traffic()} == {"c1-t0", "c16-t0", "c1-t1", "c16-t1"}
     assert {part.split(":")[0] for part in config.workload.split(", ")} == {"mt_bench", "humaneval", "gsm8k"}
 
@@ -205,7 +212,7 @@ def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose(tmp_path: Path) ->
     elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
     lines = plan(load_config(DrafterTrainConfig, PAPERS / "slimspec" / "train_truncated.yaml", elsewhere))
     assert f"bcl-trained {{'kind': 'truncated', 'size': {BCL_SIZE}}} -> " in "\n".join(lines)
-    candidates = prepare(load_config(SweepConfig, PAPERS / "slimspec" / "grid.yaml")).plan.candidates
+    candidates = prepare(read(SweepConfig, PAPERS / "slimspec" / "grid.yaml")).plan.candidates
     (bcl,) = (c for c in candidates if c.label == "bcl-trained")
     assert bcl.head.numbers == {"size": BCL_SIZE}
 

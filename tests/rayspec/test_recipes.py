@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def file_of(model: str, name: str) -> Path:
     return RECIPES / model / f"{name}.yaml"
 
 
+@cache
 def training(model: str, name: str) -> DrafterTrainConfig:
     return load_config(DrafterTrainConfig, file_of(model, name))
 

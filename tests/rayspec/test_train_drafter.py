@@ -435,7 +435,7 @@ def test_resuming_with_another_recipe_is_refused(tiny_target: FrozenTarget, answ
 
 
 def test_loss_falls_and_the_export_names_its_origin(
-    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+    tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path, draw_training: Any
 ) -> None:
     recipe = replace(RECIPE, num_steps=40, batch_size=10, lr=3e-3)
     config = run_config(tmp_path, recipe=recipe, log_every=1)
@@ -449,7 +449,8 @@ def test_loss_falls_and_the_export_names_its_origin(
     assert info.target.tap_layers == (2, 4, 5)
     assert info.provenance["trained_on"] == {**answers.provenance(), "target_sha256": tiny_target.sha256}
     assert info.provenance["recipe"] == recipe.to_dict()
-    assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "training.png").read_bytes() == b"of full"
+    assert draw_training(report).startswith(b"\x89PNG")
     # bfloat16 weights may flip a near tie, so acceptance after loading is close, not equal
     acceptance = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
     assert acceptance.tau[-1] == pytest.approx(report["held_out"]["tau"][-1], abs=0.3)
