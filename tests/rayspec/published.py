@@ -1,13 +1,16 @@
 """Puts a synthetic sweep into an MLflow store through the same publisher as a real one, and its winner into the
 registry. Figures are drawn where a test asks for them: they take longer than all else."""
 
+import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import mlflow.artifacts
 import pytest
 from mlflow import MlflowClient
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 from synthetic import SyntheticSweep
 
 from rayspec.driver.publish import Publisher
@@ -82,6 +85,15 @@ def _publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None) -> str
         parent.set_tags({TARGET_SHA256: combined_sha256(target_sha256(sweep.config.target))})
         publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)
     return parent.run_id
+
+
+def copy_store(folder: Path, to: Path) -> None:
+    """A folder of mlflow.db and all that it names, with the new folder in every path of the old one."""
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("mlflow.db*"), dirs_exist_ok=True)
+    with closing(sqlite3.connect(folder / "mlflow.db")) as old, closing(sqlite3.connect(to / "mlflow.db")) as new:
+        new.execute("PRAGMA synchronous=OFF")
+        new.executescript("\n".join(old.iterdump()).replace(str(folder), str(to)))
+    _artifact_repos_cache.clear()  # where a run's files lie, by its id alone
 
 
 def download_champion(client: MlflowClient, model: str, folder: Path) -> Path:

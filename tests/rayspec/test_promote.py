@@ -7,13 +7,14 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from fixture_models import DRAFTERS, TARGET
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from published import promoted, publish, undrawn
+from published import copy_store, promoted, publish, undrawn
 from safetensors.torch import load_file, save_file
 from synthetic import SyntheticSweep, few_trials
 
@@ -59,15 +60,21 @@ class Store:
         return {f.path for id_ in (self.run_id, self.sweep.run_id) for f in self.client.list_artifacts(id_)}
 
 
-@pytest.fixture
-def make_store(
-    tmp_path: Path, synthetic_sweep: SyntheticSweep, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Store]:
-    def make(**config: object) -> Store:
-        drafter, body = tmp_path / "drafters" / "truncated", tmp_path / "drafters" / "full"
+@pytest.fixture(scope="session")
+def published_with(
+    tmp_path_factory: pytest.TempPathFactory, synthetic_sweep: SyntheticSweep
+) -> Callable[[bool], tuple[Path, str]]:
+    """A folder of a sweep, its store and its drafters, and the sweep's run id; made once, and once for
+    an engine with hooks."""
+
+    @cache
+    def make(has_hooks: bool) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp("published")
+        drafter = folder / "drafters" / "truncated"
         shutil.copytree(DRAFTERS["truncated"], drafter)
-        shutil.copytree(DRAFTERS["full"], body)
-        few = few_trials(synthetic_sweep, target=str(TARGET), **config)
+        shutil.copytree(DRAFTERS["full"], folder / "drafters" / "full")
+        engine = EngineConfig(extra={"forward_hooks": []} if has_hooks else {})
+        few = few_trials(synthetic_sweep, target=str(TARGET), engine=engine)
         label = winner(few.results).trial.label
         moved = {
             trial: dataclasses.replace(trial, candidate=dataclasses.replace(trial.candidate, path=str(drafter)))
@@ -80,12 +87,24 @@ def make_store(
             blocks={moved[trial]: blocks for trial, blocks in few.blocks.items()},
             results=[dataclasses.replace(r, trial=moved[r.trial]) for r in few.results],
         )
+        tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
+        return folder, publish(tracker, few)
+
+    return make
+
+
+@pytest.fixture
+def make_store(
+    tmp_path: Path, published_with: Callable[[bool], tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Store]:
+    def make(has_hooks: bool = False) -> Store:
+        folder, run_id = published_with(has_hooks)
+        copy_store(folder, tmp_path)
         uri = f"sqlite:///{tmp_path}/mlflow.db"
         monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        tracker = Tracker(uri, "tests", (tmp_path / "artifacts").as_uri())
-        sweep = find_sweep(tracker.client, publish(tracker, few))
-        return Store(sweep=sweep, drafter=drafter, body=body, report=tmp_path / "report")
+        sweep, drafters = find_sweep(MlflowClient(uri), run_id), tmp_path / "drafters"
+        return Store(sweep=sweep, drafter=drafters / "truncated", body=drafters / "full", report=tmp_path / "report")
 
     return make
 
@@ -271,8 +290,7 @@ def test_a_plan_refuses_what_the_promotion_would(
     name: str, make_store: Callable[..., Store], capsys: pytest.CaptureFixture[str]
 ) -> None:
     change, arguments, message = UNFIT[name]
-    engine = EngineConfig(extra={"forward_hooks": []} if name == "an engine with hooks" else {})
-    store = make_store(engine=engine)
+    store = make_store(name == "an engine with hooks")
     change(store)
     before = store.artifacts()
     command = ["--promote", "--out", str(store.report), *arguments]

@@ -19,7 +19,7 @@ from rayspec.serving.events import Standing, standing_tag
 from rayspec.serving.launch import MAX_QUEUED, server_command
 from rayspec.tracking import TrackingError
 
-MODEL = "models:/drafter-target@champion"
+MODEL, NOBODY = "models:/drafter-target@champion", "models:/nobody@champion"
 
 
 def test_the_command_has_the_measured_settings(champion_client: MlflowClient) -> None:
@@ -115,22 +115,19 @@ def test_a_champion_of_one_load_is_told_of(
 
 def test_the_log_of_the_command_as_objects(champion_client: MlflowClient, promoted: Path) -> None:
     """A process of its own, whatever else is imported in it; also for what may not be served."""
-    for source, status in ((MODEL, 0), ("models:/nobody@champion", 2)):
-        words = ["serve", source, "--plan", "--log-format", "json", "--host", "0.0.0.0", "--replicas", "2"]
-        done = subprocess.run(
-            [sys.executable, "-m", "rayspec.cli", *words], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == status, done.stderr
-        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
-        assert {line["logger"] for line in lines} == {"rayspec.serve"}
-        assert all({"time", "level", "process", "message"} <= line.keys() for line in lines)
-        levels = {line["level"]: line for line in lines}
-        if status == 0:
-            assert levels["INFO"]["message"].startswith("through Ray Serve")
-            assert "set RAYSPEC_API_KEY" in levels["WARNING"]["message"]
-            assert lines[0]["version"] == "drafter-target version 1"
-        else:
-            assert "has no models:/nobody@champion" in levels["ERROR"]["message"]
+    words = ["--plan", "--log-format", "json", "--host", "0.0.0.0", "--replicas", "2"]
+    twice = f"from rayspec.cli import main; print([main(['serve', s, *{words}]) for s in {[MODEL, NOBODY]}])"
+    done = subprocess.run([sys.executable, "-c", twice], capture_output=True, text=True, check=True)
+    *said, statuses = done.stdout.splitlines()
+    assert statuses == "[0, 2]"
+    lines = [json.loads(line) for line in [*said, *done.stderr.splitlines()]]
+    assert {line["logger"] for line in lines} == {"rayspec.serve"}
+    assert all({"time", "level", "process", "message"} <= line.keys() for line in lines)
+    levels = {line["level"]: line for line in lines}
+    assert levels["INFO"]["message"].startswith("through Ray Serve")
+    assert "set RAYSPEC_API_KEY" in levels["WARNING"]["message"]
+    assert lines[0]["version"] == "drafter-target version 1"
+    assert "has no models:/nobody@champion" in levels["ERROR"]["message"]
 
 
 BAD_OPTIONS = {
