@@ -156,6 +156,7 @@ def _rank(rank: int, folder: str, x_BH: Tensor, weight_VH: Tensor, cuts: tuple[i
 def test_over_two_processes(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     x_BH, weight_VH = (whole_numbers(rows, 16, dtype=torch.float32, device=cpu) for rows in (3, 50))
-    multiprocessing.spawn(_rank, (str(tmp_path), x_BH, weight_VH, (0, 3, 50), 5), nprocs=2)
+    arguments = (str(tmp_path), x_BH, weight_VH, (0, 3, 50), 5)
+    multiprocessing.start_processes(_rank, arguments, nprocs=2, start_method="fork")  # spawned, they import all again
     for rank in (0, 1):
         same(Best(**load_file(tmp_path / f"{rank}.safetensors")), head_topk_reference(x_BH, weight_VH, 5))

@@ -34,7 +34,7 @@ def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
 
 @pytest.fixture(scope="module")
 def stored(tracker: Tracker, synthetic_sweep: SyntheticSweep) -> StoredSweep:
-    return find_sweep(tracker.client, publish(tracker, synthetic_sweep, draws=True))
+    return find_sweep(tracker.client, publish(tracker, synthetic_sweep))
 
 
 @pytest.fixture(scope="module")
