@@ -52,7 +52,10 @@ def promoted(tmp_path_factory: pytest.TempPathFactory, synthetic_sweep: Syntheti
     folder = tmp_path_factory.mktemp("store")
     tracker = Tracker(f"sqlite:///{folder}/mlflow.db", "tests", (folder / "artifacts").as_uri())
     config = dataclasses.replace(synthetic_sweep.config, target=str(TARGET))
-    stored = find_sweep(tracker.client, published.publish(tracker, dataclasses.replace(synthetic_sweep, config=config)))
+    results = [r for r in synthetic_sweep.results if r.trial.label in ("plain", "full", "slimspec-r64")]
+    blocks = {r.trial: synthetic_sweep.blocks[r.trial] for r in results}
+    sweep = SyntheticSweep(config=config, blocks=blocks, results=results)
+    stored = find_sweep(tracker.client, published.publish(tracker, sweep))
     done = published.promoted(stored, folder / "report", "drafter-target")
     (folder / "run").write_text(stored.run_ids[done.winner.trial])
     return folder

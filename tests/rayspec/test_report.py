@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from published import CAUSE, COMMAND, download_champion, publish
-from synthetic import SyntheticSweep
+from synthetic import SyntheticSweep, few_trials
 
 from rayspec.records import RequestRecord
 from rayspec.report.categories import category_speedups
@@ -195,9 +195,7 @@ def test_images_of_a_page_are_its_own_figures_alone(tmp_path: Path) -> None:
 
 def test_token_ids_are_left_out_where_asked(tracker: Tracker, synthetic_sweep: SyntheticSweep, tmp_path: Path) -> None:
     """And nothing of the report is lost by that."""
-    few = {
-        trial: blocks for trial, blocks in synthetic_sweep.blocks.items() if trial.label in ("plain", "slimspec-r64")
-    }
+    few = {t: blocks for t, blocks in few_trials(synthetic_sweep).blocks.items() if t.label != "full"}
     results = [r for r in synthetic_sweep.results if r.trial in few]
     silent = dataclasses.replace(
         synthetic_sweep,
@@ -279,21 +277,22 @@ def test_no_promotion_without_a_clear_gain(stored: StoredSweep) -> None:
 def test_a_drafter_that_has_changed_is_not_promoted(
     tracker: Tracker, synthetic_sweep: SyntheticSweep, report: Path, tmp_path: Path
 ) -> None:
-    best = winner(synthetic_sweep.results)
+    few = few_trials(synthetic_sweep)
+    best = winner(few.results)
     assert best.trial.candidate is not None
     copy = dataclasses.replace(best.trial.candidate, path=str(tmp_path / best.trial.label))
     shutil.copytree(best.trial.candidate.path, copy.path)
     moved = {
         dataclasses.replace(t, candidate=copy) if t.candidate == best.trial.candidate else t: blocks
-        for t, blocks in synthetic_sweep.blocks.items()
+        for t, blocks in few.blocks.items()
     }
     results = [
         dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=copy))
         if r.trial.candidate == best.trial.candidate
         else r
-        for r in synthetic_sweep.results
+        for r in few.results
     ]
-    sweep = dataclasses.replace(synthetic_sweep, blocks=moved, results=results)
+    sweep = dataclasses.replace(few, blocks=moved, results=results)
     stored = find_sweep(tracker.client, publish(tracker, sweep))
     with (tmp_path / best.trial.label / "model.safetensors").open("ab") as file:
         file.write(b"\0")
