@@ -382,6 +382,11 @@ WRAPPED: tuple[Internal, ...] = (
 # Called, overridden or read on every platform.
 RELIED_ON: tuple[Internal, ...] = (
     Internal(
+        "sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks",
+        (),
+        "replaced by server_words.py, which keeps of HookRegistry._hooks those of the parser",
+    ),
+    Internal(
         "sglang.srt.plugins.hook_registry.HookRegistry.register",
         ("target", "hook", "hook_type", "source"),
         "called by sglang_ext.adapter.patches, which also reads `_patched`",
