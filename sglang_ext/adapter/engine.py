@@ -1,6 +1,5 @@
 """What the rest of rayspec calls to run SGLang: arguments, environment, checks and the live swap."""
 
-import gc
 import json
 import os
 import tempfile
@@ -12,6 +11,7 @@ from typing import Any
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import algorithm_of
+from sglang_ext.adapter.cpu.imports import quick_imports
 from sglang_ext.adapter.patches import on_cpu_platform
 from sglang_ext.adapter.plugin import MODEL_PACKAGE, check_version
 from sglang_ext.adapter.swap import STILL_RUNNING
@@ -84,13 +84,8 @@ def assert_plugin_active() -> None:
 def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
     """SGLang's engine in this process, with `engine_arguments`. Raises RuntimeError where SGLang would run without our
     plugin. Imports of half a minute."""
-    was_enabled = gc.isenabled()
-    gc.disable()  # thousands of modules that stay: looking for garbage among them is a sixth of the time
-    try:
+    with quick_imports(skip=not has_accelerator()):
         from sglang.srt.entrypoints.engine import Engine
-    finally:
-        if was_enabled:
-            gc.enable()
     arguments = engine_arguments(target, drafter, **options)
     assert_plugin_active()
     return Engine(**arguments)

@@ -14,6 +14,7 @@ import pytest
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu import fork_server
 from sglang_ext.adapter.cpu.fork_server import ForkedProcess
+from sglang_ext.adapter.cpu.imports import UNUSED
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(has_accelerator(), reason="the CPU platform's")]
 PATIENCE_S = 120
@@ -39,7 +40,8 @@ def ended(target: Any, *args: Any) -> int | None:
 
 def look_around(name: str) -> None:
     """Of where this process is, and what it has imported."""
-    print(os.getppid(), os.getcwd(), os.environ[name], "sglang.srt.managers.scheduler" in sys.modules, flush=True)
+    imported = [module in sys.modules for module in ("sglang.srt.managers.scheduler", *UNUSED)]
+    print(os.getppid(), os.getcwd(), os.environ[name], *imported, flush=True)
 
 
 def test_it_is_a_child_of_its_owner_with_its_folder_environment_and_output(
@@ -52,7 +54,7 @@ def test_it_is_a_child_of_its_owner_with_its_folder_environment_and_output(
     assert ended(look_around, "SGLANG_RUN_ID") == 0
     assert fork_server.pid() == server
     here = f"{os.getpid()} {tmp_path}"
-    assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} first True", f"{here} second True"]
+    assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} {run} True False False" for run in ("first", "second")]
 
 
 @pytest.mark.slow
@@ -67,7 +69,7 @@ def test_another_environment_is_another_servers(
     monkeypatch.delenv("RAYSPEC_TEST_OF_FORKS")
     assert ended(sys.exit, 0) == 0
     assert fork_server.pid() == server, "which was kept"
-    assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True"
+    assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True False False"
 
 
 def test_how_it_ended_is_known() -> None:

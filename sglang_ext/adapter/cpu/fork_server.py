@@ -26,6 +26,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
+from sglang_ext.adapter.cpu.imports import quick_imports
 from sglang_ext.adapter.internals import PRELOADED
 from sglang_ext.adapter.patches import lent
 
@@ -45,14 +46,13 @@ def serve(fd: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     setproctitle("rayspec::fork_server")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is its owner's to report
-    gc.disable()  # what is imported stays: there is nothing to collect
-    from sglang.srt.plugins import load_plugins
+    with quick_imports(skip=True):
+        from sglang.srt.plugins import load_plugins
 
-    load_plugins()  # which say what the modules below find
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()  # so that collections of the forks do not copy its pages
-    gc.enable()
+        load_plugins()  # which say what the modules below find
+        for name in PRELOADED:
+            importlib.import_module(name)
+        gc.freeze()  # so that collections of the forks do not copy its pages
     with socket.socket(fileno=fd) as line:
         while True:
             message, fds, _, _ = socket.recv_fds(line, 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
