@@ -74,8 +74,9 @@ def ray_head(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     short = f"/tmp/rs{os.getpid()}"  # because Ray's socket paths are limited to 107 characters
     command += [f"--temp-dir={short}"]
-    # Ray's workers are nice by default, and starve beside the other tests
-    variables = {**os.environ, **token, "RAY_worker_niceness": "0", "PATH": f"{programs}:{os.environ['PATH']}"}
+    # Ray's workers are nice by default, and starve beside the other tests; nobody would use those that it starts ahead
+    settings = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    variables = {**os.environ, **token, **settings, "PATH": f"{programs}:{os.environ['PATH']}"}
     log = folder / "head.log"
     with log.open("w") as output:
         head = subprocess.Popen(

@@ -68,8 +68,9 @@ def _start(num_cpus: int, options: dict[str, Any]) -> None:
             include_dashboard=False,
             num_cpus=num_cpus,
             object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs
-            _system_config={"worker_niceness": 0},
+            # Ray gives its workers a priority so low that a measurement would be one of whatever else runs, and starts
+            # some that wait for work without an environment of its own, which engines have
+            _system_config={"worker_niceness": 0, "prestart_worker_first_driver": False},
             **options,
         )
     except Exception as error:
