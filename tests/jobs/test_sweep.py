@@ -29,7 +29,7 @@ from servers import START_TIMEOUT_S, ray_head
 from rayspec.sweep.record.metric_names import metric_name
 
 ROOT = Path(__file__).parents[2]
-SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=16", "engine.max_total_tokens=8192"]
+SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=8", "engine.max_total_tokens=8192"]
 
 
 PASSES, CONVERSATIONS = 2, 4
