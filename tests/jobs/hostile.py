@@ -46,21 +46,21 @@ def main_of(job: str) -> Callable[[list[str]], int]:
     return importlib.import_module(f"rayspec.commands.{job}").main
 
 
-def ask(job: str, *arguments: str) -> Answer:
+def ask(job: str, *arguments: str, patience_s: int = PATIENCE_S) -> Answer:
     """Call a job's main in this process."""
     out, err = io.StringIO(), io.StringIO()
     code: object = None
     trouble = None
     before = signal.signal(signal.SIGALRM, _hung)
     on_terminate = signal.getsignal(signal.SIGTERM)
-    signal.alarm(PATIENCE_S)
+    signal.alarm(patience_s)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main_of(job)(list(arguments))
     except SystemExit as exit_:  # argparse
         code = exit_.code
     except Hung:
-        trouble = f"no answer within {PATIENCE_S} s"
+        trouble = f"no answer within {patience_s} s"
     except BaseException:
         trouble = traceback.format_exc()
     finally:
@@ -148,13 +148,7 @@ def base(job: str, world: World, out: Path) -> list[str]:
             *("max_new_tokens=16", "draft_steps=[2]"),
         ]
     if job == "train":
-        sizes = ("count=6", "batch_size=4", "answer_tokens=10", "max_prompt_tokens=16", "min_prompt_tokens=8")
-        return [
-            *("--plan", "--config", str(out / "train.yaml"), f"target={world.target}", f"output_dir={out / 'out'}"),
-            *(f"{name}.prompts={world.texts}" for name in ("answers", "held_out")),
-            *(f"{name}.{size}" for name in ("answers", "held_out") for size in sizes),
-            *("recipe.num_steps=4", "recipe.warmup_steps=1"),
-        ]
+        return ["--plan", "--config", str(out / "train.yaml"), f"target={world.target}", f"output_dir={out / 'out'}"]
     if job == "calibrate":
         return [
             "--plan",

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +6,7 @@ from hostile import ask
 from mlflow import MlflowClient
 
 from rayspec.config import load_config
+from rayspec.farm.actor import cluster
 from rayspec.training.drafter_config import DrafterTrainConfig
 from sglang_ext.drafters.checkpoint import load_drafter
 
@@ -70,7 +68,7 @@ def test_unknown_key_names_the_key_and_the_known_ones() -> None:
 def test_end_to_end_then_rerun_then_refusal(
     tiny_target_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What makes something in a process of its own, what looks at it in this one."""
+    """In this process, with one cluster for the engines that answer and for the one that serves."""
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     settings = arguments(tiny_target_folder, text_folder, tmp_path)
@@ -80,11 +78,10 @@ def test_end_to_end_then_rerun_then_refusal(
     assert "to train" in planned.out
     assert not (tmp_path / "home").exists()
 
-    command = [sys.executable, "jobs/train.py", *settings]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    trained = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert trained.returncode == 0, trained.stderr
-    assert trained.stdout.count("tau in SGLang") == 1
+    with cluster(None):
+        trained = ask("train", *settings, patience_s=1500)
+    assert trained.code == 0, trained
+    assert trained.out.count("tau in SGLang") == 1
     folder = tmp_path / "out" / "slim"
     _, info = load_drafter(folder)
     assert info.head["kind"] == "slimspec"
