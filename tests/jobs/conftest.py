@@ -28,7 +28,12 @@ def untouched_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def place(tmp_path: Path, world: World) -> Path:
-    (tmp_path / "train.yaml").write_text("drafters: [{name: full, draft_head: {kind: full}}]\n")
+    sizes = "count: 6, batch_size: 4, answer_tokens: 10, max_prompt_tokens: 16, min_prompt_tokens: 8"
+    (tmp_path / "train.yaml").write_text(
+        "drafters: [{name: full, draft_head: {kind: full}}]\n"
+        + "".join(f"{name}: {{prompts: {world.texts}, {sizes}}}\n" for name in ("answers", "held_out"))
+        + "recipe: {num_steps: 4, warmup_steps: 1}\n"
+    )
     (tmp_path / "calibrate.yaml").write_text(
         f"sources: {{raw: {{kind: raw, documents: {world.texts}}}}}\n"
         "calibrations: [{name: a, source: raw, rule: {kind: frspec, top_k: 8}}]\n"
