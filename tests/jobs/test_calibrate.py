@@ -3,9 +3,8 @@
 import gzip
 import itertools
 import json
-import os
+import runpy
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -88,13 +87,6 @@ calibrations:
     return folder
 
 
-def job(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
-    environment |= {"RAYSPEC_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    command = [sys.executable, "jobs/calibrate.py", "--config", str(place / "config.yaml"), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
-
-
 def counted(ids: list[int], vocab_size: int) -> list[int]:
     counts = Counter(ids)
     return [counts[i] for i in range(vocab_size)]
@@ -102,9 +94,18 @@ def counted(ids: list[int], vocab_size: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def done(place: Path) -> Path:
-    """The output folder after the job has run once."""
-    run = job(place)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-3000:]
+    """The output folder after the job's script has run once, in this process."""
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        patch.setenv("RAYSPEC_HOME", str(place / "home"))
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")  # of Ray's workers
+        patch.setattr(sys, "argv", ["jobs/calibrate.py", "--config", str(place / "config.yaml")])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "jobs" / "calibrate.py"), run_name="__main__")
+    signal.signal(signal.SIGTERM, on_terminate)
+    assert ended.value.code == 0
     return place / "out"
 
 

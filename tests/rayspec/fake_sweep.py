@@ -12,8 +12,11 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from fixture_models import DRAFTERS, TARGET
@@ -112,6 +115,20 @@ def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
     prompts = tuple(Conversation(id=str(i), category="fake", turns=(f"prompt {i}",)) for i in range(4))
     plan = make_plan(config, len(prompts), candidates)
     return Prepared(config=config, prompts=prompts, target=str(TARGET), plan=plan)
+
+
+@contextmanager
+def here(**variables: str) -> Iterator[None]:
+    """For `main` in this process: these variables are Ray's workers', too, and all that it changes is put back."""
+    folder = Path(__file__).parent
+    path = os.pathsep.join([*map(str, (folder, folder.parent, folder.parents[1])), os.environ.get("PYTHONPATH", "")])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING_") and k != "RAY_ADDRESS"}
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with mock.patch.dict(os.environ, {**kept, "PYTHONPATH": path, **variables}, clear=True):
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, on_terminate)
 
 
 def main(arguments: list[str]) -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+import fake_sweep
 import pytest
+from fake_sweep import here
 from fixture_models import TARGET, sweep_settings
 from logged import check_logged, check_traces, check_version
 from mlflow import MlflowClient
@@ -19,6 +22,7 @@ from published import download_champion, publish
 from servers import START_TIMEOUT_S, chromium, login_proxy, mlflow_server, postgresql
 from synthetic import SyntheticSweep
 
+from rayspec.commands import report
 from rayspec.driver.publish import representatives
 from rayspec.names import short_names
 from rayspec.report.decision import decision
@@ -185,36 +189,28 @@ def test_a_login_by_mlflows_own_variables(
 
 
 @on_sqlite
-def test_a_password_in_the_address_is_told_to_nobody(server: Server, tmp_path: Path) -> None:
+def test_a_password_in_the_address_is_told_to_nobody(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A sweep (its engines answer at once), its report and a refused login, with all that they print and leave."""
     secret = "correct-horse"
     basic = base64.b64encode(f"ada:{secret}".encode()).decode()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    printed = ""
     with (
         tempfile.TemporaryDirectory(prefix="rs") as ray_folder,  # short: Ray's sockets lie there
         login_proxy(server.address, {f"Basic {basic}"}) as guarded,
     ):
 
-        def job(login: str, *arguments: str, expected: int = 0) -> str:
+        def of(login: str) -> AbstractContextManager[None]:
             uri = guarded.replace("://", f"://{login}@")
-            own = {"RAYSPEC_HOME": str(tmp_path / "home"), "MLFLOW_TRACKING_URI": uri, "RAY_TMPDIR": ray_folder}
-            done = subprocess.run(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env=environment | own,
-                capture_output=True,
-                text=True,
-                timeout=900,
-                check=False,
-            )
-            assert done.returncode == expected, done.stdout + done.stderr
-            return done.stdout + done.stderr
+            return here(RAYSPEC_HOME=str(tmp_path / "home"), MLFLOW_TRACKING_URI=uri, RAY_TMPDIR=ray_folder)
 
-        printed += job(f"ada:{secret}", "tests/rayspec/fake_sweep.py", "--candidates=2", f"--home={tmp_path / 'home'}")
-        printed += job("ada:correct%2Dhorse", "jobs/report.py")
-        printed += job(f"eve:{secret}", "jobs/report.py", expected=2)
+        with of(f"ada:{secret}"):
+            fake_sweep.main(["--candidates=2", f"--home={tmp_path / 'home'}"])
+        with of("ada:correct%2Dhorse"):
+            assert report.main([]) == 0
+        with of(f"eve:{secret}"):
+            assert report.main([]) == 2
+        printed = "".join(capfd.readouterr())
         assert "MLFLOW_TRACKING_USERNAME" in printed
         assert "View run" not in printed
         files = [p for folder in (tmp_path, server.folder, Path(ray_folder)) for p in folder.rglob("*") if p.is_file()]
