@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile import ask
 
 from jobs import gpu_suite
 from rayspec_kernels.common import bench
@@ -20,16 +21,11 @@ from rayspec_kernels.grouped_rmsnorm.bench import cases
 SUITE = Path(__file__).parents[2] / "jobs" / "gpu_suite.py"
 
 
-def suite(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, SUITE, *options], env=environment, capture_output=True, text=True, check=False
-    )
-
-
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, for which this process's kernels are compiled")
+@pytest.mark.usefixtures("interpreter")
 def test_interpreted_run(tmp_path: Path) -> None:
-    done = suite("--interpret", "--ops", "grouped_rmsnorm", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ask("gpu_suite", "--interpret", "--ops", "grouped_rmsnorm", "--out", str(tmp_path))
+    assert done.code == 0, done
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["checks"]) >= 9
     assert not any(check["error"] for check in results["checks"])
@@ -40,9 +36,9 @@ def test_interpreted_run(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
-    done = suite("--out", tmp_path)
-    assert done.returncode != 0
-    assert "--interpret" in done.stderr
+    done = ask("gpu_suite", "--out", str(tmp_path))
+    assert done.is_refusal, done
+    assert "--interpret" in done.err
 
 
 @pytest.mark.usefixtures("interpreter")
