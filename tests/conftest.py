@@ -52,11 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """What takes longest comes first, so that no worker is left with it at the end, and of a file what needs the same
     engine comes together. What starts SGLang, a server or Ray is marked, since `make check` leaves it out."""
+    starting = set()  # files
     for item in items:
         starts = STARTED & set(item.fixturenames) or any(hasattr(item.module, name) for name in STARTERS)
         if starts or scope_of(item.nodeid) == "ray":
             item.add_marker("engine")
-    items.sort(key=_turn)
+            starting.add(item.path)
+    items.sort(key=lambda item: _turn(item, item.path in starting))
 
 
 def pytest_collection_finish() -> None:
@@ -66,7 +68,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _turn(item: Any) -> tuple[Any, ...]:
+def _turn(item: Any, is_of_engines: bool) -> tuple[Any, ...]:
     scope, params = scope_of(item.nodeid), getattr(item, "callspec", None)
     engine = str(params.params.get("engine", "")) if params else ""
-    return scope != "ray", "/sglang_ext/" not in item.nodeid, item.path, engine
+    return scope != "ray", "/sglang_ext/" not in item.nodeid, not is_of_engines, item.path, engine

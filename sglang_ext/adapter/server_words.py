@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from sglang_ext.adapter.patches import lent
+
 
 def check_taken(words: Sequence[str]) -> None:
     """Raise ValueError with what SGLang says of words that its server does not take."""
@@ -28,13 +30,13 @@ def parse(words: Sequence[str]) -> None:
     apply = HookRegistry.apply_hooks
 
     def apply_to_the_parser() -> None:
-        """The others import all of SGLang, eight seconds."""
+        """Those of other modules would import all of SGLang, eight seconds."""
         for target in [name for name in HookRegistry._hooks if not name.startswith(f"{ServerArgs.__module__}.")]:
             del HookRegistry._hooks[target]
         apply()
 
-    HookRegistry.apply_hooks = apply_to_the_parser
-    load_plugins()  # ours names the algorithms
+    with lent("sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks", apply_to_the_parser):
+        load_plugins()  # ours names the algorithms
     parser = argparse.ArgumentParser(prog="sglang")
     ServerArgs.add_cli_args(parser)
     parser.parse_args(list(words))

@@ -73,8 +73,8 @@ def check_long_and_one_token_prompts(engine: Any, long_prompt: Ids, prompts: lis
 
 def check_sampling_path(engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
     """The sampled verification with all mass on the best token must walk the greedy path."""
-    answers = generate(engine, prompts[:16], temperature=1.0, top_p=1e-6)
-    assert output_ids(answers) == oracle.answers[:16]
+    some = prompts[: volume(16, 8)]
+    assert output_ids(generate(engine, some, temperature=1.0, top_p=1e-6)) == oracle.answers[: len(some)]
 
 
 def check_grammar(engine: Any, prompts: list[Ids], sampling: Mapping[str, Any]) -> None:

@@ -58,7 +58,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_greedy_identity(request: pytest.FixtureRequest, engine: Any, prompts: list[Ids], oracle: Oracle) -> None:
     case = request.node.callspec.params["engine"]
-    names = {str(path): name for name, path in DRAFTERS.items()} if case == "eagle3_chain" else {}
+    # `make test` leaves the other heads to test_engines.py, under lengths that stay
+    some = [*DRAFTERS.items()][: volume(len(DRAFTERS), 4)]
+    names = {str(path): name for name, path in some} if case == "eagle3_chain" else {}
     for folder, name in (names or {str(folder_of(ENGINES[case][0], request)): case}).items():
         swap_drafter(engine, folder)
         answers = generate(engine, prompts[:FEW])

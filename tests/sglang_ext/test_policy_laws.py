@@ -23,7 +23,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "alone": {"speculative_use_rejection_sampling": True, "max_running_requests": 1},
 }
 STEP_MS = (10.0, 17.2, 22.0, 26.0)  # a draft is worth what it costs where 72% are accepted, as of this drafter's chain
-REQUESTS = volume(2_000, 80)  # of 26 speculated tokens each
+REQUESTS = volume(2_000, 60)  # of 26 speculated tokens each
 SETTINGS: dict[str, dict[str, Any]] = {"alone": {}, "all": FILTERS["all"]}
 
 
