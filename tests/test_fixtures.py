@@ -1,5 +1,8 @@
 """The tests' models are those of their recipes: whoever changes one runs tests/fixtures/make.sh again."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,20 @@ def test_the_prompts_were_cut_with_the_target_s_tokenizer() -> None:
 def test_all_of_it_is_small() -> None:
     sizes = [file.stat().st_size for file in FIXTURES.rglob("*") if file.is_file() and file.suffix != ".png"]
     assert sum(sizes) < MAX_BYTES
+
+
+def test_make_sh_runs_every_recipe(tmp_path: Path) -> None:
+    """In a copy of the folders, with an interpreter that says what it is asked."""
+    place = tmp_path / "tests" / "fixtures"
+    place.mkdir(parents=True)
+    shutil.copy(FIXTURES / "make.sh", place)
+    command, asked = ["sh", str(place / "make.sh")], {**os.environ, "PYTHON": "echo"}
+    said = subprocess.run(command, env=asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    here = "tests/fixtures"
+    assert said == [
+        f"-m fixtures.target_trainer {here}/target.yaml",
+        f"{here}/prompts.py",
+        f"-m rayspec.cli train --config {here}/drafters.yaml",
+        f"-m rayspec.cli calibrate --config {here}/calibrations.yaml",
+        f"-m rayspec.cli train --config {here}/heads.yaml",
+    ]

@@ -1,1 +1,0 @@
-"""Dense projections for a handful of rows on a CPU."""
