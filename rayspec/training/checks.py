@@ -17,7 +17,7 @@ from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import check_base, completed, origin_of
-from rayspec.training.tree_config import StaticTreeConfig, parse_tree
+from rayspec.training.tree_config import StaticTreeConfig
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
@@ -176,9 +176,9 @@ def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None)
 
 
 def _check_tree(head: DrafterEntry, target: FrozenTarget, name: str, positions: int) -> None:
-    assert head.tree is not None, "the caller looked"
-    tree = given_tree(head.tree, target.info(name, ()))
-    config = parse_tree(head.tree, "tree")
+    config = head.parsed_tree
+    assert config is not None, "the caller looked"
+    tree = given_tree(config, target.info(name, ()))
     if tree is None:
         assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
         most = 1 + sum(config.topk**depth for depth in range(1, positions + 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rayspec.training.data.answer_engines import AnswerEnginesConfig
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import parse_tree
+from rayspec.training.tree_config import TreeConfig, parse_tree
 from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
 from sglang_ext.settings import Settings
@@ -81,6 +82,11 @@ class DrafterEntry(Settings):
     def drafter_options(self) -> dict[str, Any]:
         return {name: value for name, value in self.drafter.items() if name != "kind"}
 
+    @cached_property
+    def parsed_tree(self) -> TreeConfig | None:
+        """Raises ValueError."""
+        return None if self.tree is None else parse_tree(self.tree, "tree")
+
     def all_drafter_options(self) -> dict[str, Any]:
         """`drafter_options` with every default written out. Raises ValueError."""
         return family(self.drafter_kind).config_class.complete(self.drafter_options)
@@ -88,7 +94,7 @@ class DrafterEntry(Settings):
     def asked(self) -> dict[str, Any]:
         """What provenance names besides the head, every default written out; nothing for the default drafter but its
         tree, if it has one. Raises ValueError for options that do not exist or do not fit."""
-        tree = None if self.tree is None else parse_tree(self.tree, "tree")
+        tree = self.parsed_tree
         if tree is not None:
             family(self.drafter_kind).config_class.check_tree(tree.kind, "tree")
         options = self.all_drafter_options()

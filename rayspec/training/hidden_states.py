@@ -38,7 +38,7 @@ from sglang_ext.folders import save_tensors
 from sglang_ext.whole import whole_file
 
 CHUNK = 64  # sequences of a file
-MOST_MAPPED = 4096  # files at once; Linux allows a process 65530 mappings
+MAX_MAPPED_FILES = 4096  # files at once; Linux allows a process 65530 mappings
 LAST = "last"  # the normed last hidden state, which is the input of no layer
 STATES, IDENTITY = "states", "identity"
 
@@ -124,7 +124,7 @@ class StoredStates:
                     if before is None or before[3] < len(ids_T):  # one of two may end with the token that pads
                         self._places[key] = (own, chunk, start, len(ids_T))
                     start += len(ids_T)
-        self._mapped = lru_cache(maxsize=MOST_MAPPED)(lambda file: load_file(file)[STATES])
+        self._mapped = lru_cache(maxsize=MAX_MAPPED_FILES)(lambda file: load_file(file)[STATES])
         self._has_warned = False
 
     def find(self, ids_BT: Tensor, layers: Sequence[str]) -> list[Tensor] | None:

@@ -17,7 +17,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig, parse_tree
+from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
@@ -82,8 +82,7 @@ def calibration_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | 
 
 def pairs_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
     """Of the calibration that a tree's pairs are of; None for a head without such a tree."""
-    tree = None if head.tree is None else parse_tree(head.tree, "tree")
-    bigram = tree.bigram if isinstance(tree, SlimTreeConfig) else None
+    bigram = head.parsed_tree.bigram if isinstance(head.parsed_tree, SlimTreeConfig) else None
     return None if bigram is None else _sha256_of(bigram, config.target_name)
 
 

@@ -6,7 +6,6 @@ One folder per step, `step-00000100/`, written whole; older ones go once a newer
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
-from sglang_ext.whole import draft_folder
+from sglang_ext.whole import whole_folder
 
 
 @dataclass
@@ -41,11 +40,9 @@ def save_state(folder: Path, progress: Progress, model: nn.Module, optimizers: S
             tensors |= {f"optimizer{k}/{index}/{name}": t.cpu().contiguous() for name, t in entries.items()}
     tensors["rng"] = torch.get_rng_state()
     final = folder / f"step-{progress.step:08d}"
-    with draft_folder(final) as draft:
+    with whole_folder(final) as draft:
         save_tensors(tensors, draft / "state.safetensors")
         (draft / "progress.json").write_text(json.dumps(vars(progress)))
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(draft, final)
     for old in (*folder.glob("step-*"), *folder.glob(".step-*")):  # drafts are those of a run that was killed
         if old != final:
             shutil.rmtree(old)

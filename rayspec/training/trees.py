@@ -5,15 +5,12 @@ K = draft positions, N = answer positions, k = candidates of a draft position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, parse_tree, read_bigram
+from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, TreeConfig, read_bigram
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.target import TargetInfo
@@ -23,22 +20,19 @@ from sglang_ext.trees.slim import SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
 
 
-def given_tree(entry: Mapping[str, Any], target: TargetInfo) -> CandidateTree | None:
+def given_tree(config: TreeConfig, target: TargetInfo) -> CandidateTree | None:
     """The tree that a `tree` entry asks for, a calibration of it looked for by the target's name; None where it is to
     be found by what a trained drafter gets right. Raises ValueError for a file or calibration that is not there or does
     not fit."""
-    config = parse_tree(entry, "tree")
     if isinstance(config, SlimTreeConfig):
         return slim_tree(config, target)
     return None if config.file is None else StaticTree(read_paths(config.file))
 
 
 def find_tree(
-    entry: Mapping[str, Any], drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
+    config: StaticTreeConfig, drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
 ) -> StaticTree:
     """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
-    config = parse_tree(entry, "tree")
-    assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
     accuracy = rank_accuracy(drafter, target, answers, topk=config.topk, sequences=config.sequences, recipe=recipe)
     return StaticTree(greedy_paths(accuracy, config.nodes - 1))
 

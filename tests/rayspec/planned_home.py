@@ -24,7 +24,7 @@ from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import completed
-from rayspec.training.tree_config import SlimTreeConfig, parse_tree
+from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint_config import config_json
 from sglang_ext.heads import build_head
@@ -94,9 +94,9 @@ def make_shipped_drafter(home: Path, target: FrozenTarget) -> None:
 
 
 def _tree(entry: DrafterEntry, vocab_size: int) -> Any:
-    if entry.tree is None:
+    asked = entry.parsed_tree
+    if asked is None:
         return None
-    asked = parse_tree(entry.tree, "tree")
     if isinstance(asked, SlimTreeConfig):
         return SlimTree(asked.options(PAIRS if asked.correlation else 0), vocab_size)
     paths = [p for depth in range(1, 5) for p in product(range(asked.topk), repeat=depth) if sum(p) + depth < 12]
