@@ -22,8 +22,8 @@ from rayspec_kernels.common.quantized import (
     Quantized,
     dequantize_reference,
 )
+from rayspec_kernels.cpu.packed_linear import PackedLinear, can_pack
 from rayspec_kernels.gather_dot import gather_dot
-from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
 from rayspec_kernels.quantized_linear import quantized_linear
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
 from sglang_ext.heads.losses import KL, Objective

@@ -1,4 +1,4 @@
-"""Puts the projections of a loaded model on oneDNN's layout (CPU platform); see `rayspec_kernels.packed_linear`."""
+"""Puts the projections of a loaded model on oneDNN's layout (CPU platform); see `rayspec_kernels.cpu.packed_linear`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor, nn
 
-from rayspec_kernels.packed_linear.kernel import PackedLinear, can_pack
+from rayspec_kernels.cpu.packed_linear import PackedLinear, can_pack
 
 
 class PackedLinearMethod(UnquantizedLinearMethod):
