@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 # each file is compiled once, not by every process that the tests start, also where the environment keeps Python from it
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install demo check test test-full lint audit pins clean
+.PHONY: help install demo check smoke test test-full lint audit pins clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test    the tests, on three workers; make test-full: all that they can try, and those marked slow as well"
 	@echo "make check   lint, and the tests that start neither SGLang nor Ray: some minutes, for the way"
 	@echo "make lint    ruff and mypy"
+	@echo "make smoke   check and one engine, for another Python: PYTHON=python3.12 VENV=.venv-3.12"
 	@echo "make audit   known vulnerabilities of what constraints.txt pins (asks PyPI)"
 	@echo "make pins    write constraints.txt from the installed environment"
 
@@ -38,6 +39,9 @@ test: $(STAMP)
 
 check: lint
 	$(TESTS) --numprocesses 2 -m "not slow and not engine"
+
+smoke: check
+	$(TESTS) tests/sglang_ext/test_plain.py
 
 test-full: $(STAMP)
 	RAYSPEC_TESTS=full $(TESTS) --numprocesses 2
