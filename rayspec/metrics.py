@@ -201,5 +201,5 @@ def predicted_speedup(rho: float, nu: float, kappa: float) -> float:
 
 
 def break_even_rho(nu: T, kappa: float) -> T:
-    """The share of tau that a head of relative latency `nu` must keep to be as fast as the full head."""
+    """The share of tau that a head of relative latency `nu` must keep to be as fast as the baseline's."""
     return (1 + nu * kappa) / (1 + kappa)

@@ -84,7 +84,7 @@ class Rollover:
         self._registry, self._stage, self._events, self._settings = registry, stage, events, settings
         self._clock, self._sleep = clock, sleep
         self._seen: deque[tuple[float, Totals]] = deque()
-        self._said = ""  # why the last one was postponed, which is said once
+        self._postponed_for = ""  # why the last one was; each reason is recorded once
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
@@ -105,12 +105,12 @@ class Rollover:
                 self._events.forget()
             if meant != self.version:
                 self._try(meant)
-            self._said = ""
+            self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
 
     def _try(self, version: str) -> None:
-        if not self._said:
+        if not self._postponed_for:
             self._events.record(kinds.FOUND, version, f"version {self.version} is running")
         before = self._recent()  # before the canary, which the running version answers beside its traffic
         try:
@@ -194,8 +194,8 @@ class Rollover:
         self._events.record(kinds.REFUSED, version, reason, figures)
 
     def _postpone(self, reason: str, version: str) -> None:
-        if reason != self._said:
-            self._said = reason
+        if reason != self._postponed_for:
+            self._postponed_for = reason
             self._events.record(kinds.POSTPONED, version, reason)
 
     def _has_policy(self, champion: Champion) -> bool:

@@ -10,17 +10,17 @@ from re import _constants as kinds  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-MOST_WORK = 4096  # ways to match times the longest match; some ten milliseconds of a search at worst
+MAX_WORK = 4096  # ways to match times the longest match; some ten milliseconds of a search at worst
 OF_ONE_CHARACTER = (kinds.LITERAL, kinds.NOT_LITERAL, kinds.IN, kinds.ANY)
 
 
 def check_stop_regex(pattern: str) -> None:
     """Raises ValueError for a pattern whose search could take long, and re.error for what is none."""
     ways, longest = _reckoned(_parser.parse(pattern))
-    if ways * longest > MOST_WORK:
+    if ways * longest > MAX_WORK:
         raise ValueError(
             f"stop_regex {_short(pattern)} has {_number(ways)} ways to match up to {_number(longest)} characters, more "
-            f"than a server may search for after each step ({MOST_WORK} together); give repeats lower limits, or "
+            f"than a server may search for after each step ({MAX_WORK} together); give repeats lower limits, or "
             "filter the answer yourself"
         )
 
@@ -45,7 +45,7 @@ def _reckoned(pattern: Iterable[Any]) -> tuple[int, int]:
                 f"stop_regex may hold characters, sets, groups, alternatives and repeats, but no {str(kind).lower()}"
             )
         # what was over the limit stays over it, and numbers stay small
-        ways, longest = min(ways * own[0], 2 * MOST_WORK), min(longest + own[1], 2 * MOST_WORK)
+        ways, longest = min(ways * own[0], 2 * MAX_WORK), min(longest + own[1], 2 * MAX_WORK)
     return ways, longest
 
 
@@ -56,13 +56,13 @@ def _repeated(fewest: int, most: int, inner: Iterable[Any]) -> tuple[int, int]:
             "step; give one, such as {1,20} for + or {0,20} for *"
         )
     ways, longest = _reckoned(inner)
-    most = min(most, 2 * MOST_WORK)
+    most = min(most, 2 * MAX_WORK)
     if ways == 1:
         return most - min(fewest, most) + 1, most * longest
     total = 0
     for count in range(min(fewest, most), most + 1):
-        total += ways**count if count < MOST_WORK.bit_length() else 2 * MOST_WORK
-        if total > MOST_WORK:
+        total += ways**count if count < MAX_WORK.bit_length() else 2 * MAX_WORK
+        if total > MAX_WORK:
             break
     return total, most * longest
 
@@ -72,4 +72,4 @@ def _short(text: str) -> str:
 
 
 def _number(count: int) -> str:
-    return str(count) if count <= MOST_WORK else f"over {MOST_WORK}"
+    return str(count) if count <= MAX_WORK else f"over {MAX_WORK}"

@@ -33,11 +33,11 @@ class Model(HostsHead):
     def __init__(self) -> None:
         super().__init__()
         self.head = make_head(SPECS["slimspec"]).float()
-        self.logits_processor: Any = SimpleNamespace(question=None)
-        self.logits_processor.asking = lambda question: HeadLogits.asking(self.logits_processor, question)
+        self.logits_processor: Any = SimpleNamespace(request=None)
+        self.logits_processor.answering = lambda request: HeadLogits.answering(self.logits_processor, request)
         self.swapped: list[Any] = []
 
-    def draft_step(self, batch: Any, question: HeadRequest) -> None: ...
+    def draft_step(self, batch: Any, request: HeadRequest) -> None: ...
 
     def layer_inputs(self, batch: Any, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         return NOTHING
@@ -76,16 +76,16 @@ class Graphs:
 
     def capture_one_shape(self, size: int, forward: Any) -> None:
         model = self.eagle_worker.draft_runner.model
-        question, head = model.logits_processor.question, model.head
-        if question is None:
+        request, head = model.logits_processor.request, model.head
+        if request is None:
             self.replays[size] = lambda: None
             return
         for _ in range(3):  # two warm-ups
-            question.answer_with(head, Graphs.hidden_BH[:size], None)
-        captured = question.best
+            request.answer_with(head, Graphs.hidden_BH[:size], None)
+        captured = request.best
 
         def replay() -> None:
-            fresh = HeadRequest(question.step, question.k)
+            fresh = HeadRequest(request.step, request.k)
             fresh.answer_with(head, Graphs.hidden_BH[:size], None)
             for place, value in zip(captured, fresh.best, strict=True):
                 place.copy_(value)
@@ -128,7 +128,7 @@ def expected(head: DraftHead, hidden_BH: Tensor, k: int) -> tuple[Tensor, Tensor
     return proposal.probabilities_Tk, proposal.token_ids_Tk
 
 
-def test_a_replayed_extend_answers_the_heads_own_question(worker: Any) -> None:
+def test_a_replayed_extend_answers_the_heads_own_request(worker: Any) -> None:
     graphs = HeadExtendGraphs(worker)
     answers, hiddens = [], []
     for rows in (3, 1, 4):
@@ -202,7 +202,7 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
     monkeypatch.setattr(EagleDraftWorker, "_draft_extend_for_prefill", lambda *_: SimpleNamespace())
-    worker.draft_runner.model.logits_processor.asking = lambda question: nullcontext()
+    worker.draft_runner.model.logits_processor.answering = lambda request: nullcontext()
     batch = SimpleNamespace(sampling_info=SimpleNamespace(is_all_greedy=True), seq_lens=torch.tensor([1]))
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         worker.swap(SimpleNamespace(path="large"), {})

@@ -39,11 +39,11 @@ class RaySpecEagle(HostsHead, LlamaForCausalLMEagle):
             ids_T, feature_TH = ids_T[rows], feature_TH[rows]
         return self.model.embed_tokens(ids_T), feature_TH
 
-    def draft_step(self, batch: Any, question: HeadRequest) -> Tensor:
+    def draft_step(self, batch: Any, request: HeadRequest) -> Tensor:
         """The feature of the next step, which is what the head reads."""
-        with self.logits_processor.asking(question):
+        with self.logits_processor.answering(request):
             feature_TH = self.model(batch.input_ids, batch.positions, batch)
-        self.logits_processor.put(question, self.lm_head, feature_TH, batch)
+        self.logits_processor.answer(request, self.lm_head, feature_TH, batch)
         return feature_TH
 
 

@@ -40,11 +40,11 @@ class RaySpecEagle3(HostsHead, LlamaForCausalLMEagle3):
         is_fused = feature_TH.shape[-1] == embed_TH.shape[-1]  # the drafter's own, not the target's taps
         return embed_TH, feature_TH if is_fused else self.model.fc(feature_TH)
 
-    def draft_step(self, batch: Any, question: HeadRequest) -> Tensor:
+    def draft_step(self, batch: Any, request: HeadRequest) -> Tensor:
         """The feature of the next step."""
-        with self.logits_processor.asking(question):
+        with self.logits_processor.answering(request):
             hidden_TH, (feature_TH,) = self.model(batch.input_ids, batch.positions, batch)
-        self.logits_processor.put(question, self.lm_head, hidden_TH, batch)
+        self.logits_processor.answer(request, self.lm_head, hidden_TH, batch)
         return feature_TH
 
 

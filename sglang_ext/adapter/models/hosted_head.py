@@ -71,27 +71,27 @@ LayerInputs = Callable[[ForwardBatch, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class HeadLogits(LogitsProcessor):
-    """Puts the question of the draft loop to the head, and only for the rows that the loop reads.
+    """Has the head answer what the draft loop asks, and only for the rows that the loop reads.
 
-    Without a question (SGLang's graphs of extends under rejection sampling) the head gives logits of the whole
+    Without a `HeadRequest` (SGLang's graphs of extends under rejection sampling) the head gives logits of the whole
     vocabulary at draft position 0, which is the position that an extend produces.
     """
 
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
         super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
-        self.question: HeadRequest | None = None
+        self.request: HeadRequest | None = None
         self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
         self._layer_inputs = layer_inputs
         self._batch: Any = None
 
     @contextmanager
-    def asking(self, question: HeadRequest) -> Iterator[None]:
-        """The passes inside are of this question."""
-        self.question = question
+    def answering(self, request: HeadRequest) -> Iterator[None]:
+        """The passes inside are for `request`."""
+        self.request = request
         try:
             yield
         finally:
-            self.question = None
+            self.request = None
 
     def forward(
         self,
@@ -117,9 +117,9 @@ class HeadLogits(LogitsProcessor):
     ) -> Tensor:
         rows = _rows_read_after_verify(self._batch)
         hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        if self.question is not None:
-            self.put(self.question, lm_head, hidden_TH, self._batch)
-            return hidden_states.new_zeros((len(hidden_states), self.question.k))  # SGLang's choice is thrown away
+        if self.request is not None:
+            self.answer(self.request, lm_head, hidden_TH, self._batch)
+            return hidden_states.new_zeros((len(hidden_states), self.request.k))  # SGLang's choice is thrown away
         routed = self._routed(lm_head, self._batch)
         with CLOCK.head():
             logits = lm_head.target_logits(hidden_TH, 0, routed)
@@ -130,11 +130,11 @@ class HeadLogits(LogitsProcessor):
         block[rows] = logits
         return block
 
-    def put(self, question: HeadRequest, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
+    def answer(self, request: HeadRequest, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
         routed = self._routed(head, batch)
         with CLOCK.head():
-            question.answer_with(head, hidden_TH, routed)
-        CLOCK.count_shortlist(head, hidden_TH, question.step, routed)
+            request.answer_with(head, hidden_TH, routed)
+        CLOCK.count_shortlist(head, hidden_TH, request.step, routed)
 
     def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: ForwardBatch) -> None:
         """Let the head choose its candidates while the layer, which is given these inputs, runs.
@@ -153,7 +153,7 @@ class HeadLogits(LogitsProcessor):
 
     @property
     def _step(self) -> int:
-        return self.question.step if self.question else 0
+        return self.request.step if self.request else 0
 
     def _routed(self, head: DraftHead, batch: ForwardBatch) -> Tensor | None:
         """What the head chooses in this pass; None for a head that does not route."""
@@ -234,8 +234,8 @@ class HostsHead(nn.Module, ABC):
         """`LayerInputs` of this model."""
 
     @abstractmethod
-    def draft_step(self, batch: Any, question: HeadRequest) -> Tensor | None:
-        """One pass of the body in the draft loop, which answers the question; what the next step gets of it [T, H]."""
+    def draft_step(self, batch: Any, request: HeadRequest) -> Tensor | None:
+        """One pass of the body in the draft loop, which answers `request`; what the next step gets of it [T, H]."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""

@@ -32,11 +32,11 @@ class RaySpecIndependent(HostsHead, LlamaForCausalLM):
         embed_TH = self.model.embed_tokens(batch.input_ids if rows is None else batch.input_ids[rows])
         return embed_TH, embed_TH
 
-    def draft_step(self, batch: Any, question: HeadRequest) -> None:
+    def draft_step(self, batch: Any, request: HeadRequest) -> None:
         """The next step gets nothing but tokens."""
-        with self.logits_processor.asking(question):
+        with self.logits_processor.answering(request):
             hidden_TH = self.model(batch.input_ids, batch.positions, batch)
-        self.logits_processor.put(question, self.lm_head, hidden_TH, batch)
+        self.logits_processor.answer(request, self.lm_head, hidden_TH, batch)
 
 
 EntryClass = [RaySpecIndependent]

@@ -82,10 +82,10 @@ class HeadDraftWorker(EagleDraftWorker):
         ):
             self._capture_cuda_graphs()
 
-    def _asking(self, question: HeadRequest) -> AbstractContextManager[None]:
-        return self.draft_runner.model.logits_processor.asking(question)
+    def _answering(self, request: HeadRequest) -> AbstractContextManager[None]:
+        return self.draft_runner.model.logits_processor.answering(request)
 
-    def _question(self, step: int, sampling_info: Any) -> HeadRequest:
+    def _request(self, step: int, sampling_info: Any) -> HeadRequest:
         return HeadRequest(step, self.topk, sampling_info.temperatures if _draws(sampling_info) else None)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,23 +93,23 @@ class HeadDraftWorker(EagleDraftWorker):
             return super()._draft_extend_for_prefill(batch, *args, **kwargs)
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
-        question = self._question(0, batch.sampling_info)
-        with self._asking(question):
+        request = self._request(0, batch.sampling_info)
+        with self._answering(request):
             draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
-        self._take_answer(draft_input, question, batch.sampling_info, batch.seq_lens)
+        self._take_answer(draft_input, request, batch.sampling_info, batch.seq_lens)
         return draft_input
 
     def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **kwargs: Any) -> None:
         if not self._is_ours:
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
             return
-        question = self._question(0, batch.sampling_info)
-        with self._asking(question), self._extending_by(batch_result.speculative_num_draft_tokens):
+        request = self._request(0, batch.sampling_info)
+        with self._answering(request), self._extending_by(batch_result.speculative_num_draft_tokens):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
         graphs = self.cuda_graph_runner_for_draft_extend
         if isinstance(graphs, HeadExtendGraphs):  # a replay asks nothing anew
-            question.best = graphs.take_answer() or question.best
-        self._take_answer(batch_result.next_draft_input, question, batch.sampling_info, batch_result.new_seq_lens)
+            request.best = graphs.take_answer() or request.best
+        self._take_answer(batch_result.next_draft_input, request, batch.sampling_info, batch_result.new_seq_lens)
 
     @contextmanager
     def _extending_by(self, num_nodes: int) -> Iterator[None]:
@@ -120,17 +120,17 @@ class HeadDraftWorker(EagleDraftWorker):
         finally:
             self.speculative_num_draft_tokens = full
 
-    def _take_answer(self, draft_input: Any, question: HeadRequest, sampling_info: Any, positions_B: Tensor) -> None:
+    def _take_answer(self, draft_input: Any, request: HeadRequest, sampling_info: Any, positions_B: Tensor) -> None:
         """Give SGLang's input of the next draft the head's own first drafts. (A graph under rejection sampling has
         answered nothing: it gave SGLang the law.)"""
-        if question.law_TV is not None:
+        if request.law_TV is not None:
             draft_input.draft_probs, draft_input.topk_index, draft_input.topk_p = draw_drafts(
-                question.law_TV, sampling_info, positions_B, question.step
+                request.law_TV, sampling_info, positions_B, request.step
             )
-        elif question.best is not None:
-            draft_input.topk_p, draft_input.topk_index = question.best
+        elif request.best is not None:
+            draft_input.topk_p, draft_input.topk_index = request.best
             if get_spec().speculative_use_rejection_sampling:  # sampled requests may join before the next draft
-                ids_B1, vocab_size = question.best.token_ids_Tk, self.draft_runner.model.info.body.vocab_size
+                ids_B1, vocab_size = request.best.token_ids_Tk, self.draft_runner.model.info.body.vocab_size
                 certain_BV = torch.zeros(len(ids_B1), vocab_size, device=ids_B1.device)
                 draft_input.draft_probs = certain_BV.scatter_(1, ids_B1, 1.0)
 
@@ -194,17 +194,17 @@ class HeadDraftWorker(EagleDraftWorker):
             forward_batch.input_ids = input_ids
             forward_batch.out_cache_loc = slots[step]
             spec.hidden_states = hidden
-            question = self._question(step + 1, info)
+            request = self._request(step + 1, info)
             context = ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[step])
             with forward_context(context, forward_batch=forward_batch):
                 # SGLang's runner and logits processor would cost a small drafter as much as its layer does
-                hidden = self.draft_runner.model.draft_step(forward_batch, question)
-            if question.law_TV is not None:
-                law_BV, ids_Bk, p_Bk = draw_drafts(question.law_TV, info, forward_batch.positions + 1, step + 1)
+                hidden = self.draft_runner.model.draft_step(forward_batch, request)
+            if request.law_TV is not None:
+                law_BV, ids_Bk, p_Bk = draw_drafts(request.law_TV, info, forward_batch.positions + 1, step + 1)
                 laws.append(law_BV)
             else:
-                assert question.best is not None, "the head was asked"
-                p_Bk, ids_Bk = question.best
+                assert request.best is not None, "the head was asked"
+                p_Bk, ids_Bk = request.best
             forward_batch.positions.add_(1)
         scores, tokens, parents = map(list, zip(*trees, strict=True))
         law = torch.stack(laws, dim=1) if laws else None

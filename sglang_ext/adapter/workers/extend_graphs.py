@@ -26,12 +26,12 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     def capture_one_shape(self, size: int, *args: Any, **kwargs: Any) -> None:
         model = self.eagle_worker.draft_runner.model
         is_asked = isinstance(model, HostsHead) and not get_spec().speculative_use_rejection_sampling
-        question = HeadRequest(0, self.eagle_worker.topk)
-        with model.logits_processor.asking(question) if is_asked else nullcontext():
+        request = HeadRequest(0, self.eagle_worker.topk)
+        with model.logits_processor.answering(request) if is_asked else nullcontext():
             super().capture_one_shape(size, *args, **kwargs)
         if is_asked:
-            assert question.best is not None, "the pass that was captured comes last"
-            self._captured[size] = question.best
+            assert request.best is not None, "the pass that was captured comes last"
+            self._captured[size] = request.best
 
     def execute(self, forward_batch: Any, select_index: Tensor) -> Any:
         output = super().execute(forward_batch, select_index)
