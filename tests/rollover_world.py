@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from rayspec.serving.champion import PINNED
 from rayspec.serving.record import ServingRecord, files_sha256
-from rayspec.sweep.record.folder import target_sha256
+from rayspec.sweep.record.folder import target_files_sha256
 from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
@@ -61,7 +61,7 @@ def write_champion(
     record = ServingRecord(
         head=drafter.name,
         target=str(target),
-        target_sha256=combined_sha256(target_sha256(str(target))),
+        target_sha256=combined_sha256(target_files_sha256(str(target))),
         files=files_sha256(folder),
         flags={**CHAIN, **flags},
         num_threads=1,

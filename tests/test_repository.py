@@ -1,8 +1,13 @@
 """Promises about the repository itself."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +40,44 @@ def test_imports_run_one_way() -> None:
                 if words[:1] in (["import"], ["from"]) and words[1].split(".")[0] in names:
                     wrong.append(f"{file.relative_to(ROOT)}: {line.strip()}")
     assert wrong == []
+
+
+def dispatches(source: str) -> Iterator[str]:
+    """Where it asks of which family a drafter is, or of which kind something is by name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            kinds = [s for s in sides if isinstance(s, ast.Attribute) and s.attr in ("kind", "drafter_kind")]
+            names = [n for s in sides for n in ast.walk(s) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            if kinds and names:
+                yield ast.unparse(node)
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, what]) if re.search(r"Drafter\b", ast.unparse(what)):
+                yield ast.unparse(node)
+
+
+def test_nothing_outside_of_a_family_asks_which_it_is() -> None:
+    found = {
+        str(file.relative_to(ROOT)): list(dispatches(file.read_text()))
+        for folder in ("rayspec", "sglang_ext")
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert len(found) > 200
+    # the worker of one family, whose drafter's type it narrows
+    allowed = {"sglang_ext/adapter/workers/last_hidden.py": ["isinstance(drafter, LastHiddenDrafter)"]}
+    assert {name: what for name, what in found.items() if what} == allowed
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if a.kind == 'eagle3': pass",
+        "b = x.drafter_kind in ('medusa', 'hydra')",
+        "isinstance(d, (A, drafters.Eagle3Drafter))",
+    ],
+)
+def test_a_dispatch_is_seen(source: str) -> None:
+    assert len(list(dispatches(source))) == 1
 
 
 def test_pins_are_exact_and_without_addresses() -> None:

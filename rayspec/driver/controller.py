@@ -29,7 +29,7 @@ from rayspec.sweep.measure.trainable import CohortTrainable, JournalFailed, Remo
 from rayspec.sweep.plan.placement import place
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.record.events import TrialFailed
-from rayspec.sweep.record.folder import TARGET_SHA256, SweepFolder, target_sha256
+from rayspec.sweep.record.folder import TARGET_SHA256, SweepFolder, target_files_sha256
 from rayspec.sweep.record.measured import read_state
 from rayspec.sweep.record.results import TrialResult, score
 from rayspec.tracking import UNREACHABLE, Run, Tracker, few_retries, is_outage, persistently, redacted
@@ -124,7 +124,7 @@ def _run(
     text = summary(results)
 
     def close() -> None:
-        files = target_sha256(prepared.target)  # of a Hugging Face name known now that engines have fetched it
+        files = target_files_sha256(prepared.target)  # of a Hugging Face name known now that engines have fetched it
         parent.set_tags({TARGET_SHA256: combined_sha256(files)} if files else {})
         publisher.logs(folder.logs)
         publisher.close(results, blocks, text, state.machine, follower.last_time_s)

@@ -18,7 +18,7 @@ from rayspec.champion_fields import SHAPE
 from rayspec.home import home
 from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
-from rayspec.sweep.record.folder import target_sha256
+from rayspec.sweep.record.folder import target_files_sha256
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -89,7 +89,7 @@ def find_champion(
         )
     served = target_path(record.target if target is None else target)
     place = _on_this_machine(served)
-    if combined_sha256(target_sha256(served)) != record.target_sha256:
+    if combined_sha256(target_files_sha256(served)) != record.target_sha256:
         raise ValueError(
             f"{name} was measured on target {record.target}, and the files of {served} are others; name the right one "
             "with --target, or sweep on this one"

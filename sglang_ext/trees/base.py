@@ -129,6 +129,10 @@ class CandidateTree(nn.Module, ABC):
     def most_nodes(self, draft_steps: int, topk: int) -> int:
         """How many nodes, with the root, the tree can have within so many steps and candidates of a position."""
 
+    def fewest_nodes(self, draft_steps: int) -> int:
+        """How many nodes, with the root, must be verified of so many steps."""
+        return 1
+
     @abstractmethod
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> Proposer:
         """The tree cut to at most so many steps, candidates of a position and nodes. Raises ValueError where it cannot

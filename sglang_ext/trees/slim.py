@@ -149,6 +149,9 @@ class SlimTree(PruningTree):
         everything = sum(topk**depth for depth in range(1, draft_steps + 1))
         return min(everything, draft_steps * self.settings.hypotheses) + 1
 
+    def fewest_nodes(self, draft_steps: int) -> int:
+        return draft_steps + 1  # of one whole hypothesis
+
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
         _check_room(draft_steps, num_nodes)
         return SlimProposer(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)

@@ -25,7 +25,7 @@ from rayspec.sweep.record.folder import (
     TARGET_SHA256,
     WHOLE_SHA256,
     drafter_sha256,
-    target_sha256,
+    target_files_sha256,
     whole_drafter_sha256,
 )
 from rayspec.sweep.record.results import TrialResult
@@ -81,8 +81,8 @@ def _publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None) -> str
         for trial, blocks in sweep.blocks.items():
             for n in range(1, len(blocks) + 1):
                 publisher.block(trial, blocks[:n], MEASURED_AT_S + n)
-        results = [*sweep.results, TrialResult(trial=broken, error=CAUSE)]
-        parent.set_tags({TARGET_SHA256: combined_sha256(target_sha256(sweep.config.target))})
+        results = [*sweep.results, TrialResult(trial=broken, baseline=sweep.config.baseline, error=CAUSE)]
+        parent.set_tags({TARGET_SHA256: combined_sha256(target_files_sha256(sweep.config.target))})
         publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)
     return parent.run_id
 

@@ -16,6 +16,8 @@ from rayspec.artifacts import BIGRAM, write_artifacts
 from rayspec.calibration.counting import add_up_pairs, pair_ids, partial_counts
 from rayspec.config import load_config
 from rayspec.costs import drafter_cost
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
@@ -200,3 +202,11 @@ def test_from_yaml() -> None:
     assert [(tree["kind"], tree["bigram"], tree["hypotheses"]) for tree in found] == [
         ("slim", "bigram", count) for count in (1, 20, 40)
     ]
+
+
+def test_fewer_nodes_than_one_hypothesis_has_are_refused_by_a_plan(family: Family) -> None:
+    drafter = Path(family[0].output_dir) / "slim"
+    config = SweepConfig(target=family[0].target, draft_steps=[4], drafters=[str(drafter)], baseline="slim")
+    enough, too_few = (inspect_drafter(f"{drafter}@2x{nodes}", config)[0].problem for nodes in (5, 4))
+    assert enough is None
+    assert "of kind slim, needs num_draft_tokens of at least 5 for 4 draft steps, got 4" in str(too_few)

@@ -51,10 +51,10 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
                     f"the draft_tree of {info.path} has {found} nodes within {draft_steps} draft steps and topk "
                     f"{shape.topk}, but num_draft_tokens is {nodes}; lower it"
                 )
-    if tree is not None and tree.kind == "slim" and shape.verified(steps) <= steps:
+    if tree is not None and shape.verified(steps) < tree.fewest_nodes(steps):
         raise ValueError(
-            f"the draft_tree of {info.path} verifies whole hypotheses, so num_draft_tokens must be above draft_steps "
-            f"({steps}), got {shape.verified(steps)}"
+            f"the draft_tree of {info.path}, of kind {tree.kind}, needs num_draft_tokens of at least "
+            f"{tree.fewest_nodes(steps)} for {steps} draft steps, got {shape.verified(steps)}"
         )
 
 

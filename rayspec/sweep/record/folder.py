@@ -213,14 +213,14 @@ def fingerprints(prepared: Prepared) -> dict[str, dict[str, str]]:
     """SHA-256 of the target's files, of the drafters (their own weights, and all that they are) and of the prompts."""
     prompts = json.dumps([asdict(p) for p in prepared.prompts]).encode()
     return {
-        "target": target_sha256(prepared.target),
+        "target": target_files_sha256(prepared.target),
         "drafters": {c.label: drafter_sha256(c) for c in prepared.plan.candidates},
         WHOLE: {c.label: whole_drafter_sha256(c) for c in prepared.plan.candidates},
         "prompts": {prepared.config.workload: hashlib.sha256(prompts).hexdigest()},
     }
 
 
-def target_sha256(target: str) -> dict[str, str]:
+def target_files_sha256(target: str) -> dict[str, str]:
     """The fingerprint of each file that says what the target answers. Of a Hugging Face name the commit that lies in
     this machine's cache; nothing is known before the first download."""
     if not Path(target).is_dir():

@@ -26,7 +26,7 @@ class TrialResult:
 
     trial: Trial
     metrics: Mapping[str, float] = field(default_factory=dict)
-    baseline: str = "full"  # label of the drafter that the others of its draft steps and traffic are compared with
+    baseline: str  # label of the drafter that the others of its draft steps and traffic are compared with
     error: str | None = None
 
     @property
