@@ -30,7 +30,7 @@ def parse(words: Sequence[str]) -> None:
     apply = HookRegistry.apply_hooks
 
     def apply_to_the_parser() -> None:
-        """Those of other modules would import all of SGLang, eight seconds."""
+        """Those of other modules would import all of SGLang, some four seconds."""
         for target in [name for name in HookRegistry._hooks if not name.startswith(f"{ServerArgs.__module__}.")]:
             del HookRegistry._hooks[target]
         apply()
