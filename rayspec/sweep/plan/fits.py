@@ -54,7 +54,8 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
     if tree is not None and shape.verified(steps) < tree.fewest_nodes(steps):
         raise ValueError(
             f"the draft_tree of {info.path}, of kind {tree.kind}, needs num_draft_tokens of at least "
-            f"{tree.fewest_nodes(steps)} for {steps} draft steps, got {shape.verified(steps)}; raise it, or lower draft_steps"
+            f"{tree.fewest_nodes(steps)} for {steps} draft steps, got {shape.verified(steps)}; raise it, "
+            "or lower draft_steps"
         )
 
 
