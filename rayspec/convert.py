@@ -37,7 +37,7 @@ class Conversion:
 
     def describe(self) -> str:
         what = f"{len(self.result.ids)} tokens" if isinstance(self.result, Tokens) else (
-            f"{self.result.config.kind} drafter, head {dict(self.result.head)}, {self.result.dtype}"
+            f"{self.result.config.kind} drafter, head {self.result.head}, {self.result.dtype}"
         )  # fmt: skip
         lines = [f"{self.source.path} ({self.format}): {what} -> {self.folder} ({self.to})"]
         lines += [f"  {note}" for note in self.result.notes]

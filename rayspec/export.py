@@ -11,15 +11,12 @@ import torch
 from rayspec.shipped import drafter_label, drafter_path
 from sglang_ext.artefacts import DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
-from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, read_info
-from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE, STOCK_ARCHITECTURE, check_target_head, stock_matrix
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, read_info
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_name, check_place
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings
-
-FORM = 2  # of EAGLE-3's exports: the first named no taps for vLLM, and had maps where all tokens are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class Export:
 
     def describe(self) -> str:
         state = "already exported" if self.is_done else "to write"
-        head = f"{dict(self.info.head)} as {self.rows} rows of {self.info.body.vocab_size}"
+        head = f"{self.info.head} as {self.rows} rows of {self.info.body.vocab_size}"
         return f"{self.info.path}: {head} -> {self.folder}: {state}"
 
 
@@ -70,7 +67,7 @@ def stock_form(drafter: str) -> tuple[CheckpointInfo, int]:
     info = read_info(drafter_path(drafter))
     if info.target is None:
         raise ValueError(f"{info.path} is a stock EAGLE-3 checkpoint already; serve it as it is")
-    if info.body.stock_architecture is None:
+    if info.body.stock is None:
         raise ValueError(
             f"cannot export {info.path}: SGLang has no stock form of a {info.kind} drafter; serve it with rayspec"
         )
@@ -80,23 +77,19 @@ def stock_form(drafter: str) -> tuple[CheckpointInfo, int]:
             "from, or serve it with rayspec"
         )
     check_files(info)
-    rows = info.body.vocab_size
-    if info.body.stock_architecture == EAGLE_ARCHITECTURE:
-        check_target_head(info.head, info.provenance, f"cannot export {info.path}")
-    else:
-        with torch.device("meta"):  # shapes alone
-            rows = len(stock_matrix(empty_drafter(info).lm_head, f"cannot export {info.path}")[1])
-    return info, rows
+    with torch.device("meta"):  # shapes alone
+        return info, info.body.stock.rows(empty_head(info), info.provenance, f"cannot export {info.path}")
 
 
 def _prepare(drafter: str, output_dir: Path) -> Export:
     info, rows = stock_form(drafter)
     assert info.target is not None, "a stock checkpoint was refused"
+    version = info.body.stock.version if info.body.stock else None
     origin = {
-        **({"form": FORM} if info.body.stock_architecture == STOCK_ARCHITECTURE else {}),
+        **({} if version is None else {"form": version}),
         "drafter": drafter_label(drafter),
         "sha256": weights_sha256(Path(info.path) / WEIGHTS),
-        "draft_head": dict(info.head),
+        "draft_head": info.head.spec(),
         "target": info.target.to_dict(),
         **info.provenance,
     }

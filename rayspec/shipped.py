@@ -57,11 +57,6 @@ def own_folder(kind: str, target: str) -> Path:
     return home() / kind / target_name(target)
 
 
-def drafter_names(target: str = DEFAULT_TARGET) -> list[str]:
-    """Names of the drafters of a target that ship or were made here."""
-    return _names("drafters", target)
-
-
 def drafter_path(name: str, target: str = DEFAULT_TARGET) -> str:
     """The folder of a drafter: a name, or a path. Raises ValueError where neither exists."""
     return _path("drafters", name, target)
@@ -81,7 +76,8 @@ def _shipped(kind: str, target: str) -> Path:
     return ASSETS / kind / target_name(target)
 
 
-def _names(kind: str, target: str) -> list[str]:
+def names(kind: str, target: str = DEFAULT_TARGET) -> list[str]:
+    """Of a target's drafters or calibrations (`kind`) that ship or were made here."""
     places = (own_folder(kind, target), _shipped(kind, target))
     return sorted({file.parent.name for place in places for file in place.glob(f"*/{MARKS[kind]}")})
 
@@ -94,7 +90,7 @@ def _path(kind: str, name: str, target: str) -> str:
     for folder in ([own] if is_plain else []) + [user_path(name, kind)]:
         if os.path.isfile(folder / MARKS[kind]):
             return str(folder.resolve())
-    known = ", ".join(_names(kind, target)) or "none"
+    known = ", ".join(names(kind, target)) or "none"
     raise ValueError(
         f"no {kind.removesuffix('s')} {name!r}: neither one of target {target_name(target)} ({known}) nor a folder "
         f"with a {MARKS[kind]}; {WAY_OUT[kind]}"

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sglang_ext.whole import draft_folder
+from sglang_ext.whole import draft_folder, put_in_place
 
 NAME_BYTES = 200  # file systems allow 255, of which a draft's name needs some
 
@@ -103,24 +103,12 @@ def written_whole(folder: Path, artefact: Artefact) -> Iterator[Path]:
             file.chmod(0o644)  # save_file keeps others out
         draft.chmod(0o755)
         check_place(folder, artefact)  # again: what was written may have taken hours
-        _move(draft, folder, artefact)
-
-
-def _move(draft: Path, folder: Path, artefact: Artefact) -> None:
-    if not folder.exists():
-        os.rename(draft, folder)
-        return
-    old = draft.with_name(f"{draft.name}.old")
-    os.rename(folder, old)
-    try:
-        os.rename(draft, folder)
-    except OSError:
-        os.rename(old, folder)
-        raise
-    for file in old.iterdir():
-        if _is_own_file(file, artefact):
-            file.unlink()
-    old.rmdir()
+        old = put_in_place(draft, folder)
+        if old is not None:
+            for file in old.iterdir():
+                if _is_own_file(file, artefact):
+                    file.unlink()
+            old.rmdir()
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:

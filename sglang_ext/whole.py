@@ -44,13 +44,22 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Whatever was in that is deleted: for places that are ours alone (`folders.py` has one for all others)."""
     with draft_folder(path) as draft:
         yield draft
-        if not path.exists():
-            draft.rename(path)
-            return
-        with draft_folder(path) as old:
-            path.rename(old)
-            try:
-                draft.rename(path)
-            except OSError:
-                old.rename(path)
-                raise
+        old = put_in_place(draft, path)
+        if old is not None:
+            shutil.rmtree(old)
+
+
+def put_in_place(draft: Path, path: Path) -> Path | None:
+    """Rename the folder `draft` to `path`. Where that was there already, its new name beside it is returned, for the
+    caller to delete what may be deleted of it."""
+    if not path.exists():
+        draft.rename(path)
+        return None
+    old = draft.with_name(f"{draft.name}.old")
+    path.rename(old)
+    try:
+        draft.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    return old

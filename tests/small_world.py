@@ -22,7 +22,7 @@ from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafte
 from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.drafters.training import Batch
-from sglang_ext.heads import build_head, head_from_target
+from sglang_ext.heads import build_head, head_from_target, parse_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees.static import StaticTree
 
@@ -52,18 +52,18 @@ def _eagle3() -> Eagle3Drafter:
         tap_layers=(2, 4, 5),
         max_position_embeddings=128,
     )
-    return Eagle3Drafter(config, build_head({"kind": "full"}, hidden_size=H, vocab_size=V))
+    return Eagle3Drafter(config, build_head(parse_head({"kind": "full"}), hidden_size=H, vocab_size=V))
 
 
 def _medusa() -> MedusaDrafter:
     config = MedusaConfig(hidden_size=H, vocab_size=V, positions=2, max_position_embeddings=128)
-    heads = PositionHeads([build_head({"kind": "full"}, hidden_size=H, vocab_size=V) for _ in range(2)])
+    heads = PositionHeads([build_head(parse_head({"kind": "full"}), hidden_size=H, vocab_size=V) for _ in range(2)])
     return MedusaDrafter(config, heads, StaticTree([(0,), (1,), (0, 0), (0, 1)]))
 
 
 def _independent() -> IndependentDrafter:
     config = IndependentConfig(vocab_size=V, max_position_embeddings=128, hidden_size=16, num_layers=1, head_dim=8)
-    return IndependentDrafter(config, build_head({"kind": "full"}, hidden_size=16, vocab_size=V))
+    return IndependentDrafter(config, build_head(parse_head({"kind": "full"}), hidden_size=16, vocab_size=V))
 
 
 def untrained(
@@ -78,7 +78,9 @@ def untrained(
     own = family(kind)
     config = own.training.config_for(target, options)
     rows_VH = own.training.head_rows(target, config)
-    drafter = own.drafter_class(config, config.heads(lambda: head_from_target(head, rows_VH, artifacts or {})))
+    drafter = own.drafter_class(
+        config, config.heads(lambda: head_from_target(parse_head(head), rows_VH, artifacts or {}))
+    )
     probe = Batch((torch.arange(64) % 16)[None], torch.zeros(64, dtype=torch.int64), torch.arange(64))
     own.training.init_body(drafter, target, probe, seed)
     return drafter

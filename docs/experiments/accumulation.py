@@ -26,6 +26,7 @@ from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.drafters.specformer.training import config_for, init_body
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
+from sglang_ext.heads.full import FullConfig
 
 POSITIONS = (2, 4, 8)
 MODES = {"one": "one position after the other", "all": "all positions at once"}
@@ -61,7 +62,7 @@ def measure(mode: str, positions: int) -> dict[str, float]:
     target = FrozenTarget.load(target_path(DEFAULT_TARGET), torch.float32)
     config = config_for(target, {"positions": positions})
     torch.manual_seed(0)
-    drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target({"kind": "full"}, target.head_VG)))
+    drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target(FullConfig(), target.head_VG)))
     ids_BT = torch.randint(len(target.head_VG), (SEQUENCES, TOKENS))
     rows = torch.ones(SEQUENCES, TOKENS - 1, dtype=torch.bool)
     rows[:, : positions + 1] = False

@@ -22,6 +22,7 @@ from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, read_info
 from sglang_ext.heads import DraftHead, build_head
 from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.heads.full import FullConfig
 
 
 class DrafterFlops(NamedTuple):
@@ -76,10 +77,10 @@ class ReferenceDrafter:
         return drafter_flops(self._body())
 
     def _check_head(self, info: CheckpointInfo, head: DraftHead | PositionHeads, *, must_be_full: bool) -> None:
-        if isinstance(head, PositionHeads) or (must_be_full and info.head["kind"] != "full"):
+        if isinstance(head, PositionHeads) or (must_be_full and not info.head.gives_rows):
             raise ValueError(
                 f"rule.drafter must name a drafter with one head of kind 'full' for all draft steps, {self.name} is of "
-                f"kind {info.kind} with {dict(info.head)}{' a position' if isinstance(head, PositionHeads) else ''}; "
+                f"kind {info.kind} with {info.head}{' a position' if isinstance(head, PositionHeads) else ''}; "
                 "name another, or none for the target's own head"
             )
 
@@ -95,7 +96,7 @@ class ReferenceDrafter:
 def drafter_flops(config: DrafterConfig) -> DrafterFlops:
     """Multiply-adds counted as two."""
     with torch.device("meta"):
-        head = build_head({"kind": "full"}, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        head = build_head(FullConfig(), hidden_size=config.hidden_size, vocab_size=config.vocab_size)
         drafter = family(config.kind).drafter_class(config, head)
     body = sum(m.weight.numel() for m in drafter.modules() if isinstance(m, nn.Linear))
     return DrafterFlops(body=2 * body, per_row=2 * config.hidden_size)

@@ -15,7 +15,7 @@ from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
-from sglang_ext.heads import DraftHead, head_config, head_from_target
+from sglang_ext.heads import DraftHead, head_class, head_from_target, parse_head
 
 CONTEXT = 4096
 PINNED = 64  # tokens that a clustered head always scores
@@ -116,16 +116,16 @@ def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> N
 
 
 def _head(spec: Mapping[str, Any], shape: ModelShape) -> DraftHead:
+    config = parse_head(spec)
     if "rank" in spec:  # to decompose a matrix so large is slow, and any factors cost the same
-        kind, config = head_config(spec, hidden_size=shape.hidden, vocab_size=shape.vocab)
-        head = kind(config)
+        head = head_class(config.kind)(config, shape.hidden, shape.vocab)
         _fill(head)
     else:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         generator = torch.Generator(device).manual_seed(0)
         head_VH = torch.randn(shape.vocab, shape.hidden, generator=generator, device=device) * shape.hidden**-0.5
         clusters_V = _clusters(shape.vocab, int(spec.get("clusters", 1)))
-        head = head_from_target(spec, head_VH.cpu(), {"ids": torch.arange(shape.vocab), "cluster_of": clusters_V})
+        head = head_from_target(config, head_VH.cpu(), {"ids": torch.arange(shape.vocab), "cluster_of": clusters_V})
     head.quantize()
     return head
 

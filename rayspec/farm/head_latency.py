@@ -77,7 +77,7 @@ def _timer(
 ) -> Timer:
     generator = torch.Generator().manual_seed(0)
     head.expect_rows((1, asked.later_rows // asked.first_rows))
-    rows_TH = torch.randn(asked.later_rows, head.at(0).config.hidden_size, generator=generator).to(device, dtype)
+    rows_TH = torch.randn(asked.later_rows, head.at(0).hidden_size, generator=generator).to(device, dtype)
 
     def ask() -> None:
         for step in range(asked.draft_steps):

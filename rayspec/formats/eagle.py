@@ -12,6 +12,7 @@ from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters.eagle.config import EagleConfig
+from sglang_ext.heads.full import FullConfig
 
 OWN_MUST = {**MUST, "bias": (True, False)}
 
@@ -51,4 +52,4 @@ def read(source: Source, target: Target) -> Converted:
         notes.append("it has no fc.bias; zeros are stored, which change nothing")
     ours["lm_head.weight"] = target.head_VG
     notes.append("the head is the target's")
-    return Converted(config=body, head={"kind": "full"}, tensors=ours, notes=tuple(notes))
+    return Converted(config=body, head=FullConfig(), tensors=ours, notes=tuple(notes))

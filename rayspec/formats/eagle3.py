@@ -17,6 +17,8 @@ from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters.eagle3.config import Eagle3Config
 from sglang_ext.drafters.stock import from_stock
 from sglang_ext.drafters.target import TAPS, stored_taps, taps_for_vllm
+from sglang_ext.heads.full import FullConfig
+from sglang_ext.heads.truncated import TruncatedConfig
 from sglang_ext.json_text import check_mapping
 from sglang_ext.settings import check_type
 
@@ -158,7 +160,7 @@ def read_eagle3(
         raise ValueError(
             f"{path}: draft_vocab_size is {draft_vocab}, but lm_head.weight has {rows} rows; correct config.json"
         )
-    head = {"kind": "truncated", "size": rows} if "lm_head.ids" in ours else {"kind": "full"}
+    head = TruncatedConfig(size=rows) if "lm_head.ids" in ours else FullConfig()
     return Converted(config=config, head=head, tensors=ours, notes=tuple(notes))
 
 

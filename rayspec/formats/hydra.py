@@ -14,6 +14,7 @@ from rayspec.formats.eagle3 import check_keys
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.hydra.config import HydraConfig
+from sglang_ext.heads.full import FullConfig
 from sglang_ext.settings import check_type
 
 MUST: dict[str, tuple[Any, ...]] = {
@@ -60,4 +61,4 @@ def read(source: Source, target: Target) -> Converted:
             ours[".".join(parts).replace("hydra_lm_head.", "lm_head.")] = tensor
     sizes = {name: target.frozen.sizes()[name] for name in HydraConfig.of_target}
     body = HydraConfig(positions=config["hydra_num_heads"], as_published=True, **sizes)
-    return Converted(config=body, head={"kind": "full"}, tensors=ours, notes=tuple(notes))
+    return Converted(config=body, head=FullConfig(), tensors=ours, notes=tuple(notes))

@@ -12,6 +12,7 @@ from rayspec.formats.eagle3 import check_keys
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.medusa.config import MedusaConfig
+from sglang_ext.heads.full import FullConfig
 from sglang_ext.settings import check_type
 
 MUST: dict[str, tuple[Any, ...]] = {"medusa_num_layers": (1,), "quantization_config": (None,)}
@@ -54,4 +55,4 @@ def read(source: Source, target: Target) -> Converted:
         notes.append("lm_head.weight is the target's LM head, which reads all positions")
     sizes = target.frozen.sizes()
     body = MedusaConfig(positions=heads, shared_head=not own, **{name: sizes[name] for name in MedusaConfig.of_target})
-    return Converted(config=body, head={"kind": "full"}, tensors=ours, notes=tuple(notes))
+    return Converted(config=body, head=FullConfig(), tensors=ours, notes=tuple(notes))

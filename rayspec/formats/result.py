@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -20,6 +19,7 @@ from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint import check_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter
 from sglang_ext.drafters.numbers import check_finite
+from sglang_ext.heads import HeadConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Converted:
     """A drafter. `tensors` have our names and the dtypes that they were stored in; `notes` say what was left out."""
 
     config: DrafterConfig
-    head: Mapping[str, Any]
+    head: HeadConfig
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE, stock_config, stock_matrix, to_stock
+from sglang_ext.drafters.stock import EAGLE3, STOCK_ARCHITECTURE, stock_config, stock_matrix, to_stock
 
 
 def recognise(source: Source) -> bool:
@@ -30,7 +30,7 @@ def read(source: Source, target: Target) -> Converted:
 
 def as_stock(drafter: Converted, where: str) -> tuple[dict[str, Tensor], int]:
     """(stock tensors, rows of their head), the stored bits. Raises ValueError for what the stock form cannot hold."""
-    if drafter.config.stock_architecture != STOCK_ARCHITECTURE:
+    if drafter.config.stock is not EAGLE3:
         raise ValueError(f"{where}: only EAGLE-3 has this form, not a {drafter.config.kind} drafter; use --to rayspec")
     info = CheckpointInfo(path=where, body=drafter.config, head=drafter.head, target=None)
     module = empty_drafter(info)

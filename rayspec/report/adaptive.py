@@ -8,12 +8,12 @@ second as the best does.
 from typing import Any
 
 from rayspec.sweep.plan.trials import Trial
+from sglang_ext.adapter.algorithms import serving_families
 from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable
 
 FILE = "adaptive.json"
 NEARLY = 0.95  # of the best length's expected tokens per second
-ALGORITHMS = ("EAGLE", "EAGLE3")  # that SGLang adapts, and chains alone
 
 
 def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[str, Any] | None:
@@ -23,7 +23,8 @@ def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[st
     `draws`: drafts are drawn from the drafter's law; SGLang's steps without drafts then fail.
     """
     assert trial.candidate is not None, "the winner has a drafter"
-    if trial.algorithm not in ALGORITHMS or trial.candidate.shape.topk != 1:
+    is_adaptive = any(own.serving.is_adaptive for own in serving_families(trial.algorithm))
+    if not is_adaptive or trial.candidate.shape.topk != 1:
         return None
     lengths = [k for k in table.lengths if k > 0 or not draws]
     policy = MeasuredPolicy(table, start=table.lengths[-1])

@@ -124,15 +124,16 @@ def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     """vLLM's server with the drafter in stock form; None for a head, drafter or tree that has none."""
     trial = best.trial
     assert trial.candidate is not None, "the winner is a drafter"
-    if trial.algorithm != "EAGLE3" or trial.candidate.shape.topk != 1:
-        return None
     path = trial.candidate.path
     try:
-        stock_form(path)
+        info, _ = stock_form(path)
     except ValueError:
         return None
+    assert info.body.stock is not None, "stock_form has looked"
+    if info.body.stock.vllm_method is None or trial.candidate.shape.topk != 1:
+        return None
     exported = f"{EXPORTED_TO}/{drafter_label(path)}"
-    config = {"method": "eagle3", "model": exported, "num_speculative_tokens": trial.draft_steps}
+    config = {"method": info.body.stock.vllm_method, "model": exported, "num_speculative_tokens": trial.draft_steps}
     target = target_here(sweep.params["target"])
     return (
         "#!/bin/sh\nset -e\n# the drafter in the form that others read, then vLLM's server\n"

@@ -9,7 +9,7 @@ from rayspec.tables import render_table
 if TYPE_CHECKING:
     from rayspec.sweep.record.results import TrialResult
 
-HEADERS = ["head", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
+HEADERS = ["drafter", "steps", "traffic", "tau", "rho", "scored", "head us", "nu", "kappa", "tokens/s"]
 HEADERS += ["vs plain [95% CI]", "vs {baseline} [95% CI]", "predicted"]
 
 
@@ -59,7 +59,7 @@ def latency_table(results: "Sequence[TrialResult]") -> str:
     names = [f"{kind}_ms_p{p}" for kind in ("ttft", "tpot") for p in (50, 90, 99)]
     headers = [f"{name[:4].upper()} p{name[-2:]} ms" for name in names]
     return render_table(
-        ["head", "steps", "traffic", *headers],
+        ["drafter", "steps", "traffic", *headers],
         [
             [
                 r.trial.label,

@@ -74,10 +74,6 @@ class Replica:
         """(this replica's name, what its server says under /metrics)."""
         return self._name, (await self._client.get("/metrics", timeout=HEALTH_TIMEOUT_S)).text
 
-    def pids(self) -> tuple[int, int]:
-        """(of this actor, of its server)."""
-        return os.getpid(), self.server.pid
-
     def stop(self) -> None:
         """End the server once what runs has ended. May be called twice."""
         self._is_stopping = True

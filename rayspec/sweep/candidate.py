@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rayspec.sweep.shape import CHAIN, DraftShape, split_shape
-from sglang_ext.adapter.algorithms import swap_group
+from sglang_ext.adapter.algorithms import STOCK, swap_group
 from sglang_ext.drafters import DEFAULT
 
 Option = int | float | str | bool | tuple[int, ...]
@@ -23,7 +23,7 @@ class Head:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
-        """From a `draft_head` entry {kind, options}."""
+        """From a `draft_head` entry {kind, options}, such as `HeadConfig.spec`."""
         options = dict(_flat(spec))
         return cls(kind=str(options.pop("kind")), options=options)
 
@@ -76,7 +76,7 @@ class Candidate:
     draft_steps: int
     shape: DraftShape = CHAIN
     family: str = DEFAULT  # of the drafter
-    algorithm: str = "EAGLE3"  # of SGLang or of ours, which serves it
+    algorithm: str = STOCK  # of SGLang or of ours, which serves it
     base: str | None = None
     calibration: str | None = None
     is_made: bool = False
@@ -107,7 +107,7 @@ class Candidate:
     @property
     def series(self) -> str:
         """What the candidate is apart from its numbers: those of one series differ in numbers alone."""
-        drafter = "" if self.algorithm == "EAGLE3" else f"{self.algorithm} "
+        drafter = "" if self.algorithm == STOCK else f"{self.algorithm} "
         words = "".join(f", {text_of(v)}" for v in self.head.words.values())
         source = f" by {self.calibration}" if self.calibration else ""
         base = f"{' made' if self.is_made else ''} on {self.base}" if self.base else ""
@@ -133,7 +133,7 @@ class Candidate:
     def from_params(cls, label: str, params: Mapping[str, str]) -> Self:
         """Of a run. Sweeps had no algorithms but EAGLE3, and one shape for all, before each trial named its own."""
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
-        algorithm = params.get("speculative_algorithm", "EAGLE3")
+        algorithm = params.get("speculative_algorithm", STOCK)
         topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))
         nodes = params.get("speculative_num_draft_tokens", params.get("sweep.num_draft_tokens"))
         return cls(

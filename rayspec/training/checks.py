@@ -26,7 +26,7 @@ from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.folders import check_parents
-from sglang_ext.heads import head_config
+from sglang_ext.heads import head_class
 
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 10**8
@@ -43,13 +43,13 @@ def check_config(config: DrafterTrainConfig) -> DrafterTrainConfig:
     _check_held_out(config)
     load_base = lru_cache(maxsize=1)(partial(load_drafter, stop_ids=target.eos_ids))  # many heads may stand on one
     drafters: list[DrafterEntry] = []
-    for head in config.drafters:
+    for entry in config.drafters:
         try:
-            drafters.append(completed(config, head, target))
+            drafters.append(completed(config, entry, target))
             _check_head(config, drafters[-1], target, {earlier.name for earlier in drafters[:-1]}, load_base)
         except ValueError as error:
             text = str(error)
-            raise ValueError(text if text.startswith("drafters[") else f"drafters[{head.name}]: {text}") from error
+            raise ValueError(text if text.startswith("drafters[") else f"drafters[{entry.name}]: {text}") from error
     _check_sets(config, target)
     return replace(config, drafters=drafters)
 
@@ -134,30 +134,31 @@ def _check_answers(config: AnswersConfig, name: str, folder: Path, target: Froze
 
 def _check_head(
     config: DrafterTrainConfig,
-    head: DrafterEntry,
+    entry: DrafterEntry,
     target: FrozenTarget,
     made_before: set[str],
     load_base: Callable[[Path], tuple[Drafter, CheckpointInfo]],
 ) -> None:
-    own = family(head.drafter_kind)
+    own = family(entry.drafter_kind)
     if own.config_class.reads_target:
         check_host(target.model.config)
     training = own.training
-    body = training.config_for(target, head.drafter_options, config.recipe)
-    cls, options = head_config(head.draft_head, hidden_size=body.hidden_size, vocab_size=body.vocab_size)
-    if head.freeze_head and not cls.taken_over:
-        raise ValueError(f"freeze_head keeps rows of the target's head, but a {cls.kind} head has none; leave it out")
+    body = training.config_for(target, entry.drafter_options, config.recipe)
+    entry.draft_head.check_sizes(body.hidden_size, body.vocab_size)
+    kind = entry.draft_head.kind
+    if entry.freeze_head and not head_class(kind).taken_over:
+        raise ValueError(f"freeze_head keeps rows of the target's head, but a {kind} head has none; leave it out")
     positions = training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)
-    if head.tree is not None:
-        _check_tree(head, target, config.target_name, positions)
-    if head.base in made_before:
+    if entry.tree is not None:
+        _check_tree(entry, target, config.target_name, positions)
+    if entry.base in made_before:
         return  # which is looked at when it is there
-    origin = origin_of(config, head, target)
+    origin = origin_of(config, entry, target)
     if origin.base is not None:
-        check_base(target, head, *load_base(origin.base))
+        check_base(target, entry, *load_base(origin.base))
     else:
-        cls.check_artifacts(options, origin.artifacts)
+        entry.draft_head.check_artifacts(origin.artifacts, body.vocab_size)
 
 
 def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None) -> None:
@@ -175,8 +176,8 @@ def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None)
             )
 
 
-def _check_tree(head: DrafterEntry, target: FrozenTarget, name: str, positions: int) -> None:
-    config = head.parsed_tree
+def _check_tree(entry: DrafterEntry, target: FrozenTarget, name: str, positions: int) -> None:
+    config = entry.parsed_tree
     assert config is not None, "the caller looked"
     tree = given_tree(config, target.info(name, ()))
     if tree is None:

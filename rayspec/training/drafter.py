@@ -52,7 +52,7 @@ def _epoch_order(num_sequences: int, seed: int, epoch: int) -> Tensor:
 
 
 def batch_indices(num_sequences: int, recipe: Recipe, step: int) -> Tensor:
-    """Sequences of a step: shuffled anew each epoch, the same for every head and for a resumed run."""
+    """Sequences of a step: shuffled anew each epoch, the same for every drafter and for a resumed run."""
     picks = []
     for n in range(step * recipe.batch_size, (step + 1) * recipe.batch_size):
         epoch, place = divmod(n, num_sequences)
@@ -147,7 +147,7 @@ def train_step(
 
 def train_drafter(
     config: DrafterTrainConfig,
-    head: DrafterEntry,
+    entry: DrafterEntry,
     target: FrozenTarget,
     answers: AnswerSet,
     held_out: AnswerSet,
@@ -155,17 +155,17 @@ def train_drafter(
     group: Group = ALONE,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Acceptance:
-    """Train, or go on training, one head, and export it to output_dir/<name>/; returns its held-out acceptance.
+    """Train, or go on training, one drafter, and export it to output_dir/<name>/; returns its held-out acceptance.
 
     `group`: the workers that call this together, each with its own copy of everything; the first of them writes. All
     evaluate the same, since their layers of the target may be shared out, and nobody would wait less if one did it.
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
     # what is missing should not wait for the end
-    asked = head.parsed_tree
+    asked = entry.parsed_tree
     tree = None if asked is None else given_tree(asked, target.info(config.target_name, ()))
-    training = _Training(config, head, target, answers, held_out, group)
-    with DrafterLog(config, head, training.progress, group) as log:
+    training = _Training(config, entry, target, answers, held_out, group)
+    with DrafterLog(config, entry, training.progress, group) as log:
         training.run(log, on_step)
         return training.finish(log, tree)
 
@@ -176,17 +176,17 @@ class _Training:
     def __init__(
         self,
         config: DrafterTrainConfig,
-        head: DrafterEntry,
+        entry: DrafterEntry,
         target: FrozenTarget,
         answers: AnswerSet,
         held_out: AnswerSet,
         group: Group,
     ) -> None:
-        self.config, self.head, self.target, self.group = config, head, target, group
+        self.config, self.entry, self.target, self.group = config, entry, target, group
         self.answers, self.held_out = answers, held_out
         self.recipe = recipe = config.recipe
-        self.origin = origin_of(config, head, target)
-        self.drafter = new_drafter(target, head, recipe, answers, self.origin).to(target.device)
+        self.origin = origin_of(config, entry, target)
+        self.drafter = new_drafter(target, entry, recipe, answers, self.origin).to(target.device)
         group.copy_first_(self.drafter.parameters())
         asked = config.evaluation.draft_steps
         self.draft_steps = min(asked, self.drafter.config.max_draft_steps or asked)  # that are measured
@@ -194,11 +194,11 @@ class _Training:
         check_prompt_lengths(held_out, self.draft_steps)
         self.num_steps = recipe.num_steps if any(p.requires_grad for p in self.drafter.parameters()) else 0
         self.optimizers = recipe.make_optimizers(self.drafter)
-        self.folder = config.work_folder / "unfinished" / head.name
+        self.folder = config.work_folder / "unfinished" / entry.name
         fingerprint = {
             **provenance_of(config, target.sha256, answers),
-            "draft_head": dict(head.draft_head),
-            **head.asked(),
+            "draft_head": entry.draft_head.spec(),
+            **entry.asked(),
             **self.origin.provenance,
         }
         found = load_state(self.folder, fingerprint, self.drafter, self.optimizers)
@@ -208,7 +208,7 @@ class _Training:
     def run(self, log: DrafterLog, on_step: Callable[[int], None]) -> None:
         """The steps that are left."""
         progress, every = self.progress, self.config
-        shown = {"desc": self.head.name, "unit": "step", "disable": not self.group.is_writer}
+        shown = {"desc": self.entry.name, "unit": "step", "disable": not self.group.is_writer}
         tokens, since = 0, time.monotonic()
         with tqdm(total=self.num_steps, initial=progress.step, **shown) as bar:
             while progress.step < self.num_steps:
@@ -225,7 +225,7 @@ class _Training:
                     begun = time.monotonic()
                     with averaged(self.optimizers):
                         found = self._measured(log, every.evaluation.sequences)
-                    bar.write(f"{self.head.name} step {progress.step}: {summary(found)}")
+                    bar.write(f"{self.entry.name} step {progress.step}: {summary(found)}")
                     since += time.monotonic() - begun
                 if self._is_due(every.checkpoint_every) and progress.step < self.num_steps and self.group.is_writer:
                     save_state(self.folder, progress, self.drafter, self.optimizers)
@@ -233,10 +233,10 @@ class _Training:
 
     def finish(self, log: DrafterLog, tree: Any) -> Acceptance:
         """Quantise, find the tree that is asked for unless it is given, measure, export."""
-        head, drafter = self.head, self.drafter
+        entry, drafter = self.entry, self.drafter
         with averaged(self.optimizers):
             drafter.lm_head.quantize()
-            if head.tree is not None:
+            if entry.tree is not None:
                 drafter.draft_tree = self._found_tree() if tree is None else tree
             acceptance = self._measured(log, limit=None)
             found = _tree_figures(drafter, self.target, self.held_out, self.draft_steps)
@@ -244,7 +244,7 @@ class _Training:
             if self.group.is_writer:
                 export(
                     self.config,
-                    head,
+                    entry,
                     self.origin,
                     drafter,
                     self.target,
@@ -284,7 +284,7 @@ class _Training:
         return found
 
     def _found_tree(self) -> Any:
-        config = self.head.parsed_tree
+        config = self.entry.parsed_tree
         assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
         at_once = replace(self.recipe, batch_size=self.config.sequences_at_once, accumulate=1)
         with autocast(self.recipe, self.target.device):
@@ -324,7 +324,7 @@ def provenance_of(config: DrafterTrainConfig, target_sha256: str, answers: Answe
 
 def export(
     config: DrafterTrainConfig,
-    head: DrafterEntry,
+    entry: DrafterEntry,
     origin: Origin,
     drafter: Drafter,
     target: FrozenTarget,
@@ -335,16 +335,16 @@ def export(
     tree: dict[str, Any] | None,
 ) -> Path:
     """Write the drafter folder, its curves beside the weights, whole or not at all."""
-    folder = config.output_folder / head.name
+    folder = config.output_folder / entry.name
     provenance = {
         **provenance_of(config, target.sha256, answers),
         **origin.provenance,
-        **head.asked(),
+        **entry.asked(),
         "commit": git_state()[0],
     }
     report = {
-        "name": head.name,
-        "draft_head": dict(head.draft_head),
+        "name": entry.name,
+        "draft_head": entry.draft_head.spec(),
         **provenance,
         "held_out": {
             **held_out.provenance(),
@@ -361,7 +361,7 @@ def export(
         target.info(config.target_name, drafter.config.tap_layers),
         provenance,
         extras=report_files(report),
-        share_with=None if head.train_body else origin.base,
+        share_with=None if entry.train_body else origin.base,
     )
     return folder
 

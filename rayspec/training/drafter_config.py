@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import PlainValidator
 
 from rayspec.entries import entry_of
 from rayspec.home import home
@@ -22,6 +23,7 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import TreeConfig, parse_tree
 from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.folders import check_name
+from sglang_ext.heads import HeadConfig, parse_head
 from sglang_ext.settings import Settings
 
 SETS = ("answers", "held_out")  # of answers, the settings and folders of each
@@ -31,8 +33,8 @@ MAX_WORKERS = 1000  # Ray would wait for ever for machines that nobody has
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry(Settings):
-    """One drafter to make. `draft_head` goes to the head registry as it is: {kind: ..., options}; `drafter` to the
-    drafter registry: {kind: eagle3}, {kind: eagle}, {kind: medusa, positions: 4, shared_head: false},
+    """One drafter to make. `draft_head`: {kind: ..., options} of sglang_ext.heads; `drafter`, of sglang_ext.drafters:
+    {kind: eagle3}, {kind: eagle}, {kind: medusa, positions: 4, shared_head: false},
     {kind: hydra, ...}, {kind: independent, hidden_size: 64, num_layers: 2, ...}.
 
     `base`: a trained drafter with a full head (its name under output_dir, or a folder). Its body and its head's rows
@@ -49,7 +51,7 @@ class DrafterEntry(Settings):
     """
 
     name: str
-    draft_head: dict[str, Any]
+    draft_head: Annotated[HeadConfig, PlainValidator(parse_head)]
     base: str | None = None
     artifacts: str | None = None
     drafter: dict[str, Any] = field(default_factory=lambda: {"kind": DEFAULT})
@@ -191,18 +193,18 @@ class DrafterTrainConfig(Settings):
     def __post_init__(self) -> None:
         if not self.drafters:
             raise ValueError("drafters is empty; give a list such as [{name: full, draft_head: {kind: full}}]")
-        names = [head.name for head in self.drafters]
+        names = [entry.name for entry in self.drafters]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"drafters[].name must be unique, got {twice[0]!r} more than once")
-        frozen = [head.name for head in self.drafters if head.base is not None and not head.train_body]
+        frozen = [entry.name for entry in self.drafters if entry.base is not None and not entry.train_body]
         if self.recipe.csra_weight and frozen:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} trains the drafter's body, but "
                 f"drafters[{frozen[0]}].base takes over a body and freezes it; set train_body or leave base out to "
                 "train it, or set recipe.csra_weight=0"
             )
-        others = [head.name for head in self.drafters if not family(head.drafter_kind).config_class.feeds_back]
+        others = [entry.name for entry in self.drafters if not family(entry.drafter_kind).config_class.feeds_back]
         if self.recipe.csra_weight and others:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
@@ -261,18 +263,18 @@ class DrafterTrainConfig(Settings):
         processor."""
         return torch.bfloat16 if self.recipe.in_bfloat16(self.training_device) else torch.float32
 
-    def base_folder(self, head: DrafterEntry) -> Path | None:
+    def base_folder(self, entry: DrafterEntry) -> Path | None:
         """Raises ValueError if the base is neither a drafter of this run nor a folder."""
-        if head.base is None:
+        if entry.base is None:
             return None
-        own = self.output_folder / head.base
+        own = self.output_folder / entry.base
         if (own / "config.json").is_file():
             return own
         try:
-            return Path(drafter_path(head.base, self.target))
+            return Path(drafter_path(entry.base, self.target))
         except ValueError as error:
             raise ValueError(
-                f"drafters[{head.name}].base is {head.base!r}: not under {self.output_folder}, and {error}; train it "
+                f"drafters[{entry.name}].base is {entry.base!r}: not under {self.output_folder}, and {error}; train it "
                 "first, in a run of its own or earlier in the list"
             ) from error
 
@@ -303,15 +305,15 @@ class DrafterTrainConfig(Settings):
             target=os.path.abspath(target) if is_folder else self.target,
             output_dir=os.path.abspath(self.output_folder),
             work_dir=os.path.abspath(self.work_folder),
-            drafters=[self._absolute_entry(head) for head in self.drafters],
+            drafters=[self._absolute_entry(entry) for entry in self.drafters],
             recipe=replace(self.recipe, bfloat16=self.target_dtype == torch.bfloat16),
         )
 
-    def _absolute_entry(self, head: DrafterEntry) -> DrafterEntry:
+    def _absolute_entry(self, entry: DrafterEntry) -> DrafterEntry:
         with suppress(ValueError):
-            base = self.base_folder(head)
-            head = replace(head, base=None if base is None else os.path.abspath(base))
+            base = self.base_folder(entry)
+            entry = replace(entry, base=None if base is None else os.path.abspath(base))
         with suppress(ValueError):
-            found = None if head.artifacts is None else calibration_path(head.artifacts, self.target)
-            head = replace(head, artifacts=found)
-        return head
+            found = None if entry.artifacts is None else calibration_path(entry.artifacts, self.target)
+            entry = replace(entry, artifacts=found)
+        return entry

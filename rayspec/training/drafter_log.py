@@ -24,8 +24,8 @@ class DrafterLog:
     """Open for the length of one training run; an exception inside marks the MLflow run as failed. Of several workers
     one alone writes to MLflow."""
 
-    def __init__(self, config: DrafterTrainConfig, head: DrafterEntry, progress: Progress, group: Group) -> None:
-        self.config, self.head, self.progress, self.group = config, head, progress, group
+    def __init__(self, config: DrafterTrainConfig, entry: DrafterEntry, progress: Progress, group: Group) -> None:
+        self.config, self.entry, self.progress, self.group = config, entry, progress, group
         self.run: Run | None = None
 
     def __enter__(self) -> DrafterLog:
@@ -42,8 +42,8 @@ class DrafterLog:
         if run_id is not None:  # a resumed run goes on in the same curves
             client.update_run(run_id, status="RUNNING")
             return Run(client, run_id)
-        tags = {**provenance(), "draft_head": str(self.head.draft_head), "mlflow.source.name": "rayspec"}
-        created = client.create_run(tracker.experiment_id, run_name=self.head.name, tags=tags)
+        tags = {**provenance(), "draft_head": str(self.entry.draft_head), "mlflow.source.name": "rayspec"}
+        created = client.create_run(tracker.experiment_id, run_name=self.entry.name, tags=tags)
         run = Run(client, created.info.run_id)
         run.log_params(flatten(self.config))
         self.progress.mlflow_run_id = run.run_id

@@ -1,4 +1,4 @@
-"""All of one configuration: answers where they are missing, then every head, each skipped once it is exported."""
+"""All of one configuration: answers where they are missing, then every drafter, each skipped once it is exported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from sglang_ext.drafters import DEFAULT
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
-from sglang_ext.heads import head_config
 
 ANSWERS_SHA256 = "trained_on.sha256 (the answers)"
 CALIBRATION_SHA256, PAIRS_SHA256 = "calibration.sha256 (the artifacts)", "tree_pairs_sha256"
@@ -52,17 +51,17 @@ def plan(config: DrafterTrainConfig) -> list[str]:
         + (f", each update in {r.accumulate} pieces a worker" if r.accumulate > 1 else "")
         + (f", CSRA {r.csra_weight} at temperature {r.csra_temperature}" if r.csra_weight else "")
     )
-    for head in config.drafters:
-        folder = config.output_folder / head.name
-        unfinished = sorted((config.work_folder / "unfinished" / head.name).glob("step-*"))
-        if is_exported(config, head, sha256):
+    for entry in config.drafters:
+        folder = config.output_folder / entry.name
+        unfinished = sorted((config.work_folder / "unfinished" / entry.name).glob("step-*"))
+        if is_exported(config, entry, sha256):
             state = "already exported"
         elif unfinished:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        drafter = "" if head.drafter == {"kind": DEFAULT} else f"{dict(head.drafter)} "
-        lines.append(f"{head.name} {drafter}{dict(head.draft_head)} -> {folder}: {state}")
+        drafter = "" if entry.drafter == {"kind": DEFAULT} else f"{dict(entry.drafter)} "
+        lines.append(f"{entry.name} {drafter}{entry.draft_head} -> {folder}: {state}")
     return lines + reckon(config)
 
 
@@ -73,10 +72,10 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     sha256 = target_sha256(config.target_folder)
     config = check_config(config)
     results: dict[str, Acceptance | None] = {}
-    for head in config.drafters:
-        if is_exported(config, head, sha256):
-            print(f"{head.name}: already exported to {config.output_folder / head.name}, skipped")
-            results[head.name] = None
+    for entry in config.drafters:
+        if is_exported(config, entry, sha256):
+            print(f"{entry.name}: already exported to {config.output_folder / entry.name}, skipped")
+            results[entry.name] = None
     if len(results) == len(config.drafters):
         return results
     if config.mlflow:
@@ -85,7 +84,7 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
         connect(tracking_uri())  # a store that does not answer should not wait for the answers
     config = config.resolved()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
-        return results | _train(config, [head for head in config.drafters if head.name not in results], sha256)
+        return results | _train(config, [entry for entry in config.drafters if entry.name not in results], sha256)
 
 
 def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str) -> dict[str, Acceptance]:
@@ -94,18 +93,18 @@ def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str
     answers, held_out = sets = prepared_answers(config, named)
     target = target_with_states(config, sha256, sets)
     results = {}
-    for head in todo:
+    for entry in todo:
         if config.workers is None:
-            acceptance = train_drafter(config, head, target, answers, held_out)
+            acceptance = train_drafter(config, entry, target, answers, held_out)
         else:
             from rayspec.training.ray_train import train_by_workers  # with Ray, some seconds
 
-            acceptance = train_by_workers(config, head, sha256)
-        results[head.name] = acceptance
-        print(f"{head.name}: {summary(acceptance)}", flush=True)
-        served = check_served(config, head, target, held_out)
+            acceptance = train_by_workers(config, entry, sha256)
+        results[entry.name] = acceptance
+        print(f"{entry.name}: {summary(acceptance)}", flush=True)
+        served = check_served(config, entry, target, held_out)
         if served is not None:
-            print(f"{head.name}: {served}", flush=True)
+            print(f"{entry.name}: {served}", flush=True)
     return results
 
 
@@ -136,12 +135,12 @@ def _recipe_beside(config: DrafterTrainConfig, stored: object) -> dict[str, Any]
     return recipe
 
 
-def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> bool:
+def is_exported(config: DrafterTrainConfig, entry: DrafterEntry, target_sha256: str) -> bool:
     """Whether this very drafter lies in the output folder. Raises ValueError if anything else does.
 
     Answers that are gone are not compared: a shipped drafter is finished on a machine that never made any.
     """
-    folder = config.output_folder / head.name
+    folder = config.output_folder / entry.name
     if not DRAFTER.is_ours(folder):
         check_place(folder, DRAFTER)
         return False
@@ -151,7 +150,7 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
     sizes: list[Any] = [found.get(name) for name in ("hidden_size", "vocab_size")]
     if not isinstance(ours, dict) or not isinstance(trained_on, dict) or not all(type(n) is int for n in sizes):
         raise ValueError(f"{folder} is no drafter that training has made; choose another output_dir or name")
-    cls, options = head_config(head.draft_head, hidden_size=sizes[0], vocab_size=sizes[1])
+    entry.draft_head.check_sizes(*sizes)
     stored: dict[str, Any] = {
         **ours,
         "draft_head": found.get("draft_head"),
@@ -162,17 +161,17 @@ def is_exported(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: s
     }
     wanted: dict[str, Any] = {
         # with the options that were left at their defaults: the checkpoint spells them out
-        "draft_head": {"kind": cls.kind, **options.options()},
+        "draft_head": entry.draft_head.spec(),
         "recipe": _recipe_beside(config, stored.get("recipe")),
         **dict.fromkeys(("tree", "freeze_head", "train_body")),  # also where they are not asked for
-        **head.asked(),
+        **entry.asked(),
         "trained_on.target_sha256": target_sha256,
     }
-    base = config.base_folder(head)
+    base = config.base_folder(entry)
     if base is not None:
         wanted["base.sha256"] = weights_sha256(base / WEIGHTS)
     # drafters of older releases do not say it
-    wanted |= {name: sha256(config, head) for name, sha256 in MADE_OF.items() if stored.get(name) is not None}
+    wanted |= {name: sha256(config, entry) for name, sha256 in MADE_OF.items() if stored.get(name) is not None}
     if not missing_shards(config.work_folder / "answers", config.answers):
         wanted[ANSWERS_SHA256] = read_answers(config.work_folder / "answers").sha256
     for key, was, now in differences(stored, wanted, keys=wanted):

@@ -25,7 +25,7 @@ from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.drafters.training import Batch
 from sglang_ext.fingerprints import file_sha256, weights_sha256
-from sglang_ext.heads import DraftHead, HeadConfig, complete_head, head_config, head_from_target
+from sglang_ext.heads import DraftHead, HeadConfig, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 
 
@@ -44,45 +44,45 @@ class Origin:
 NOTHING = Origin()
 
 
-def origin_of(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> Origin:
-    """Read a head's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
-    base = config.base_folder(head)
+def origin_of(config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget) -> Origin:
+    """Read an entry's artifacts and find its base. Raises ValueError for artifacts or a base of another target."""
+    base = config.base_folder(entry)
     provenance: dict[str, Any] = {}
     if base is not None:
         provenance["base"] = {"drafter": base.name, "sha256": weights_sha256(base / WEIGHTS)}
-    artifacts, description = _read_artifacts(config, head, target)
+    artifacts, description = _read_artifacts(config, entry, target)
     if description:
         provenance["calibration"] = description
-    pairs = pairs_sha256(config, head)
+    pairs = pairs_sha256(config, entry)
     if pairs is not None:
         provenance["tree_pairs_sha256"] = pairs
     return Origin(artifacts, base, provenance)
 
 
-def completed(config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget) -> DrafterEntry:
+def completed(config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget) -> DrafterEntry:
     """The same with what its head leaves to its artifacts written out. Raises ValueError."""
-    artifacts, _ = _read_artifacts(config, head, target)
-    return replace(head, draft_head=complete_head(head.draft_head, artifacts))
+    artifacts, _ = _read_artifacts(config, entry, target)
+    return replace(entry, draft_head=entry.draft_head.complete(artifacts))
 
 
 def _read_artifacts(
-    config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget
+    config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget
 ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """Tensors and calibration.json, with the tensors' hash; nothing for a head without artifacts."""
-    if head.artifacts is None:
+    """Tensors and calibration.json, with the tensors' hash; nothing for an entry without artifacts."""
+    if entry.artifacts is None:
         return {}, {}
-    tensors, description = load_artifacts(head.artifacts, target.info(config.target_name, ()), target.eos_ids)
-    return tensors, {**description, "sha256": calibration_sha256(config, head)}
+    tensors, description = load_artifacts(entry.artifacts, target.info(config.target_name, ()), target.eos_ids)
+    return tensors, {**description, "sha256": calibration_sha256(config, entry)}
 
 
-def calibration_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
-    """Of a calibration's tensors; None for a head without artifacts."""
-    return None if head.artifacts is None else _sha256_of(head.artifacts, config.target_name)
+def calibration_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
+    """Of a calibration's tensors; None for an entry without artifacts."""
+    return None if entry.artifacts is None else _sha256_of(entry.artifacts, config.target_name)
 
 
-def pairs_sha256(config: DrafterTrainConfig, head: DrafterEntry) -> str | None:
-    """Of the calibration that a tree's pairs are of; None for a head without such a tree."""
-    bigram = head.parsed_tree.bigram if isinstance(head.parsed_tree, SlimTreeConfig) else None
+def pairs_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
+    """Of the calibration that a tree's pairs are of; None for an entry without such a tree."""
+    bigram = entry.parsed_tree.bigram if isinstance(entry.parsed_tree, SlimTreeConfig) else None
     return None if bigram is None else _sha256_of(bigram, config.target_name)
 
 
@@ -91,34 +91,29 @@ def _sha256_of(calibration: str, target: str) -> str:
 
 
 def new_drafter(
-    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin = NOTHING
+    target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin = NOTHING
 ) -> Drafter:
     """A drafter at step 0, on the CPU: the head made from the target's and the body from the seed, or both from the
     base, whose parameters are then frozen unless `train_body` is set. On a base without `answers`, what a head meets on
     them is what the origin's artifacts say, and the target needs no weights. Raises ValueError."""
     if origin.base is None:
         assert answers is not None, "a body begins at the size of what it meets"
-        drafter = _drafter_from_target(target, head, recipe, answers, origin)
+        drafter = _drafter_from_target(target, entry, recipe, answers, origin)
     else:
-        drafter = _drafter_on_base(target, head, recipe, answers, origin)
-        if head.train_body:
+        drafter = _drafter_on_base(target, entry, recipe, answers, origin)
+        if entry.train_body:
             drafter.requires_grad_(True)
-    if head.freeze_head:
+    if entry.freeze_head:
         for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
-            _freeze_rows(lm_head, head, target.head_VG.dtype)
+            _freeze_rows(lm_head, entry, target.head_VG.dtype)
     return drafter
 
 
-def _uses_states(target: FrozenTarget, head: DrafterEntry, hidden_size: int) -> bool:
-    _, config = head_config(head.draft_head, hidden_size=hidden_size, vocab_size=target.model.config.vocab_size)
-    return config.uses_states
-
-
-def _freeze_rows(lm_head: DraftHead, head: DrafterEntry, dtype: torch.dtype) -> None:
+def _freeze_rows(lm_head: DraftHead, entry: DrafterEntry, dtype: torch.dtype) -> None:
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
     if not lm_head.taken_over:
         raise ValueError(
-            f"drafters[{head.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
+            f"drafters[{entry.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
             "leave it out"
         )
     for name in lm_head.taken_over:
@@ -128,91 +123,86 @@ def _freeze_rows(lm_head: DraftHead, head: DrafterEntry, dtype: torch.dtype) -> 
 
 
 def _drafter_from_target(
-    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
+    target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
-    own = family(head.drafter_kind)
-    config = own.training.config_for(target, head.drafter_options, recipe)
-    if config.reads_target and _uses_states(target, head, config.hidden_size):
+    own = family(entry.drafter_kind)
+    config = own.training.config_for(target, entry.drafter_options, recipe)
+    if config.reads_target and entry.draft_head.uses_states:
         origin = origin.with_artifacts(head_moments(target, answers))
     rows_VH = own.training.head_rows(target, config)
     drafter = own.drafter_class(
-        config, config.heads(lambda: head_from_target(head.draft_head, rows_VH, origin.artifacts))
+        config, config.heads(lambda: head_from_target(entry.draft_head, rows_VH, origin.artifacts))
     )
     probe = Batch.of(answers, torch.arange(min(8, len(answers))), target.device)
     own.training.init_body(drafter, target, probe, recipe.seed)
     return drafter
 
 
-def read_base(target: FrozenTarget, head: DrafterEntry, base: Path) -> tuple[Drafter, CheckpointInfo]:
+def read_base(target: FrozenTarget, entry: DrafterEntry, base: Path) -> tuple[Drafter, CheckpointInfo]:
     """The drafter that a head is made on. Raises ValueError where it is another target's or of another kind, where its
     weights are not finite, and where its head cannot be taken over."""
     drafter, info = load_drafter(base, stop_ids=target.eos_ids)
-    check_base(target, head, drafter, info)
+    check_base(target, entry, drafter, info)
     if drafter.config.tap_layers is None:  # of a stock drafter
         drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
     return drafter, info
 
 
-def check_base(target: FrozenTarget, head: DrafterEntry, drafter: Drafter, info: CheckpointInfo) -> None:
+def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info: CheckpointInfo) -> None:
     """Of a loaded base: raise ValueError as `read_base`."""
     base = info.path
     if info.target is not None:
         info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), base)
-    if info.kind != head.drafter_kind:
+    if info.kind != entry.drafter_kind:
         raise ValueError(
-            f"drafters[{head.name}].base is {base} of kind {info.kind}, but drafter.kind is {head.drafter_kind}; "
+            f"drafters[{entry.name}].base is {base} of kind {info.kind}, but drafter.kind is {entry.drafter_kind}; "
             "both must be the same"
         )
-    asked = head.all_drafter_options()
+    asked = entry.all_drafter_options()
     if asked != drafter.config.options():
         raise ValueError(
-            f"drafters[{head.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "
+            f"drafters[{entry.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "
             "leave those options as they are there"
         )
-    first = drafter.lm_head.at(0)
-    kind, wanted = head_config(
-        head.draft_head, hidden_size=first.config.hidden_size, vocab_size=first.config.vocab_size
-    )
-    is_only_used_otherwise(info, first, kind, wanted, f"drafters[{head.name}].base")
+    entry.draft_head.check_sizes(info.body.hidden_size, info.body.vocab_size)
+    is_only_used_otherwise(info, entry.draft_head, f"drafters[{entry.name}].base")
 
 
-def is_only_used_otherwise(
-    base: CheckpointInfo, found: DraftHead, kind: type[DraftHead], wanted: HeadConfig, setting: str
-) -> bool:
-    """Whether the wanted head is the `found` one of the base with other inference options, or else a new one, made of
-    the base's rows. Raises ValueError where it can be neither; weights are not looked at."""
-    if _is_same_head_otherwise_used(found, kind, wanted):
+def is_only_used_otherwise(base: CheckpointInfo, wanted: HeadConfig, setting: str) -> bool:
+    """Whether the wanted head is that of the base with other inference options, or else a new one, made of the base's
+    rows. Raises ValueError where it can be neither."""
+    if _is_same_head_otherwise_used(base.head, wanted):
         return True
-    if dict(base.head) != {"kind": "full"}:
+    if not base.head.gives_rows:
         raise ValueError(
-            f"{setting} is {base.path}, whose head is {dict(base.head)}; a base needs a full head, "
+            f"{setting} is {base.path}, whose head is {base.head}; a base needs a full head, "
             f"whose rows the new head takes over, or the same head up to "
             f"{', '.join(sorted(wanted.inference_options))}, not yet stored in fewer bits"
         )
     return False
 
 
-def _is_same_head_otherwise_used(found: DraftHead, kind: type[DraftHead], wanted: HeadConfig) -> bool:
+def _is_same_head_otherwise_used(found: HeadConfig, wanted: HeadConfig) -> bool:
     """Whether a trained head needs nothing but other inference options, and no other tensors."""
-    if kind is not type(found) or found.config.weight_format is not None:
+    if type(found) is not type(wanted) or found.weight_format is not None:
         return False
-    return replace(found.config, **{name: getattr(wanted, name) for name in wanted.inference_options}) == wanted
+    return replace(found, **{name: getattr(wanted, name) for name in wanted.inference_options}) == wanted
 
 
 def _drafter_on_base(
-    target: FrozenTarget, head: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin
+    target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin
 ) -> Drafter:
     assert origin.base is not None, "the caller looked"
-    drafter, info = read_base(target, head, origin.base)
+    drafter, info = read_base(target, entry, origin.base)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
-    if answers is not None and info.head["kind"] == "full" and _uses_states(target, head, info.body.hidden_size):
+    if answers is not None and info.head.gives_rows and entry.draft_head.uses_states:
         steps = drafter.config.max_draft_steps or recipe.ttt_steps
         origin = origin.with_artifacts(head_moments(target, answers, drafter.to(target.device), steps))
         drafter.cpu()
 
     def on_base(found: DraftHead) -> DraftHead:
-        return _head_on_base(found, head, origin)
+        return _head_on_base(found, entry, origin)
 
     if isinstance(drafter.lm_head, PositionHeads):
         drafter.lm_head = PositionHeads([on_base(found) for found in drafter.lm_head])
@@ -221,13 +211,11 @@ def _drafter_on_base(
     return drafter
 
 
-def _head_on_base(found: DraftHead, head: DrafterEntry, origin: Origin) -> DraftHead:
-    config = found.config
-    kind, wanted = head_config(head.draft_head, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-    if _is_same_head_otherwise_used(found, kind, wanted):
-        found.config = wanted
+def _head_on_base(found: DraftHead, entry: DrafterEntry, origin: Origin) -> DraftHead:
+    if _is_same_head_otherwise_used(found.config, entry.draft_head):
+        found.config = entry.draft_head
         return found
-    lm_head = head_from_target(head.draft_head, found.get_parameter("weight").data, origin.artifacts)
+    lm_head = head_from_target(entry.draft_head, found.get_parameter("weight").data, origin.artifacts)
     for name, parameter in lm_head.named_parameters():
         parameter.requires_grad_(name not in lm_head.taken_over)
     return lm_head

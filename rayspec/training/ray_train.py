@@ -52,15 +52,15 @@ class _Asked:
 
     config: DrafterTrainConfig
     target_sha256: str
-    head: DrafterEntry | None  # None: store hidden states, and train nothing
+    entry: DrafterEntry | None  # None: store hidden states, and train nothing
     log: Path  # of the first worker
     variables: dict[str, str]
 
 
-def train_by_workers(config: DrafterTrainConfig, head: DrafterEntry, target_sha256: str) -> Acceptance:
+def train_by_workers(config: DrafterTrainConfig, entry: DrafterEntry, target_sha256: str) -> Acceptance:
     """`train_drafter` on `config.workers`; answers and held-out ones are there. Raises FloatingPointError as it does,
     ValueError where a worker does not see the folders, and WorkersFailed."""
-    return Acceptance(**_by_workers(config, head, target_sha256, head.name, log_file(config, head)))
+    return Acceptance(**_by_workers(config, entry, target_sha256, entry.name, log_file(config, entry)))
 
 
 def states_by_workers(config: DrafterTrainConfig, target_sha256: str) -> None:
@@ -70,12 +70,12 @@ def states_by_workers(config: DrafterTrainConfig, target_sha256: str) -> None:
 
 
 def _by_workers(
-    config: DrafterTrainConfig, head: DrafterEntry | None, target_sha256: str, what: str, log: Path
+    config: DrafterTrainConfig, entry: DrafterEntry | None, target_sha256: str, what: str, log: Path
 ) -> dict[str, Any]:
     workers = config.workers
     assert workers is not None, "the caller looked"
     config.output_folder.mkdir(parents=True, exist_ok=True)  # by which a worker sees that it is not alone
-    asked = _Asked(config, target_sha256, head, Path(os.path.abspath(log)), _variables())
+    asked = _Asked(config, target_sha256, entry, Path(os.path.abspath(log)), _variables())
     with cluster(None, min_cpus=workers.count * workers.num_cpus):
         _warn_of_wait(workers.count * workers.num_cpus, workers.count * workers.num_gpus)
         print(f"{what}: {workers.count} worker(s) at it; log in {log}", flush=True)
@@ -111,9 +111,9 @@ def _variables() -> dict[str, str]:
     return {"RAYSPEC_HOME": str(home()), "MLFLOW_TRACKING_URI": uri}
 
 
-def log_file(config: DrafterTrainConfig, head: DrafterEntry) -> Path:
+def log_file(config: DrafterTrainConfig, entry: DrafterEntry) -> Path:
     """Where the first worker writes its progress."""
-    return config.work_folder / "logs" / f"train-{head.name}.log"
+    return config.work_folder / "logs" / f"train-{entry.name}.log"
 
 
 def _work(sent: dict[str, _Asked]) -> dict[str, Any] | FloatingPointError | ValueError:
@@ -149,10 +149,10 @@ def _compute(asked: _Asked, group: Group) -> dict[str, Any] | FloatingPointError
     )
     answers, held_out = sets = tuple(read_answers(config.work_folder / name) for name in SETS)
     target = with_states(config, target, sets, group)
-    if asked.head is None:
+    if asked.entry is None:
         return {}
     try:
-        return train_drafter(config, asked.head, target, answers, held_out, group=group).to_dict()
+        return train_drafter(config, asked.entry, target, answers, held_out, group=group).to_dict()
     except FloatingPointError as error:
         return error
 

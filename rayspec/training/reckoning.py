@@ -95,7 +95,7 @@ class DrafterSize:
         sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
         with torch.device("meta"):
             drafter = own.drafter_class(body, body.heads(lambda: build_head(entry.draft_head, **sizes)), None)
-            taken_over = build_head(entry.draft_head, **sizes).taken_over
+            taken_over = drafter.lm_head.at(0).taken_over
         heads = dict(drafter.lm_head.named_parameters())
         is_on_base = entry.base is not None and not entry.train_body
         keeps_rows = is_on_base or entry.freeze_head

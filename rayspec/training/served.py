@@ -43,14 +43,14 @@ class ServedTau:
 
 
 def check_served(
-    config: DrafterTrainConfig, head: DrafterEntry, target: FrozenTarget, held_out: AnswerSet
+    config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget, held_out: AnswerSet
 ) -> ServedTau | None:
     """Answer the held-out prompts with the exported drafter. A difference, and an engine that fails, is a warning: the
     drafter is there. None without prompts to ask, and for a drafter with a tree, which teacher forcing does not follow.
     """
     from rayspec.farm.runtime import EngineFailed  # with Ray, a second
 
-    folder = config.output_folder / head.name
+    folder = config.output_folder / entry.name
     drafter, info = load_drafter(folder, stop_ids=target.eos_ids)
     count = config.evaluation.served_prompts
     if not count or info.tree is not None:
@@ -63,7 +63,7 @@ def check_served(
         with target.set_aside():  # an engine on a GPU wants all of its memory
             answers, steps = _serve(config, folder, prompts, draft_steps, target.eos_ids)
     except EngineFailed as error:
-        logger.warning("%s: was trained, but not served by SGLang: %s", head.name, error)
+        logger.warning("%s: was trained, but not served by SGLang: %s", entry.name, error)
         return None
     predicted = verify_steps(
         drafter.to(target.device),
@@ -81,7 +81,7 @@ def check_served(
         logger.warning(
             "%s: %s differ by more than %.0f%%, so an engine gives this drafter something else than training did; "
             "look at the positions, the embeddings and the tapped layers of this target before it is used",
-            head.name,
+            entry.name,
             found,
             100 * TOLERANCE,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sglang_ext.drafters import Family, families, family
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
-from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE
+from sglang_ext.drafters.stock import EAGLE
 
 STOCK, STOCK_EAGLE, LANGUAGE_MODEL = "EAGLE3", "EAGLE", "STANDALONE"  # of drafters that SGLang serves by itself
 
@@ -39,7 +39,7 @@ def algorithm_of(drafter: str | Path, topk: int) -> str:
     if not Path(drafter).is_dir():
         return STOCK
     config = read_config(drafter)
-    if config.get("architectures") == [EAGLE_ARCHITECTURE]:
+    if config.get("architectures") == [EAGLE.architecture]:
         return STOCK_EAGLE
     if is_language_model(config):
         return LANGUAGE_MODEL

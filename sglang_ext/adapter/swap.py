@@ -30,4 +30,4 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     worker.swap(info, read_tensors(info))
     if (counters := metrics()) is not None:
         counters.swapped()
-    logger.info("drafter swapped to %s (head %s)", path, dict(info.head))
+    logger.info("drafter swapped to %s (head %s)", path, info.head)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.stock import StockForm
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.settings import Settings, build, check_type
@@ -56,7 +57,7 @@ class DrafterConfig(Settings, ABC):
     feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
     reads_target: ClassVar[bool] = True  # its states, and not its tokens alone
     taps_output: ClassVar[bool] = False  # the last tap is no layer's input, but what the target's LM head reads
-    stock_architecture: ClassVar[str | None] = None  # of the checkpoint of it that SGLang serves without rayspec
+    stock: ClassVar[StockForm | None] = None  # of the checkpoint of it that SGLang serves without rayspec
 
     hidden_size: int  # that the head reads
     vocab_size: int

@@ -31,20 +31,11 @@ from sglang_ext.drafters.checkpoint_config import (
     read_info,
 )
 from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finite
-from sglang_ext.drafters.stock import (
-    EAGLE_ARCHITECTURE,
-    check_target_head,
-    eagle_config,
-    from_stock,
-    stock_config,
-    stock_matrix,
-    stock_names,
-    to_stock,
-)
+from sglang_ext.drafters.stock import from_stock, stock_names
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import save_tensors, written_whole
-from sglang_ext.heads.clustered import ClusteredHead
+from sglang_ext.heads import DraftHead
 from sglang_ext.trees import build_tree
 
 HEAD_PREFIX = "lm_head."
@@ -71,7 +62,7 @@ def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
     ]
     if problems:
         raise ValueError(
-            f"drafter {info.path} does not fit its config.json (head {dict(info.head)}): {'; '.join(problems)}. "
+            f"drafter {info.path} does not fit its config.json (head {info.head}): {'; '.join(problems)}. "
             "Correct config.json, or export the drafter again with rayspec train"
         )
 
@@ -183,18 +174,17 @@ def load_drafter(
 
 
 def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Drafter:
-    """The drafter of a folder on the `meta` device, but for its tree and the cluster maps of its heads: all that
-    counting needs. Weights are not read. Raises ValueError as `check_files`."""
+    """The drafter of a folder on the `meta` device, but for its tree and the maps of its heads: all that counting
+    needs. Weights are not read. Raises ValueError as `check_files`."""
     info = read_info(path)
     check_files(info)
     with torch.device("meta"):
         drafter = empty_drafter(info).to(dtype)
-    clustered = {name: head for name, head in drafter.named_modules() if isinstance(head, ClusteredHead)}
-    maps = _read_named(info, [f"{name}.cluster_of" for name in clustered])
     with naming(info):
-        for name, head in clustered.items():
-            head.cluster_of = maps[f"{name}.cluster_of"]
-            head.index_clusters()
+        for name, head in drafter.named_modules():
+            if isinstance(head, DraftHead) and head.maps:
+                found = _read_named(info, [f"{name}.{own}" for own in head.maps])
+                head.take_maps({own: found[f"{name}.{own}"] for own in head.maps})
     if info.tree is not None:
         with naming(info), _open(_weights_file(info)) as handle:
             tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
@@ -247,23 +237,18 @@ def save_drafter(
         raise ValueError(f"not saving drafter {path}: an extra file cannot be named {clash.pop()}")
     path = Path(path)
     with written_whole(path, DRAFTER) as folder:
-        tensors: dict[str, Tensor] = drafter.state_dict()
+        tensors: Mapping[str, Tensor] = drafter.state_dict()
         config = config_json(drafter, target, provenance or {})
         if stock:
-            assert drafter.config.stock_architecture is not None, "the caller looked"
+            form, where = drafter.config.stock, f"not saving {path}"
+            assert form is not None, "the caller looked"
             if drafter.draft_tree is not None:
                 raise ValueError(
-                    f"not saving {path}: a stock checkpoint has no draft_tree; export the drafter that it was "
+                    f"{where}: a stock checkpoint has no draft_tree; export the drafter that it was "
                     "made from, or serve it with rayspec"
                 )
             body = {name: t for name, t in tensors.items() if not name.startswith(HEAD_PREFIX)}
-            if drafter.config.stock_architecture == EAGLE_ARCHITECTURE:
-                check_target_head(drafter.lm_head.spec(), provenance or {}, f"not saving {path}")
-                tensors, config = body, eagle_config(config)
-            else:
-                weight_SH, ids_S = stock_matrix(drafter.lm_head, f"not saving {path}")
-                tensors = to_stock(body, weight_SH, ids_S, vocab_size=drafter.config.vocab_size)
-                config = stock_config(config, len(ids_S))
+            tensors, config = form.of(drafter.lm_head, body, config, provenance or {}, where)
         tensors = {
             name: (t.to(torch.bfloat16) if t.is_floating_point() and t.itemsize > 1 else t).contiguous().cpu()
             for name, t in tensors.items()

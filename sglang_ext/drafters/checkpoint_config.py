@@ -18,7 +18,7 @@ from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.drafters.base import Drafter, DrafterConfig
 from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
 from sglang_ext.drafters.target import TargetInfo, stored_taps, taps_for_vllm
-from sglang_ext.heads import DraftHead, build_head
+from sglang_ext.heads import DraftHead, HeadConfig, build_head, parse_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
@@ -49,7 +49,7 @@ class CheckpointInfo:
 
     path: str
     body: DrafterConfig
-    head: Mapping[str, Any]
+    head: HeadConfig
     target: TargetInfo | None
     tree: Mapping[str, Any] | None = None
     shares: tuple[SharedTensors, ...] = ()
@@ -140,7 +140,7 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     return CheckpointInfo(
         path=path,
         body=body,
-        head=dict(config["draft_head"]),
+        head=_head(config["draft_head"], body, path),
         target=target,
         tree=tree,
         shares=tuple(SharedTensors.from_dict(entry, path) for entry in shares),
@@ -162,8 +162,17 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     draft_vocab = config.get("draft_vocab_size") or body.vocab_size
     if type(draft_vocab) is not int or not 1 <= draft_vocab <= body.vocab_size:
         raise ValueError(f"{path}: draft_vocab_size must be in 1..{body.vocab_size} (vocab_size), got {draft_vocab}")
-    head = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
-    return CheckpointInfo(path=path, body=body, head=head, target=None)
+    entry = {"kind": "full"} if draft_vocab == body.vocab_size else {"kind": "truncated", "size": draft_vocab}
+    return CheckpointInfo(path=path, body=body, head=_head(entry, body, path), target=None)
+
+
+def _head(entry: Mapping[str, Any], body: DrafterConfig, path: str) -> HeadConfig:
+    try:
+        head = parse_head(entry)
+        head.check_sizes(body.hidden_size, body.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"drafter {path}: {error}") from error
+    return head
 
 
 @cache  # once a process
@@ -204,8 +213,7 @@ def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, A
 
 
 def empty_drafter(info: CheckpointInfo) -> Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad head or
-    tree."""
+    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad tree."""
     head = empty_head(info)
     with naming(info):
         tree = None if info.tree is None else build_tree(info.tree, vocab_size=info.body.vocab_size)
@@ -213,13 +221,12 @@ def empty_drafter(info: CheckpointInfo) -> Drafter:
 
 
 def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:
-    """The head of a checkpoint without its weights. Raises ValueError for options that it cannot have."""
+    """The head of a checkpoint without its weights."""
 
     def make() -> DraftHead:
         return build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
 
-    with naming(info):
-        return info.body.heads(make)
+    return info.body.heads(make)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ class Serving:
     `algorithm`: the class behind these names, `module:Class`; None where they are SGLang's own. `worker`: a name for
     the worker of an engine in which drafters of any such family can take each other's place; None where the body is a
     model of SGLang's, which is built with the engine. `drafts_in_turn`: whether a shorter chain is the beginning of a
-    longer one; False where its drafts are made of each other.
+    longer one; False where its drafts are made of each other. `is_adaptive`: whether SGLang's
+    `--speculative-adaptive` changes the length of its chains.
     """
 
     chain: str
@@ -20,6 +21,7 @@ class Serving:
     algorithm: str | None = None
     worker: str | None = None
     drafts_in_turn: bool = True
+    is_adaptive: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

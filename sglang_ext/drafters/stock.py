@@ -5,10 +5,12 @@ EAGLE-3's (`LlamaForCausalLMEagle3`) are read and written. Their head is a matri
 kept tokens; where all are kept, the matrix alone. Read, that is a head of kind `full`, or of kind `truncated` with
 `lm_head.ids`; written is any head that is one matrix (`DraftHead.as_matrix`).
 EAGLE-1 and 2's (`LlamaForCausalLMEagle`) are written. They hold a body alone: SGLang gives it the target's LM head.
-S = kept tokens, H = hidden, V = vocabulary.
+A family that has such a form names it as `stock` of its config. S = kept tokens, H = hidden, V = vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +18,83 @@ from torch import Tensor
 
 from sglang_ext.drafters.target import TAPS, stored_taps
 from sglang_ext.heads import DraftHead
+from sglang_ext.heads.by_position import PositionHeads
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
-EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle"
+
+
+@dataclass(frozen=True)
+class StockForm(ABC):
+    """How SGLang stores the drafters of a family. `vllm_method`: what vLLM's `--speculative-config` calls them, None
+    where it does not serve them; `version`: of what is written, None where it never changed."""
+
+    architecture: str
+    vllm_method: str | None = None
+    version: int | None = None
+
+    @abstractmethod
+    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
+        """Of the matrix that serves as its head. Raises ValueError for a head that this form cannot express."""
+
+    @abstractmethod
+    def of(
+        self,
+        head: DraftHead | PositionHeads,
+        body: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        where: object,
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """(tensors, config.json) of a drafter, from those of its body and our config.json. Raises ValueError as
+        `rows`."""
+
+
+class WithMatrix(StockForm):
+    """EAGLE-3's: the head is a matrix over some of the tokens."""
+
+    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
+        return len(stock_matrix(head, where)[1])
+
+    def of(
+        self,
+        head: DraftHead | PositionHeads,
+        body: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        where: object,
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        weight_SH, ids_S = stock_matrix(head, where)
+        return to_stock(body, weight_SH, ids_S, vocab_size=head.at(0).vocab_size), stock_config(config, len(ids_S))
+
+
+class WithTargetsHead(StockForm):
+    """EAGLE's: the head is the target's, and nothing of it is stored."""
+
+    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
+        own = head.at(0)
+        if not own.config.gives_rows or provenance.get("freeze_head") is not True:
+            raise ValueError(
+                f"{where}: SGLang gives a stock EAGLE drafter the target's LM head, and this one has its own, "
+                f"{own.config}; train it with freeze_head: true and draft_head: {{kind: full}}, or serve it with "
+                "rayspec"
+            )
+        return own.vocab_size
+
+    def of(
+        self,
+        head: DraftHead | PositionHeads,
+        body: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        where: object,
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        self.rows(head, provenance, where)
+        return body, _without_ours(config) | {"architectures": [self.architecture]}
+
+
+# version 1 named no taps for vLLM, and had maps where all tokens are kept
+EAGLE3 = WithMatrix(STOCK_ARCHITECTURE, vllm_method="eagle3", version=2)
+EAGLE = WithTargetsHead("LlamaForCausalLMEagle")
 
 
 def from_stock(tensors: Mapping[str, Tensor], *, vocab_size: int, path: str) -> dict[str, Tensor]:
@@ -52,25 +128,16 @@ def stock_names(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Ten
     return ours
 
 
-def stock_matrix(head: DraftHead, path: object) -> tuple[Tensor, Tensor]:
+def stock_matrix(head: DraftHead | PositionHeads, path: object) -> tuple[Tensor, Tensor]:
     """(matrix [S, H], target ids [S]) of a head. Raises ValueError for one that the stock form cannot express."""
-    matrix = head.as_matrix()
+    matrix = None if isinstance(head, PositionHeads) else head.as_matrix()
     if matrix is None:
         raise ValueError(
             f"{path}: a stock EAGLE-3 checkpoint holds one matrix for every draft step (a full head, a truncated one "
             f"of one size, a slimspec one multiplied out), not {head.spec()}; serve it with rayspec"
         )
     weight_SH, ids = matrix
-    return weight_SH, torch.arange(head.config.vocab_size) if ids is None else ids
-
-
-def check_target_head(head: Mapping[str, Any], provenance: Mapping[str, Any], path: object) -> None:
-    """Raise ValueError unless a drafter's head is the target's own, the only one that EAGLE's stock form has."""
-    if dict(head) != {"kind": "full"} or provenance.get("freeze_head") is not True:
-        raise ValueError(
-            f"{path}: SGLang gives a stock EAGLE drafter the target's LM head, and this one has its own, {dict(head)}; "
-            "train it with freeze_head: true and draft_head: {kind: full}, or serve it with rayspec"
-        )
+    return weight_SH, torch.arange(head.at(0).vocab_size) if ids is None else ids
 
 
 def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
@@ -81,11 +148,6 @@ def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """
     named = {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows, TAPS: stored_taps(config)}
     return _without_ours(config) | named
-
-
-def eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of EAGLE's stock form, from ours."""
-    return _without_ours(config) | {"architectures": [EAGLE_ARCHITECTURE]}
 
 
 def _without_ours(config: Mapping[str, Any]) -> dict[str, Any]:

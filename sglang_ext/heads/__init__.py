@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Proposal
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Proposal
+from sglang_ext.heads.config import HeadConfig
+from sglang_ext.settings import build
 
 __all__ = [
     "HEADS",
@@ -16,9 +18,9 @@ __all__ = [
     "HeadCost",
     "Proposal",
     "build_head",
-    "complete_head",
     "head_class",
     "head_from_target",
+    "parse_head",
 ]
 
 HEADS: dict[str, str] = {
@@ -40,39 +42,28 @@ def head_class(kind: str) -> type[DraftHead]:
     return getattr(import_module(module), name)
 
 
-def head_config(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> tuple[type[DraftHead], HeadConfig]:
-    """The class and checked config of a `draft_head` entry {kind, options...}. Raises ValueError."""
-    cls, options = _class_and_options(spec)
-    return cls, cls.Config.from_dict(options, hidden_size=hidden_size, vocab_size=vocab_size)
-
-
-def complete_head(spec: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A `draft_head` entry with what it leaves to its artifacts written out, such as how many tokens a calibration
-    chose to keep. Raises ValueError."""
-    cls, options = _class_and_options(spec)
-    return {"kind": cls.kind, **cls.complete(options, artifacts)}
-
-
-def _class_and_options(spec: Mapping[str, Any]) -> tuple[type[DraftHead], dict[str, Any]]:
-    options = dict(spec)
+def parse_head(entry: Mapping[str, Any]) -> HeadConfig:
+    """The checked config of a `draft_head` entry {kind, options...}. Raises ValueError for an unknown kind or option,
+    and for one that is missing or has the wrong type."""
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"draft_head must be a mapping, {{kind: ..., options}}, got {entry!r}")
+    options = dict(entry)
     if "kind" not in options:
-        raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(spec)}")
-    return head_class(options.pop("kind")), options
+        raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(entry)}")
+    return build(head_class(options.pop("kind")).Config, options, "draft_head")
 
 
-def build_head(spec: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> DraftHead:
-    """An unloaded head (weights are NaN) of a `draft_head` entry, in the form that is stored. Raises ValueError."""
-    cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
-    head = cls(config)
+def build_head(config: HeadConfig, *, hidden_size: int, vocab_size: int) -> DraftHead:
+    """An unloaded head (weights are NaN), in the form that is stored. Raises ValueError for options that do not fit
+    these sizes."""
+    head = head_class(config.kind)(config, hidden_size, vocab_size)
     head.quantize(is_loaded=False)
     return head
 
 
 def head_from_target(
-    spec: Mapping[str, Any], target_head_VH: Tensor, artifacts: Mapping[str, Tensor] | None = None
+    config: HeadConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor] | None = None
 ) -> DraftHead:
     """A head initialised from an LM head [V, H] and from what calibration made for it, in floating point: `quantize`
     gives it the form that its config asks for. Raises ValueError."""
-    vocab_size, hidden_size = target_head_VH.shape
-    cls, config = head_config(spec, hidden_size=hidden_size, vocab_size=vocab_size)
-    return cls.from_target(config, target_head_VH, artifacts or {})
+    return head_class(config.kind).from_target(config, target_head_VH, artifacts or {})

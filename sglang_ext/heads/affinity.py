@@ -35,7 +35,7 @@ def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count:
     E[q(v) sum_u l(u)] / E[q(v)], to u by E[q(v) l(u)], both over the rows. Pairs are counted between the likeliest
     tokens of either law; `fallback` is E[l] less what they hold. A token that is never proposed keeps everything.
     """
-    V = base.config.vocab_size
+    V = base.vocab_size
     proposed_V, shared_V, lost_V = (torch.zeros(V) for _ in range(3))
     pairs = torch.sparse_coo_tensor(
         torch.empty(2, 0, dtype=torch.int64), torch.empty(0), (V, V), check_invariants=False

@@ -7,7 +7,6 @@ A head is a plain torch module without any SGLang import: the trainer and the SG
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -16,76 +15,14 @@ from torch.nn import functional as F
 
 from rayspec_kernels.common.best import MAX_K, Best
 from rayspec_kernels.common.dispatch import uses_kernel
-from rayspec_kernels.common.quantized import (
-    FORMATS,
-    GROUP_SIZES,
-    Quantized,
-    dequantize_reference,
-)
+from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 from rayspec_kernels.cpu.packed_linear import PackedLinear, can_pack
 from rayspec_kernels.gather_dot import gather_dot
 from rayspec_kernels.quantized_linear import quantized_linear
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
+from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
-from sglang_ext.settings import Settings, build
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig(Settings):
-    """Shapes that every head knows; they come from the drafter's config, not from `draft_head`.
-
-    `weight_format`: int8, fp8 or int4 for matrices stored in fewer bits (activations stay), None for plain ones;
-    `group_size`: how many columns share a scale of int4 (fewer where a matrix is narrower).
-    `inference_options` are the options that need no other tensors: a trained head takes other values for them as it is.
-    """
-
-    inference_options: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
-    added: ClassVar[frozenset[str]] = frozenset()  # options that go without saying at their default: they came later
-
-    hidden_size: int
-    vocab_size: int
-    weight_format: str | None = None
-    group_size: int = 64
-
-    def __post_init__(self) -> None:
-        if self.weight_format not in (None, *FORMATS):
-            raise ValueError(
-                f"draft_head.weight_format must be one of {', '.join(FORMATS)}, or absent, got {self.weight_format!r}"
-            )
-        if self.group_size not in GROUP_SIZES:
-            raise ValueError(f"draft_head.group_size must be one of {GROUP_SIZES}, got {self.group_size}")
-        for name in ("hidden_size", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def uses_states(self) -> bool:
-        """Whether `from_target` takes what the head meets on answers: `hidden_moment`, `token_share`, `states`."""
-        return False
-
-    @property
-    def starts_at_random(self) -> bool:
-        """Whether what `from_target` makes is of no use before it was trained."""
-        return False
-
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any], *, hidden_size: int, vocab_size: int) -> Self:
-        """Build from the `draft_head` entry of a checkpoint or a training config (without its `kind`).
-
-        Raises ValueError for an option that this kind does not have, that it needs and was not given, or that has the
-        wrong type or size.
-        """
-        return build(cls, options, "draft_head", given={"hidden_size": hidden_size, "vocab_size": vocab_size})
-
-    def options(self) -> dict[str, Any]:
-        """The entries that `draft_head` stores beside `kind`, as JSON has them; inverse of `from_dict`."""
-        left_out = {"hidden_size", "vocab_size"}
-        if self.weight_format is None:
-            left_out |= {"weight_format", "group_size"}
-        left_out |= {f.name for f in fields(self) if f.name in self.added and getattr(self, f.name) == f.default}
-        own = {k: v for k, v in asdict(self).items() if k not in left_out}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
 
 
 class Candidates(NamedTuple):
@@ -146,19 +83,27 @@ class DraftHead(nn.Module, ABC):
     and hands the result back as `routed`.
     """
 
-    kind: ClassVar[str]
-    Config: ClassVar[type[HeadConfig]] = HeadConfig
+    Config: ClassVar[type[HeadConfig]]
     projections: ClassVar[tuple[str, ...]] = ()  # the matrices that `project` multiplies by when serving
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
+    maps: ClassVar[tuple[str, ...]] = ()  # the buffers whose values, and not only shapes, say what there is to score
     routes: ClassVar[bool] = False
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
+        """Weights are NaN until they are loaded. Raises ValueError for options that do not fit these sizes."""
         super().__init__()
-        self.config = config
+        config.check_sizes(hidden_size, vocab_size)
+        self.config, self.hidden_size, self.vocab_size = config, hidden_size, vocab_size
         self._packed: dict[tuple[str, int | None], PackedLinear | QuantizedLinear] = {}
         self._cast: dict[tuple[str, int | None], tuple[tuple[Any, ...], Tensor]] = {}
         self._rows_by_step: tuple[int, ...] = (1,)
+
+    @classmethod
+    def unloaded(cls, config: Any, target_head_VH: Tensor) -> Self:
+        """A head of the sizes of an LM head [V, H], whose weights are NaN."""
+        vocab_size, hidden_size = target_head_VH.shape
+        return cls(config, hidden_size, vocab_size)
 
     @classmethod
     @abstractmethod
@@ -167,15 +112,9 @@ class DraftHead(nn.Module, ABC):
         trained one of a full drafter. `artifacts` are what calibration made for this kind, by the names of the
         head's tensors; none for most kinds."""
 
-    @classmethod
-    def complete(cls, options: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The options of a `draft_head` entry (without its `kind`), those written out that are left to the artifacts;
-        most heads leave them none. Raises ValueError where the artifacts do not say."""
-        return dict(options)
-
-    @classmethod
-    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
-        """Raise ValueError where `from_target` would refuse these, before anything is trained; most heads need none."""
+    @property
+    def kind(self) -> str:
+        return self.config.kind
 
     def at(self, step: int) -> Self:
         """The head of a draft position: this one, for all of them."""
@@ -191,7 +130,7 @@ class DraftHead(nn.Module, ABC):
 
     def spec(self) -> dict[str, Any]:
         """The `draft_head` entry of this head: {kind, options}."""
-        return {"kind": self.kind, **self.config.options()}
+        return self.config.spec()
 
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """NaN until loaded or initialised: forgetting it is loud."""
@@ -234,9 +173,9 @@ class DraftHead(nn.Module, ABC):
         """What one of several tensor-parallel ranks holds of this head; None where every rank needs all of it."""
         return None
 
-    def with_rows(self, config: HeadConfig, **tensors: Tensor) -> Self:
+    def with_rows(self, config: HeadConfig, vocab_size: int, **tensors: Tensor) -> Self:
         """A head of this kind with these tensors, copied."""
-        part = type(self)(config)
+        part = type(self)(config, self.hidden_size, vocab_size)
         for name, tensor in {**dict(self.named_parameters()), **dict(self.named_buffers()), **tensors}.items():
             getattr(part, name).data = tensor.data.clone()
         return part
@@ -295,14 +234,22 @@ class DraftHead(nn.Module, ABC):
     def check(self, stop_ids: Iterable[int] = ()) -> None:
         """Raise ValueError where the loaded tensors contradict each other or leave a stop token out of reach."""
 
+    def take_maps(self, maps: Mapping[str, Tensor]) -> None:
+        """Set the `maps`, by their names, of a head without its weights. Raises ValueError where they do not fit."""
+
+    @property
+    def scores_by_map(self) -> bool:
+        """Whether it or a head in it has `maps`, without which there is no saying how many tokens it scores."""
+        return any(part.maps for part in self.modules() if isinstance(part, DraftHead))
+
     def fewest_candidates(self, draft_steps: int) -> int:
         """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
-        return self.config.vocab_size
+        return self.vocab_size
 
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         """How many tokens the head scores for each row, its shortlist; int64 [T], padding left out. Arguments as of
         `candidates`. Cheap beside it, but not free where a router chooses."""
-        return torch.full((len(hidden_TH),), self.config.vocab_size, device=hidden_TH.device)
+        return torch.full((len(hidden_TH),), self.vocab_size, device=hidden_TH.device)
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
@@ -359,7 +306,7 @@ class DraftHead(nn.Module, ABC):
         q_TS, ids = self.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
             return q_TS
-        law_TV = q_TS.new_zeros(len(q_TS), self.config.vocab_size)
+        law_TV = q_TS.new_zeros(len(q_TS), self.vocab_size)
         # where rows have their own ids, a padding column may name any token: it adds nothing to it
         return law_TV.index_copy_(1, ids, q_TS) if ids.dim() == 1 else law_TV.scatter_add_(1, ids, q_TS)
 
@@ -369,7 +316,7 @@ class DraftHead(nn.Module, ABC):
         logits_TS = logits_TS.float()
         if ids is None:
             return logits_TS
-        out_TV = logits_TS.new_full((len(logits_TS), self.config.vocab_size), NO_TOKEN)
+        out_TV = logits_TS.new_full((len(logits_TS), self.vocab_size), NO_TOKEN)
         if ids.dim() == 1:
             return out_TV.index_copy_(1, ids, logits_TS)
         # a padding column may name any token: the largest wins, so that it never hides one

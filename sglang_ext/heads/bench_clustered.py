@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer as default_timer
 
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.base import Candidates
 from sglang_ext.heads.clustered import ClusteredHead
 
@@ -45,7 +45,7 @@ def make_head(spec: dict[str, Any], vocab_size: int, hidden_size: int, device: s
     order_V = torch.randperm(vocab_size, generator=generator)
     cluster_of[order_V[pinned:]] = torch.arange(1, M + 1).repeat_interleave(sizes_M)
     weight_VH = torch.randn(vocab_size, hidden_size, generator=generator)
-    head = head_from_target(spec, weight_VH, {"cluster_of": cluster_of})
+    head = head_from_target(parse_head(spec), weight_VH, {"cluster_of": cluster_of})
     assert isinstance(head, ClusteredHead), "the specs are of clustered kinds"
     head = head.requires_grad_(False).to(device)
     head.pack()
@@ -56,7 +56,7 @@ def ways(head: ClusteredHead, rows: int, device: str) -> dict[str, Callable[[], 
     """What is timed, by name; every row draws its clusters at random, which overlap less than a router's."""
     generator = torch.Generator().manual_seed(rows)
     budget, M = head.config.budget(0), head.config.clusters
-    hidden_TH = torch.randn(rows, head.config.hidden_size, generator=generator).to(device)
+    hidden_TH = torch.randn(rows, head.hidden_size, generator=generator).to(device)
     scores_TM = torch.rand(rows, M, generator=generator).to(device)
     chosen_Tm = scores_TM.topk(budget).indices
     head.cluster_scores = lambda hidden_TH, routed: scores_TM  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ def check(calls: dict[str, Callable[[], Any]], vocab_size: int) -> None:
 def measure(head: ClusteredHead, rows: int, device: str) -> dict[str, float]:
     """{way: multiple of the dense product's time}, and the dense product's seconds under its own name."""
     calls = ways(head, rows, device)
-    check(calls, head.config.vocab_size)
+    check(calls, head.vocab_size)
     clock = default_timer if device == "cuda" else thread_time  # the first waits for the device
     timers = {name: Timer("call()", globals={"call": call}, timer=clock) for name, call in calls.items()}
     number = {name: max(1, int(MIN_ROUND_S / timer.timeit(1).mean)) for name, timer in timers.items()}

@@ -20,7 +20,8 @@ from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
 from rayspec_kernels.router_topk import union_tiles
 from rayspec_kernels.router_topk.reference import most_tiles
-from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost, dense_cost, gather_cost
+from sglang_ext.heads.config import HeadConfig
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
@@ -43,9 +44,30 @@ class ClusteredConfig(HeadConfig, ABC):
         super().__post_init__()
         if self.union not in (True, False, "request"):
             raise ValueError(f"draft_head.union must be true, false or request, got {self.union!r}")
-        if not 1 <= self.clusters <= self.vocab_size:
+        if self.clusters < 1:
+            raise ValueError(f"draft_head.clusters must be at least 1, got {self.clusters}")
+
+    def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
+        super().check_sizes(hidden_size, vocab_size)
+        if self.clusters > vocab_size:
+            raise ValueError(f"draft_head.clusters must be in 1..{vocab_size} (the vocabulary), got {self.clusters}")
+
+    def check_artifacts(self, artifacts: Mapping[str, Tensor], vocab_size: int) -> None:
+        if "cluster_of" not in artifacts:
             raise ValueError(
-                f"draft_head.clusters must be in 1..{self.vocab_size} (the vocabulary), got {self.clusters}"
+                f"a head of kind '{self.kind}' needs a cluster map; make one with rayspec calibrate and name its "
+                "output as the head's artifacts"
+            )
+        found = artifacts["cluster_of"]
+        if tuple(found.shape) != (vocab_size,):
+            raise ValueError(
+                f"the cluster map must have one entry a token, [{vocab_size}], got {list(found.shape)}; "
+                "calibrate it with this target's tokenizer"
+            )
+        if int(found.max()) != self.clusters:
+            raise ValueError(
+                f"the cluster map has {int(found.max())} clusters beside the pinned one, but draft_head.clusters is "
+                f"{self.clusters}; set it to that, or calibrate again"
             )
 
     @abstractmethod
@@ -58,6 +80,7 @@ class ClusteredHead(DraftHead):
 
     gathered = ("weight",)
     taken_over = ("weight",)
+    maps = ("cluster_of",)
     config: Any
     cluster_of: Tensor
     _pinned_P: Tensor
@@ -65,10 +88,10 @@ class ClusteredHead(DraftHead):
     _listed_V: Tensor  # int32: all token ids, cluster by cluster
     _starts: Tensor  # int64 [M + 2]: where each cluster begins in that list, and its end
 
-    def __init__(self, config: ClusteredConfig) -> None:
-        super().__init__(config)
-        self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
-        self.register_buffer("cluster_of", torch.full((config.vocab_size,), -1))
+    def __init__(self, config: ClusteredConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.weight = self.new_parameter(vocab_size, hidden_size)
+        self.register_buffer("cluster_of", torch.full((vocab_size,), -1))
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self._leaves_padding_out = False  # of what is gathered, where it costs as much as a token
@@ -76,32 +99,12 @@ class ClusteredHead(DraftHead):
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
     @classmethod
-    def check_artifacts(cls, config: Any, artifacts: Mapping[str, Tensor]) -> None:
-        if "cluster_of" not in artifacts:
-            raise ValueError(
-                f"a head of kind '{cls.kind}' needs a cluster map; make one with rayspec calibrate and name its "
-                "output as the head's artifacts"
-            )
-        found = artifacts["cluster_of"]
-        if tuple(found.shape) != (config.vocab_size,):
-            raise ValueError(
-                f"the cluster map must have one entry a token, [{config.vocab_size}], got {list(found.shape)}; "
-                "calibrate it with this target's tokenizer"
-            )
-        if int(found.max()) != config.clusters:
-            raise ValueError(
-                f"the cluster map has {int(found.max())} clusters beside the pinned one, but draft_head.clusters is "
-                f"{config.clusters}; set it to that, or calibrate again"
-            )
-
-    @classmethod
     def from_target(cls, config: Any, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """`artifacts["cluster_of"]`: int [V] in 0..clusters, 0 for the pinned tokens."""
-        cls.check_artifacts(config, artifacts)
-        found = artifacts["cluster_of"]
-        head = cls(config)
+        head = cls.unloaded(config, target_head_VH)
+        config.check_artifacts(artifacts, head.vocab_size)
         head.weight.data.copy_(target_head_VH)
-        head.cluster_of.copy_(found)
+        head.cluster_of.copy_(artifacts["cluster_of"])
         head.index_clusters()
         head.init_router()
         return head
@@ -144,6 +147,10 @@ class ClusteredHead(DraftHead):
                 "calibrate the clusters again with the tokenizer and generation config of this target"
             )
 
+    def take_maps(self, maps: Mapping[str, Tensor]) -> None:
+        self.cluster_of = maps["cluster_of"]
+        self.index_clusters()
+
     def fewest_candidates(self, draft_steps: int) -> int:
         sizes_M = (self._members_MC >= 0).sum(dim=1).sort().values
         budget = min(self.config.budget(step) for step in range(draft_steps))
@@ -180,7 +187,7 @@ class ClusteredHead(DraftHead):
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
         # every shape depends on the number of rows alone
         P, C = len(self._pinned_P), self._members_MC.shape[1]
-        if groups * (P + self._most_clusters(T, groups, budget) * C) > MAX_GATHERED * self.config.vocab_size:
+        if groups * (P + self._most_clusters(T, groups, budget) * C) > MAX_GATHERED * self.vocab_size:
             return self._score_all(hidden_TH, chosen_Tm, groups)
         if groups == T:
             return self._score_rows(hidden_TH, chosen_Tm)
@@ -220,8 +227,8 @@ class ClusteredHead(DraftHead):
         members_GuC = torch.where(kept_Gu[:, :, None] > 0, self._members_MC[union_Gu], -1)
         ids_Gn = torch.cat([self._pinned_P.expand(groups, -1), members_GuC.flatten(1)], dim=1)
         rows_nH = self.rows_of("weight", ids_Gn.clamp(min=0).flatten()).to(hidden_TH.dtype)
-        rows_GnH = rows_nH.view(groups, -1, self.config.hidden_size)
-        logits_Tn = (hidden_TH.view(groups, T // groups, self.config.hidden_size) @ rows_GnH.mT).flatten(0, 1)
+        rows_GnH = rows_nH.view(groups, -1, self.hidden_size)
+        logits_Tn = (hidden_TH.view(groups, T // groups, self.hidden_size) @ rows_GnH.mT).flatten(0, 1)
         # ids of padding repeat token 0, which one dimension of ids does not allow
         ids_Tn = _each_row(ids_Gn, T)
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
@@ -234,7 +241,7 @@ class ClusteredHead(DraftHead):
         limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
         # several times faster than masked_fill
         limit_GV = limit_GM1.index_select(1, self.cluster_of)
-        logits_GrV = logits_TV.view(groups, len(hidden_TH) // groups, self.config.vocab_size)
+        logits_GrV = logits_TV.view(groups, len(hidden_TH) // groups, self.vocab_size)
         return Candidates(logits_GrV.clamp_(max=limit_GV[:, None]).flatten(0, 1), None)
 
     def pack(self) -> None:
@@ -250,7 +257,7 @@ class ClusteredHead(DraftHead):
             return dense_cost(rows, self.weight)
         pinned = len(self._pinned_P)
         if scored is None:
-            scored = pinned + c.budget(step) * (c.vocab_size - pinned) // c.clusters
+            scored = pinned + c.budget(step) * (self.vocab_size - pinned) // c.clusters
         parts = [gather_cost(rows, self.weight, round(scored))]
         parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))

@@ -4,6 +4,7 @@ T = rows, H = hidden, M = groups, V = vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 class CoralConfig(ClusteredConfig):
     """`top` of the `clusters` groups are scored at every step."""
 
+    kind: ClassVar[str] = "coral"
     inference_options = ClusteredConfig.inference_options | {"top"}
 
     top: int
@@ -30,17 +32,16 @@ class CoralConfig(ClusteredConfig):
 
 
 class CoralHead(ClusteredHead):
-    kind = "coral"
     projections = ("router",)
     Config = CoralConfig
 
-    def __init__(self, config: CoralConfig) -> None:
-        super().__init__(config)
-        self.router = self.new_parameter(config.clusters, config.hidden_size)
+    def __init__(self, config: CoralConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.router = self.new_parameter(config.clusters, hidden_size)
 
     def init_router(self) -> None:
         """A group's first router row is the mean of its tokens' rows."""
-        sums_GH = torch.zeros(self.config.clusters + 1, self.config.hidden_size, dtype=torch.float32)
+        sums_GH = torch.zeros(self.config.clusters + 1, self.hidden_size, dtype=torch.float32)
         sums_GH.index_add_(0, self.cluster_of, self.weight.data.float())
         counts = torch.bincount(self.cluster_of, minlength=self.config.clusters + 1)
         self.router.data.copy_(sums_GH[1:] / counts[1:, None])

@@ -6,6 +6,7 @@ T = rows, H = hidden, R = router width, M = routed clusters, V = vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class DynaSpecConfig(ClusteredConfig):
     "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never
     fewer than one. `label_tokens` (the paper's L): of the full head, whose clusters the router learns to find."""
 
+    kind: ClassVar[str] = "dynaspec"
     inference_options = ClusteredConfig.inference_options | {"first", "later", "rule"}
     added = frozenset({"label_tokens"})
 
@@ -45,12 +47,15 @@ class DynaSpecConfig(ClusteredConfig):
                 )
         if self.rule not in RULES:
             raise ValueError(f"draft_head.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        if not 1 <= self.label_tokens <= self.vocab_size:
-            raise ValueError(
-                f"draft_head.label_tokens must be in 1..{self.vocab_size} (the vocabulary), got {self.label_tokens}"
-            )
         if self.router_width < 1:
             raise ValueError(f"draft_head.router_width must be at least 1, got {self.router_width}")
+
+    def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
+        super().check_sizes(hidden_size, vocab_size)
+        if not 1 <= self.label_tokens <= vocab_size:
+            raise ValueError(
+                f"draft_head.label_tokens must be in 1..{vocab_size} (the vocabulary), got {self.label_tokens}"
+            )
 
     @property
     def starts_at_random(self) -> bool:
@@ -66,14 +71,13 @@ class DynaSpecConfig(ClusteredConfig):
 
 
 class DynaSpecHead(ClusteredHead):
-    kind = "dynaspec"
     projections = ("router_in", "router_out")
     routes = True
     Config = DynaSpecConfig
 
-    def __init__(self, config: DynaSpecConfig) -> None:
-        super().__init__(config)
-        self.router_in = self.new_parameter(config.router_width, 2 * config.hidden_size)
+    def __init__(self, config: DynaSpecConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.router_in = self.new_parameter(config.router_width, 2 * hidden_size)
         self.router_in_bias = self.new_parameter(config.router_width)
         self.router_out = self.new_parameter(config.clusters, config.router_width)
         self.router_out_bias = self.new_parameter(config.clusters)
@@ -87,7 +91,7 @@ class DynaSpecHead(ClusteredHead):
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor:
         """Scores of the clusters [T, M]. Both inputs are brought to unit size: their scales differ a hundredfold."""
-        H, dtype = self.config.hidden_size, self.router_in_bias.dtype
+        H, dtype = self.hidden_size, self.router_in_bias.dtype
         if may_fuse(token_embed_TH, self.router_in_bias):
             router = Router(
                 self.stored("router_in"), self.router_in_bias, self.stored("router_out"), self.router_out_bias

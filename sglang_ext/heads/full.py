@@ -4,30 +4,40 @@ T = rows, H = drafter hidden size, V = target vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.config import HeadConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullConfig(HeadConfig):
+    kind: ClassVar[str] = "full"
+
+    @property
+    def gives_rows(self) -> bool:
+        return self.weight_format is None
 
 
 class FullHead(DraftHead):
     """logits = weight @ hidden, weight [V, H]; the checkpoint's tensor is `lm_head.weight` as in stock EAGLE-3."""
 
-    kind = "full"
     projections = ("weight",)
     taken_over = ("weight",)
+    Config = FullConfig
 
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__(config)
-        self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
+    def __init__(self, config: FullConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.weight = self.new_parameter(vocab_size, hidden_size)
 
     @classmethod
-    def from_target(cls, config: HeadConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
-        head = cls(config)
+    def from_target(cls, config: FullConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
+        head = cls.unloaded(config, target_head_VH)
         head.weight.data.copy_(target_head_VH)
         return head
 
@@ -40,9 +50,9 @@ class FullHead(DraftHead):
     def shard(self, rank: int, ranks: int) -> Shard | None:
         if self.config.weight_format is not None:
             return None
-        rows = even_rows(self.config.vocab_size, ranks)
+        rows = even_rows(self.vocab_size, ranks)
         first, own = sum(rows[:rank]), rows[rank]
-        part = self.with_rows(replace(self.config, vocab_size=own), weight=self.weight[first : first + own])
+        part = self.with_rows(self.config, own, weight=self.weight[first : first + own])
         return Shard(part, first, rows, own, None)
 
     def as_matrix(self) -> tuple[Tensor, None]:

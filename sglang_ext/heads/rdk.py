@@ -10,16 +10,19 @@ not published; ours is one of
 affinity.py makes either. T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import PlainValidator
 from torch import Tensor
 
-from sglang_ext.heads import build_head, complete_head, head_config, head_from_target
+from sglang_ext.heads import build_head, head_class, head_from_target, parse_head
 from sglang_ext.heads.affinity import count_affinity, nearest_tokens
-from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadConfig, HeadCost
+from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost
+from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 
 _ONE = 2.0**60  # of fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
@@ -27,15 +30,30 @@ AFFINITIES = ("cosine", "counted")
 SELF_WEIGHT, SHARE = 0.9, 0.5
 
 
+@contextmanager
+def _of_the_base() -> Iterator[None]:
+    """Errors say that it is the base which they are of."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"draft_head.base: {error}") from error
+
+
+def _parse_base(entry: Any) -> HeadConfig:
+    with _of_the_base():
+        return parse_head(entry)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RdkConfig(HeadConfig):
-    """`base`: the `draft_head` entry of the head whose law is redistributed. `self_weight`: what a token keeps
+    """`base`: the head whose law is redistributed. `self_weight`: what a token keeps
     with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be
     right in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
 
+    kind: ClassVar[str] = "rdk"
     inference_options = HeadConfig.inference_options | {"share"}
 
-    base: dict[str, Any]
+    base: Annotated[HeadConfig, PlainValidator(_parse_base)]
     affinity: str = "cosine"
     neighbours: int = 8
     self_weight: float | None = None
@@ -47,15 +65,8 @@ class RdkConfig(HeadConfig):
             raise ValueError(
                 "draft_head.weight_format of an rdk head belongs into draft_head.base, whose weights it is"
             )
-        if self.base.get("kind") == "rdk":
+        if isinstance(self.base, RdkConfig):
             raise ValueError("draft_head.base cannot be another rdk head")
-        try:
-            cls, config = head_config(self.base, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
-        except ValueError as error:
-            raise ValueError(f"draft_head.base: {error}") from error
-        object.__setattr__(self, "base", {"kind": cls.kind, **config.options()})
-        if not 1 <= self.neighbours < self.vocab_size:
-            raise ValueError(f"draft_head.neighbours must be in 1..{self.vocab_size - 1}, got {self.neighbours}")
         if self.affinity not in AFFINITIES:
             raise ValueError(f"draft_head.affinity must be one of {', '.join(AFFINITIES)}, got {self.affinity!r}")
         if self.is_counted:
@@ -64,10 +75,10 @@ class RdkConfig(HeadConfig):
                     f"draft_head.self_weight is {self.self_weight}, but with affinity counted each token keeps "
                     "what was counted; leave it out"
                 )
-            if cls.routes:
+            if head_class(self.base.kind).routes:
                 raise ValueError(
-                    f"draft_head.affinity counted needs a base that looks at the hidden state alone, but {cls.kind} "
-                    "routes before the layer; use affinity cosine"
+                    "draft_head.affinity counted needs a base that looks at the hidden state alone, but "
+                    f"{self.base.kind} routes before the layer; use affinity cosine"
                 )
             if self.share is None:
                 object.__setattr__(self, "share", SHARE)
@@ -81,6 +92,25 @@ class RdkConfig(HeadConfig):
         if not 0.0 < self.self_weight <= 1.0:  # type: ignore[operator]
             raise ValueError(f"draft_head.self_weight must be in (0, 1], got {self.self_weight}")
 
+    def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
+        super().check_sizes(hidden_size, vocab_size)
+        with _of_the_base():
+            self.base.check_sizes(hidden_size, vocab_size)
+        if not 1 <= self.neighbours < vocab_size:
+            raise ValueError(f"draft_head.neighbours must be in 1..{vocab_size - 1}, got {self.neighbours}")
+
+    def complete(self, artifacts: Mapping[str, Tensor]) -> Self:
+        with _of_the_base():
+            return replace(self, base=self.base.complete(artifacts))
+
+    def check_artifacts(self, artifacts: Mapping[str, Tensor], vocab_size: int) -> None:
+        self.base.check_artifacts(artifacts, vocab_size)
+        if self.is_counted and "states" not in artifacts:
+            raise ValueError(
+                "draft_head.affinity counted is counted along a trained drafter with a full head, on the target's "
+                "answers; give it both, or use affinity cosine"
+            )
+
     @property
     def is_counted(self) -> bool:
         return self.affinity == "counted"
@@ -91,19 +121,18 @@ class RdkConfig(HeadConfig):
 
     @property
     def starts_at_random(self) -> bool:
-        return head_config(self.base, hidden_size=self.hidden_size, vocab_size=self.vocab_size)[1].starts_at_random
+        return self.base.starts_at_random
 
-    def options(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
         left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
-        return {name: value for name, value in super().options().items() if name not in left_out}
+        return {name: value for name, value in super().spec().items() if name not in left_out}
 
 
 class RdkHead(DraftHead):
     """`neighbour_ids` [V, J] and `neighbour_weights` [V, J], shares of what a token hands on. Cosine: their rows sum
     to 1. Counted: to at most 1, the rest follows the law `fallback` [V]; a token keeps `kept_share` [V]."""
 
-    kind = "rdk"
     Config = RdkConfig
     config: RdkConfig
     neighbour_ids: Tensor
@@ -111,43 +140,22 @@ class RdkHead(DraftHead):
     kept_share: Tensor
     fallback: Tensor
 
-    def __init__(self, config: RdkConfig) -> None:
-        super().__init__(config)
-        self.base = build_head(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    def __init__(self, config: RdkConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.base = build_head(config.base, hidden_size=hidden_size, vocab_size=vocab_size)
         self.taken_over = tuple(f"base.{name}" for name in self.base.taken_over)  # type: ignore[misc]
         self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
-        self.register_buffer("neighbour_ids", torch.full((config.vocab_size, config.neighbours), -1))
-        self.register_buffer("neighbour_weights", torch.full((config.vocab_size, config.neighbours), float("nan")))
+        self.register_buffer("neighbour_ids", torch.full((vocab_size, config.neighbours), -1))
+        self.register_buffer("neighbour_weights", torch.full((vocab_size, config.neighbours), float("nan")))
         if config.is_counted:
-            self.register_buffer("kept_share", torch.full((config.vocab_size,), float("nan")))
-            self.register_buffer("fallback", torch.full((config.vocab_size,), float("nan")))
-
-    @classmethod
-    def complete(cls, options: Mapping[str, Any], artifacts: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Those of the base, too."""
-        base = options.get("base")
-        if not isinstance(base, Mapping):
-            return dict(options)  # which `Config` refuses
-        try:
-            return {**options, "base": complete_head(base, artifacts)}
-        except ValueError as error:
-            raise ValueError(f"draft_head.base: {error}") from error
-
-    @classmethod
-    def check_artifacts(cls, config: RdkConfig, artifacts: Mapping[str, Tensor]) -> None:
-        base, own = head_config(config.base, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-        base.check_artifacts(own, artifacts)
-        if config.is_counted and "states" not in artifacts:
-            raise ValueError(
-                "draft_head.affinity counted is counted along a trained drafter with a full head, on the target's "
-                "answers; give it both, or use affinity cosine"
-            )
+            self.register_buffer("kept_share", torch.full((vocab_size,), float("nan")))
+            self.register_buffer("fallback", torch.full((vocab_size,), float("nan")))
 
     @classmethod
     def from_target(cls, config: RdkConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """`artifacts["states"]` [N, H], for counted: what the full head of these rows reads."""
-        cls.check_artifacts(config, artifacts)
-        head = cls(config)
+        head = cls.unloaded(config, target_head_VH)
+        config.check_artifacts(artifacts, head.vocab_size)
         head.base = head_from_target(config.base, target_head_VH, artifacts)
         if config.is_counted:
             counted = count_affinity(head.base, target_head_VH, artifacts["states"], config.neighbours)
@@ -169,7 +177,7 @@ class RdkHead(DraftHead):
         self.base.quantize(is_loaded)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
-        V = self.config.vocab_size
+        V = self.vocab_size
         wrong = self.neighbour_ids[(self.neighbour_ids < 0) | (self.neighbour_ids >= V)]
         if len(wrong):
             raise ValueError(
@@ -210,7 +218,7 @@ class RdkHead(DraftHead):
         c = self.config
         q_TS, ids = self.base.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
-            ids = torch.arange(c.vocab_size, device=q_TS.device)
+            ids = torch.arange(self.vocab_size, device=q_TS.device)
         kept_TS = q_TS * (1 - c.share * (1 - self.kept_share[ids].float()) if c.is_counted else c.self_weight)
         handed_TS = q_TS - kept_TS
         # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
@@ -218,7 +226,9 @@ class RdkHead(DraftHead):
         total_S1 = weights_SJ.sum(dim=-1, keepdim=True)
         weights_SJ = weights_SJ / (total_S1.clamp(min=1) if c.is_counted else total_S1)
         given_TSJ = handed_TS[:, :, None] * weights_SJ
-        given_TV = sums_of(given_TSJ.flatten(1), self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), c.vocab_size)
+        given_TV = sums_of(
+            given_TSJ.flatten(1), self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), self.vocab_size
+        )
         # no token comes twice but with a probability of 0, so that these are no sums
         q_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), kept_TS) + given_TV
         if c.is_counted:
@@ -240,7 +250,7 @@ class RdkHead(DraftHead):
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
         base = self.base.cost(rows, step, scored)
-        return HeadCost(bytes=base.bytes + rows * self.config.vocab_size * 4, flops=base.flops)
+        return HeadCost(bytes=base.bytes + rows * self.vocab_size * 4, flops=base.flops)
 
 
 def sums_of(values_Tn: Tensor, columns_Tn: Tensor, num_columns: int) -> Tensor:

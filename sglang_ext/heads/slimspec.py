@@ -5,15 +5,16 @@ logits = up (down hidden), down [r, H], up [V, r], no bias and nothing non-linea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.config import HeadConfig
 
 MOMENT_FLOOR = 1e-4  # of the mean of the diagonal
 SHARE_FLOOR = 1e-2  # of the mean share
@@ -21,15 +22,17 @@ SHARE_FLOOR = 1e-2  # of the mean share
 
 @dataclass(frozen=True, kw_only=True)
 class SlimSpecConfig(HeadConfig):
+    kind: ClassVar[str] = "slimspec"
+
     rank: int
 
     @property
     def uses_states(self) -> bool:
         return True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        limit = min(self.hidden_size, self.vocab_size)
+    def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
+        super().check_sizes(hidden_size, vocab_size)
+        limit = min(hidden_size, vocab_size)
         if not 1 <= self.rank <= limit:
             raise ValueError(
                 f"draft_head.rank must be in 1..{limit} (the smaller of hidden and vocabulary), got {self.rank}"
@@ -37,20 +40,19 @@ class SlimSpecConfig(HeadConfig):
 
 
 class SlimSpecHead(DraftHead):
-    kind = "slimspec"
     projections = ("down", "up")
     Config = SlimSpecConfig
     config: SlimSpecConfig
 
-    def __init__(self, config: SlimSpecConfig) -> None:
-        super().__init__(config)
-        self.down = self.new_parameter(config.rank, config.hidden_size)
-        self.up = self.new_parameter(config.vocab_size, config.rank)
+    def __init__(self, config: SlimSpecConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.down = self.new_parameter(config.rank, hidden_size)
+        self.up = self.new_parameter(vocab_size, config.rank)
 
     @classmethod
     def from_target(cls, config: SlimSpecConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """The best approximation of its rank; `artifacts` as `low_rank` takes them."""
-        head = cls(config)
+        head = cls.unloaded(config, target_head_VH)
         down_rH, up_Vr = low_rank(target_head_VH, config.rank, artifacts)
         head.down.data.copy_(down_rH)
         head.up.data.copy_(up_Vr)
@@ -64,11 +66,11 @@ class SlimSpecHead(DraftHead):
 
     def shard(self, rank: int, ranks: int) -> Shard | None:
         """Rows of `up`; every rank projects down by itself."""
-        rows = even_rows(self.config.vocab_size, ranks)
+        rows = even_rows(self.vocab_size, ranks)
         if self.config.weight_format is not None or min(rows) < self.config.rank:
             return None
         first, own = sum(rows[:rank]), rows[rank]
-        part = self.with_rows(replace(self.config, vocab_size=own), up=self.up[first : first + own])
+        part = self.with_rows(self.config, own, up=self.up[first : first + own])
         return Shard(part, first, rows, own, None)
 
     def as_matrix(self) -> tuple[Tensor, None]:

@@ -6,14 +6,15 @@ T = rows, H = hidden, V = vocabulary, r = rank of the router, n = size of the sh
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadConfig, HeadCost, dense_cost, gather_cost
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, dense_cost, gather_cost
+from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
 
@@ -22,6 +23,7 @@ ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
 @dataclass(frozen=True, kw_only=True)
 class SpecVocabConfig(HeadConfig):
+    kind: ClassVar[str] = "specvocab"
     inference_options = HeadConfig.inference_options | {"size"}
 
     rank: int
@@ -31,11 +33,11 @@ class SpecVocabConfig(HeadConfig):
     def uses_states(self) -> bool:
         return True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
+        super().check_sizes(hidden_size, vocab_size)
         for name, limit, meaning in (
-            ("rank", min(self.hidden_size, self.vocab_size), "the smaller of hidden and vocabulary"),
-            ("size", self.vocab_size, "the vocabulary"),
+            ("rank", min(hidden_size, vocab_size), "the smaller of hidden and vocabulary"),
+            ("size", vocab_size, "the vocabulary"),
         ):
             if not 1 <= getattr(self, name) <= limit:
                 raise ValueError(f"draft_head.{name} must be in 1..{limit} ({meaning}), got {getattr(self, name)}")
@@ -44,23 +46,22 @@ class SpecVocabConfig(HeadConfig):
 class SpecVocabHead(DraftHead):
     """`down` [r, H] and `up` [V, r] are the router, `weight` [V, H] the full head that rescores."""
 
-    kind = "specvocab"
     projections = ("down", "up")
     gathered = ("weight",)
     taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
 
-    def __init__(self, config: SpecVocabConfig) -> None:
-        super().__init__(config)
-        self.down = self.new_parameter(config.rank, config.hidden_size)
-        self.up = self.new_parameter(config.vocab_size, config.rank)
-        self.weight = self.new_parameter(config.vocab_size, config.hidden_size)
+    def __init__(self, config: SpecVocabConfig, hidden_size: int, vocab_size: int) -> None:
+        super().__init__(config, hidden_size, vocab_size)
+        self.down = self.new_parameter(config.rank, hidden_size)
+        self.up = self.new_parameter(vocab_size, config.rank)
+        self.weight = self.new_parameter(vocab_size, hidden_size)
 
     @classmethod
     def from_target(cls, config: SpecVocabConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         """The router starts as the best approximation of its rank; `artifacts` as `low_rank` takes them."""
-        head = cls(config)
+        head = cls.unloaded(config, target_head_VH)
         down_rH, up_Vr = low_rank(target_head_VH, config.rank, artifacts)
         head.down.data.copy_(down_rH)
         head.up.data.copy_(up_Vr)
@@ -78,7 +79,7 @@ class SpecVocabHead(DraftHead):
         return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        if self.config.size == self.config.vocab_size:
+        if self.config.size == self.vocab_size:
             return Candidates(self.project(hidden_TH, "weight"), None)
         ids_Tn = self.router_logits(hidden_TH).topk(self.config.size, dim=-1, sorted=False).indices
         # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
@@ -87,7 +88,7 @@ class SpecVocabHead(DraftHead):
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
         """Of the whole vocabulary; a shortlist is longer than what kernels keep, and its rescoring is one as it is."""
-        return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.config.vocab_size else None
+        return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.vocab_size else None
 
     def loss(
         self, hidden_TH: Tensor, step: int, routed: Tensor | None, p_TV: Tensor, objective: Objective = KL
@@ -99,7 +100,7 @@ class SpecVocabHead(DraftHead):
         return objective.of(self.project(hidden_TH, "weight"), p_TV) + ROUTER_LOSS_WEIGHT * router_T
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        if self.config.size == self.config.vocab_size:
+        if self.config.size == self.vocab_size:
             return dense_cost(rows, self.weight)
         down, up = dense_cost(rows, self.down), dense_cost(rows, self.up)
         read = gather_cost(rows, self.weight, self.config.size)

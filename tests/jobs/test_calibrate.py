@@ -30,7 +30,7 @@ from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for
 from sglang_ext.drafters.training import Batch
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,9 @@ CONFIGS = sorted((ROOT / "configs" / "calibrate").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(config_for(tiny_target, {}), head_from_target({"kind": "full"}, tiny_target.head_VG))
+    drafter = Eagle3Drafter(
+        config_for(tiny_target, {}), head_from_target(parse_head({"kind": "full"}), tiny_target.head_VG)
+    )
     generator = torch.Generator().manual_seed(0)
     for parameter in drafter.parameters():
         # of the stored precision, so that reading it back changes nothing
@@ -197,7 +199,7 @@ def test_artifacts_are_what_the_rules_say_and_suit_the_heads(
             head = {"kind": "dynaspec", "clusters": 16, "first": 4, "later": 4, "router_width": 8}
         else:
             head = {"kind": "coral", "clusters": 4, "top": 2}
-        head_from_target(head, tiny_target.head_VG, tensors).check(stop_ids)
+        head_from_target(parse_head(head), tiny_target.head_VG, tensors).check(stop_ids)
     assert len(loaded["frspec"]["ids"]) == 20
     assert torch.equal(loaded["frspec"]["ids"], loaded["frspec-lines"]["ids"])
     assert int(loaded["clusters"]["cluster_of"].bincount()[1:].max()) <= 1.5 * V / 16 + 1

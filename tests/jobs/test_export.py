@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rayspec.config import load_config
 from rayspec.export import ExportConfig, prepare, write
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert info.target is not None
     ids = torch.arange(0, VOCABULARY, 2)
     drafter.lm_head = head_from_target(
-        {"kind": "truncated", "size": len(ids)}, drafter.lm_head.weight.data, {"ids": ids}
+        parse_head({"kind": "truncated", "size": len(ids)}), drafter.lm_head.weight.data, {"ids": ids}
     )
     save_drafter(folder, drafter, info.target, {"recipe": "half"}, share_with=DRAFTERS["full"])
     return folder
@@ -70,7 +70,7 @@ def test_a_slim_head_is_exported_as_its_product(tmp_path: Path) -> None:
     (export,) = prepare(config)
     write(export)
     (ours, _), (stock, info) = load_drafter(DRAFTERS["slimspec"]), load_drafter(tmp_path / "slimspec-r32")
-    assert info.head == {"kind": "full"}
+    assert info.head.spec() == {"kind": "full"}
     product_VH = ours.lm_head.up @ ours.lm_head.down
     assert torch.equal(stock.lm_head.weight, product_VH.bfloat16().float())
     assert prepare(config)[0].is_done
@@ -104,7 +104,9 @@ def test_what_the_stock_form_cannot_hold_is_refused_in_the_plan(tmp_path: Path) 
     drafter, info = load_drafter(DRAFTERS["full"])
     assert info.target is not None
     spec = {"kind": "coral", "clusters": 8, "top": 2}
-    drafter.lm_head = head_from_target(spec, drafter.lm_head.weight.data, {"cluster_of": torch.arange(VOCABULARY) % 9})
+    drafter.lm_head = head_from_target(
+        parse_head(spec), drafter.lm_head.weight.data, {"cluster_of": torch.arange(VOCABULARY) % 9}
+    )
     save_drafter(tmp_path / "coral", drafter, info.target)
     planned = ask("export", f"drafters=[{DRAFTERS['full']},{tmp_path / 'coral'}]", "--plan")
     assert planned.is_refusal, planned

@@ -84,7 +84,7 @@ def test_end_to_end_then_rerun_then_refusal(
     assert trained.out.count("tau in SGLang") == 1
     folder = tmp_path / "out" / "slim"
     _, info = load_drafter(folder)
-    assert info.head["kind"] == "slimspec"
+    assert info.head.spec()["kind"] == "slimspec"
     assert info.target is not None
     assert info.target.name == "tiny"
     report = json.loads((folder / "training.json").read_text())

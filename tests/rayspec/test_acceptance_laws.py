@@ -11,6 +11,7 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 
 RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
 MAPS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
@@ -25,7 +26,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_mass_and_distance_on_the_support(kind: str, tiny_target: FrozenTarget) -> None:
     answers = random_rows()
-    drafter = new_drafter(tiny_target, DrafterEntry(name=kind, draft_head=KINDS[kind]), RECIPE, answers, Origin(MAPS))
+    drafter = new_drafter(
+        tiny_target, DrafterEntry(name=kind, draft_head=parse_head(KINDS[kind])), RECIPE, answers, Origin(MAPS)
+    )
     found = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=7)
     rows = roll_out(drafter, tiny_target, Batch.of(answers, torch.arange(len(answers))), 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)

@@ -14,7 +14,7 @@ from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.rules.truncation import FrSpec, VocabTrim
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.entries import entry_of, parse
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 # stop tokens in the middle and at the end, one of them never counted; special and padding rows, one of them counted
 WORDS = Vocabulary(target="toy", size=12, tokenizer_sha256="0", stop_ids=(4, 11), unusable_ids=(2, 9, 10))
@@ -89,8 +89,8 @@ def test_the_whole_vocabulary_is_the_full_head() -> None:
     weight_VH = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
     hidden_TH = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     ids = torch.tensor(ids_of(FrSpec(top_k=12)))
-    full = head_from_target({"kind": "full"}, weight_VH)
-    kept = head_from_target({"kind": "truncated", "size": 12}, weight_VH, {"ids": ids})
+    full = head_from_target(parse_head({"kind": "full"}), weight_VH)
+    kept = head_from_target(parse_head({"kind": "truncated", "size": 12}), weight_VH, {"ids": ids})
     torch.testing.assert_close(kept.target_logits(hidden_TH), full.target_logits(hidden_TH), rtol=0, atol=0)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rayspec.artifacts import load_artifacts, write_artifacts
 from sglang_ext.artefacts import CALIBRATED, CALIBRATION_JSON
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 IDS = torch.tensor([4, 1, 7, 0])
 CLUSTER_OF = torch.tensor([1, 0, 2, 2, 0, 1, 1, 0])
@@ -45,9 +45,11 @@ def test_written_is_read_and_suits_the_heads(folder: Path) -> None:
     assert sorted(p.name for p in folder.parent.iterdir()) == ["toy"]
     assert sorted(p.name for p in folder.iterdir()) == [CALIBRATION_JSON, CALIBRATED, "coverage.png"]
     weight_VH = torch.randn(8, 4)
-    head_from_target({"kind": "truncated", "size": 3}, weight_VH, tensors).check([1, 4])
-    head_from_target({"kind": "truncated", "size": 4, "step_sizes": [4, 2]}, weight_VH, tensors).check([1, 4])
-    head_from_target({"kind": "coral", "clusters": 2, "top": 1}, weight_VH, tensors).check([1, 4])
+    head_from_target(parse_head({"kind": "truncated", "size": 3}), weight_VH, tensors).check([1, 4])
+    head_from_target(parse_head({"kind": "truncated", "size": 4, "step_sizes": [4, 2]}), weight_VH, tensors).check(
+        [1, 4]
+    )
+    head_from_target(parse_head({"kind": "coral", "clusters": 2, "top": 1}), weight_VH, tensors).check([1, 4])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.rules.clusters import Contiguous, KMeans
 from rayspec.calibration.rules.kmeans import assign, assign_with_room, fill_empty, spherical_kmeans
 from rayspec.calibration.vocabulary import Vocabulary
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.base import NO_TOKEN
 
 WORDS = Vocabulary(target="toy", size=60, tokenizer_sha256="0", stop_ids=(3, 59), unusable_ids=(57, 58))
@@ -175,7 +175,7 @@ def test_rules_refuse_more_than_the_vocabulary_has(rule: Contiguous | KMeans, me
 def test_heads_take_the_clusters(spec: dict[str, object]) -> None:
     """A chosen part of the vocabulary scores as the full head does, and always holds the stop tokens."""
     made = KMeans(clusters=7, pinned=2).make(torch.arange(60), WORDS, Drafter("", WORDS))
-    head = head_from_target(spec, Drafter.head_VH, made.tensors)
+    head = head_from_target(parse_head(spec), Drafter.head_VH, made.tensors)
     head.check(WORDS.stop_ids)
     hidden_TH = rows(4, 8, seed=3)
     logits_TV = head.target_logits(hidden_TH, 0, head.route(rows(4, 8, seed=4), rows(4, 8, seed=5), 0))

@@ -27,7 +27,7 @@ from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for
 from sglang_ext.drafters.training import Batch
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def answers(work_folder: Path) -> AnswerSet:
 
 @pytest.fixture(scope="module")
 def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(config_for(tiny_target, {}), head_from_target({"kind": "full"}, tiny_target.head_VG))
+    drafter = Eagle3Drafter(
+        config_for(tiny_target, {}), head_from_target(parse_head({"kind": "full"}), tiny_target.head_VG)
+    )
     generator = torch.Generator().manual_seed(0)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

@@ -19,7 +19,7 @@ from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths
 
 V = 128_256
@@ -109,7 +109,7 @@ def test_last_hidden_flops_are_those_that_pytorch_counts(
     layer |= {"rms_norm_eps": 1e-5, "rope": Rope().to_json()}
     sizes = {"hidden_size": H, "vocab_size": V, "max_position_embeddings": 256, **layer}
     config = own.config_class.from_options({"positions": 3, "shared_head": shared_head, **options}, sizes)
-    head = config.heads(lambda: head_from_target({"kind": "slimspec", "rank": 4}, torch.randn(V, H)))
+    head = config.heads(lambda: head_from_target(parse_head({"kind": "slimspec", "rank": 4}), torch.randn(V, H)))
     paths = [(0,), (1,), (2,), (0, 0), (1, 0), (0, 1), (0, 0, 0), (1, 0, 0)]
     target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=())
     drafter = own.drafter_class(config, head, StaticTree(paths))
@@ -148,7 +148,7 @@ def test_specformer_flops_are_those_that_pytorch_counts(options: dict[str, bool]
         tap_layers=specformer_taps(6),
         **options,
     )
-    head = config.heads(lambda: head_from_target({"kind": "slimspec", "rank": 4}, torch.randn(V, H)))
+    head = config.heads(lambda: head_from_target(parse_head({"kind": "slimspec", "rank": 4}), torch.randn(V, H)))
     target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=config.tap_layers)
     drafter = SpecFormerDrafter(config, head)
     save_drafter(tmp_path / "d", drafter, target)
@@ -230,7 +230,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureCost]:
     found = {}
     for name, spec in HEADS.items():
         maps = {"ids": torch.arange(TOY_V), "cluster_of": CLUSTERS_V}
-        drafter = Eagle3Drafter(body, head_from_target(spec, torch.randn(TOY_V, TOY_H), maps))
+        drafter = Eagle3Drafter(body, head_from_target(parse_head(spec), torch.randn(TOY_V, TOY_H), maps))
         for part in drafter.children():
             if part is not drafter.lm_head:
                 for parameter in part.parameters():

@@ -15,7 +15,7 @@ from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.independent.cost import IndependentCost
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 V, H, LAYERS = 80, 16, 3
 TARGET = TargetInfo(name="toy", hidden_size=32, vocab_size=V, tokenizer_sha256="", tap_layers=())
@@ -28,7 +28,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 def make(folder: Path, head: str) -> str:
     config = IndependentConfig(vocab_size=V, hidden_size=H, num_layers=LAYERS, head_dim=6, intermediate_size=20)
-    lm_head = head_from_target(HEADS[head], torch.randn(V, H), {"ids": torch.arange(V)})
+    lm_head = head_from_target(parse_head(HEADS[head]), torch.randn(V, H), {"ids": torch.arange(V)})
     save_drafter(folder / head, IndependentDrafter(config, lm_head), TARGET)
     return str(folder / head)
 

@@ -10,7 +10,7 @@ from rayspec.farm import head_latency
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 V, H, TAPS = 96, 16, (2, 4, 5)
 
@@ -24,7 +24,9 @@ def drafters(tmp_path: Path) -> dict[str, str]:
     )  # fmt: skip
     target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=TAPS)
     for name, spec in {"full": {"kind": "full"}, "low_rank": {"kind": "slimspec", "rank": 4}}.items():
-        save_drafter(tmp_path / name, Eagle3Drafter(config, head_from_target(spec, torch.randn(V, H))), target)
+        save_drafter(
+            tmp_path / name, Eagle3Drafter(config, head_from_target(parse_head(spec), torch.randn(V, H))), target
+        )
     return {name: str(tmp_path / name) for name in ("full", "low_rank")}
 
 

@@ -65,7 +65,7 @@ def test_a_size_that_is_left_out_is_the_calibrations() -> None:
     absent, written = (prepared({"kind": "truncated", "artifacts": VOCABTRIM, **s}).heads for s in ({}, {"size": 2048}))
     assert absent == written
     assert absent[0].label == "truncated-size2048-vocabtrim-2048"
-    assert absent[0].info.head == {"kind": "truncated", "size": 2048, "step_sizes": None}
+    assert absent[0].info.head.spec() == {"kind": "truncated", "size": 2048, "step_sizes": None}
 
 
 def test_an_option_that_is_a_list_is_one_value_and_a_list_of_lists_several() -> None:
@@ -131,7 +131,7 @@ def test_fewer_bits_of_the_full_head_and_of_a_trained_one() -> None:
     for head, most in zip(heads[:2], (0.02, 0.2), strict=True):
         got = load_drafter(head.info.path)[0].lm_head.at(0).target_logits(hidden_TH)
         assert 0 < float(((got - want).norm() / want.norm()).detach()) < most
-    slim = load_drafter(heads[2].info.path)[1].head
+    slim = load_drafter(heads[2].info.path)[1].head.spec()
     assert (slim["rank"], slim["weight_format"]) == (32, "int8"), "what is not said is the trained head's"
 
 
@@ -143,14 +143,14 @@ def test_clusters_of_a_trained_router_and_groups_without_one() -> None:
     trained = load_drafter(DRAFTERS["dynaspec"])[0].lm_head.state_dict()
     drafter, info = load_drafter(routed.info.path)
     assert all(torch.equal(t, trained[name]) for name, t in drafter.lm_head.state_dict().items())
-    assert (info.head["first"], info.head["clusters"]) == (8, 128)
-    assert load_drafter(grouped.info.path)[1].head["top"] == 2
+    assert (info.head.spec()["first"], info.head.spec()["clusters"]) == (8, 128)
+    assert load_drafter(grouped.info.path)[1].head.spec()["top"] == 2
 
 
 def test_a_drafter_with_a_tree_keeps_it() -> None:
     base = drafter_folder("medusa")
     spec = read_info(base).head
-    entry = {"kind": spec["kind"], "drafter": f"{base}@4x8", "weight_format": "int8"}
+    entry = {"kind": spec.kind, "drafter": f"{base}@4x8", "weight_format": "int8"}
     (head,) = made(entry, drafters=[FULL, f"{base}@4x8"], draft_steps=[3])
     assert head.label == "truncated-int8-on-medusa@4x8"
     tree, want = (load_drafter(folder)[0].draft_tree for folder in (head.info.path, base))
@@ -230,7 +230,7 @@ def test_with_the_targets_own_answers_factors_are_weighted_by_what_the_base_meet
     assert error(weighted) < 0.8 * error(plain)
     spec = {"kind": "rdk", "base": {"kind": "truncated", "size": 64}, "affinity": "counted", "artifacts": VOCABTRIM}
     (counted,) = made(spec)
-    assert load_drafter(counted.info.path)[1].head["affinity"] == "counted"
+    assert load_drafter(counted.info.path)[1].head.spec()["affinity"] == "counted"
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), BrokenProcessPool("killed")])
@@ -356,6 +356,14 @@ def test_a_head_that_does_not_fit_the_shape_fails_alone() -> None:
     problems = {c.head.numbers.get("size"): c.problem for c in found.plan.candidates}
     assert problems[512] is None
     assert "may score as few as 4 tokens, but topk is 8" in str(problems[4])
+
+
+def test_a_head_of_groups_in_a_head_is_planned_with_a_tree() -> None:
+    """How many tokens a group has, its tensors alone say."""
+    grouped = {"kind": "coral", "clusters": 8, "top": 2}
+    entry = {"kind": "rdk", "base": grouped, "artifacts": GROUPS}
+    found = prepared(entry, topk=2, num_draft_tokens=5, draft_steps=[2])
+    assert [c.problem for c in found.plan.candidates] == [None, None]
 
 
 def test_the_command_plans_and_refuses(capsys: pytest.CaptureFixture[str], home: Path) -> None:

@@ -16,16 +16,17 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 from sglang_ext.heads.slimspec import low_rank
 
 RECIPE = Recipe(num_steps=2, warmup_steps=1, ttt_steps=3, bfloat16=False)
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
-ON_BASE = DrafterEntry(name="on_base", base="full", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
+ON_BASE = DrafterEntry(name="on_base", base="full", draft_head=parse_head({"kind": "specvocab", "rank": 4, "size": 20}))
 FROM_SCRATCH = {
-    "eagle3": DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8}),
+    "eagle3": DrafterEntry(name="slim", draft_head=parse_head({"kind": "slimspec", "rank": 8})),
     "medusa": DrafterEntry(
         name="slim",
-        draft_head={"kind": "slimspec", "rank": 8},
+        draft_head=parse_head({"kind": "slimspec", "rank": 8}),
         drafter={"kind": "medusa", "positions": 2, "shared_head": False},
     ),
 }

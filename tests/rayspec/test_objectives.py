@@ -15,11 +15,12 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import CHOICES, Recipe
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 from sglang_ext.heads.losses import Objective
 
 RECIPE = Recipe(num_steps=6, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16)
 IDS = torch.arange(0, 257, 2)
-REDUCED = DrafterEntry(name="reduced", draft_head={"kind": "truncated", "size": 129})
+REDUCED = DrafterEntry(name="reduced", draft_head=parse_head({"kind": "truncated", "size": 129}))
 
 
 def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 IDS = torch.tensor([0, 7, 3, 250, 11, 64])
 HEADS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def drafters(target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> 
     torch.manual_seed(0)
     body: dict[str, torch.Tensor] | None = None
     for name, spec in HEADS.items():
-        head = head_from_target(spec, target.head_VG, {"ids": IDS})
+        head = head_from_target(parse_head(spec), target.head_VG, {"ids": IDS})
         drafter = Eagle3Drafter(config_for(target, {}), head)
         if body is None:
             body = {n: t for n, t in drafter.state_dict().items() if not n.startswith("lm_head.")}
@@ -98,7 +98,7 @@ def home(drafters: Path, target: FrozenTarget, tmp_path: Path, monkeypatch: pyte
 
 
 def test_shipped_drafters_are_put_together_by_name(home: Path, drafters: Path, target: FrozenTarget) -> None:
-    assert shipped.drafter_names(target.folder) == sorted(HEADS)
+    assert shipped.names("drafters", target.folder) == sorted(HEADS)
     folder = Path(shipped.drafter_path("truncated", target.folder))  # which shares with `full`
     assert folder == home / "drafters" / "tiny" / "truncated"
     loaded, _ = load_drafter(folder)
@@ -113,7 +113,7 @@ def test_what_was_trained_here_comes_before_what_ships(home: Path, drafters: Pat
     own = home / "drafters" / "tiny" / "full"
     shutil.copytree(drafters / "slimspec", own)
     assert shipped.drafter_path("full", target.folder) == str(own)
-    assert read_info(own).head["kind"] == "slimspec"
+    assert read_info(own).head.spec()["kind"] == "slimspec"
     assert not (own / PACKED).exists()
 
 

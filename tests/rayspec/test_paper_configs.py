@@ -220,9 +220,9 @@ def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose(tmp_path: Path) ->
 def test_lists_that_shrink_are_as_long_on_average() -> None:
     """Of DynaSpec's tables 3 and 4: what is compared must have equal mean size over the six draft steps."""
     made = trained(PAPERS / "dynaspec")
-    sizes = made["frspec-positions"].draft_head["step_sizes"]
+    sizes = made["frspec-positions"].draft_head.spec()["step_sizes"]
     assert len(sizes) == 6
-    assert sum(sizes) / 6 == made["frspec-fixed"].draft_head["size"]
-    first, later = (made["dynaspec-150-120"].draft_head[k] for k in ("first", "later"))
+    assert sum(sizes) / 6 == made["frspec-fixed"].draft_head.spec()["size"]
+    first, later = (made["dynaspec-150-120"].draft_head.spec()[k] for k in ("first", "later"))
     budget = [first, later, *((later + t) // (2 * t) for t in range(2, 6))]
-    assert abs(sum(budget) / 6 - made["dynaspec-fixed-58"].draft_head["first"]) < 0.5
+    assert abs(sum(budget) / 6 - made["dynaspec-fixed-58"].draft_head.spec()["first"]) < 0.5

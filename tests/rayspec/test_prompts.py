@@ -19,6 +19,7 @@ from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.workloads import load_workload
+from sglang_ext.heads import parse_head
 
 CONFIG = AnswersConfig(
     count=2, min_prompt_tokens=8, max_prompt_tokens=60, answer_tokens=12, batch_size=2, greedy_share=1.0, openings=[""]
@@ -194,7 +195,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         work_dir=str(tmp_path),
         answers=replace(CONFIG, max_prompt_tokens=200),
         held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
-        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
     )
     prepare.make_all_answers(config, target)
     chat = ChatTemplate.of(tokenizer)
@@ -221,7 +222,7 @@ def test_too_few_prompts_are_known_before_anything_is_written(
         work_dir=str(tmp_path / "work"),
         answers=replace(CONFIG, prompts=str(workload), count=4, max_prompt_tokens=52),
         held_out=replace(CONFIG, count=1, max_prompt_tokens=52),
-        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
     )
     for refused in (lambda: prepare.plan_prepare(config), lambda: prepare.make_all_answers(config, target)):
         with pytest.raises(
@@ -243,7 +244,7 @@ def test_prompts_that_the_target_has_written_are_in_no_other_set(
         work_dir=str(tmp_path / "work"),
         answers=replace(CONFIG, prompts=str(workload), count=2),
         held_out=replace(CONFIG, count=1),
-        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
     )
     chat = ChatTemplate.of(target.tokenizer)
     given, avoid = prepare.given_sets(config, target.tokenizer, chat)
@@ -267,7 +268,7 @@ def test_answers_as_given_need_no_engine(
             prompts=str(conversations), as_given=True, count=2, max_prompt_tokens=80, answer_tokens=12, batch_size=2
         ),
         held_out=replace(CONFIG, count=1),
-        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
     )
     chat = ChatTemplate.of(target.tokenizer)
     own = [Prompt("Name a bird.", chat.first_turn("Name a bird."))]

@@ -23,6 +23,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Ev
 from rayspec.training.drafter_runs import plan, train_all
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.heads import parse_head
 
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -120,7 +121,7 @@ def test_papers_hyperparameters(model: str) -> None:
         assert r.num_steps * r.batch_size == 10 * config.answers.count
         assert (r.cut_rows == "keep") == (name == "train_truncated")
         assert config.answers.most_tokens == 2048
-    ranks = {e.draft_head.get("rank") for e in training(model, "train").drafters}
+    ranks = {e.draft_head.spec().get("rank") for e in training(model, "train").drafters}
     assert MODELS[model].hidden_size // 8 in ranks  # type: ignore[attr-defined]
 
 
@@ -158,8 +159,8 @@ def scaled(entry: DrafterEntry, model: str) -> DrafterEntry:
     """The same head as a share of the tiny target's 32 and 257."""
     full = MODELS[model]
     shares = {"rank": 32 / full.hidden_size, "size": 257 / full.vocab_size}  # type: ignore[attr-defined]
-    head = {k: max(4, round(v * shares[k])) if k in shares else v for k, v in entry.draft_head.items()}
-    return replace(entry, draft_head=head)
+    head = {k: max(4, round(v * shares[k])) if v and k in shares else v for k, v in entry.draft_head.spec().items()}
+    return replace(entry, draft_head=parse_head(head))
 
 
 def small(config: DrafterTrainConfig, toy: Path, model: str) -> DrafterTrainConfig:
@@ -213,5 +214,5 @@ def test_the_recipe_runs_at_toy_size(model: str, tiny_target_folder: Path, home:
         assert all(a is not None and 1 <= a.tau[0] <= 2 for a in found.values())
         for entry in config.drafters:
             _, info = load_drafter(config.output_folder / entry.name)
-            assert info.head["kind"] == entry.draft_head["kind"]
+            assert info.head.spec()["kind"] == entry.draft_head.kind
         assert train_all(config) == dict.fromkeys(found), "a second run makes nothing again"

@@ -148,7 +148,7 @@ def test_the_report_shows_trials_failures_and_provenance(report: Path, stored: S
     assert "broken-s2-c1: `drafter /broken does not fit" in text
     assert re.search(r"Prediction error .*: \d+\.\d% on average of absolute values over 12 trials", text)
     assert text.count("python -m sglang.launch_server --model-path ") == 1  # one setting for both loads
-    assert re.search(r"\| head .* \| TTFT p50 ms \| .* \| TPOT p99 ms \|", text)
+    assert re.search(r"\| drafter .* \| TTFT p50 ms \| .* \| TPOT p99 ms \|", text)
     assert "concurrency 1" not in text.split("## Provenance")[0]
     for item in (
         COMMAND,

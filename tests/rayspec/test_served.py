@@ -16,8 +16,9 @@ from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.served import ServedTau, check_served
+from sglang_ext.heads import parse_head
 
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
 PROMPTS, ANSWER_TOKENS, DRAFT_STEPS = 6, 96, 3
 
 

@@ -17,12 +17,12 @@ from smollm2 import fetched_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rayspec.farm.runtime import EngineSpec, Runtime
-from rayspec.shipped import drafter_names, drafter_path
+from rayspec.shipped import drafter_path, names
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.workloads.published import evaluation_sets
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 pytestmark = pytest.mark.slow
 
@@ -80,11 +80,11 @@ def plain(target: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempP
 def test_every_shipped_drafter_says_what_plain_decoding_says(
     shape: str, target: Path, prompts: list[list[int]], plain: list[list[int]], tmp_path: Path
 ) -> None:
-    names = drafter_names()
-    assert {"full", "vocabtrim-6144", "vocabtrim-3072"} <= set(names)
+    shipped = names("drafters")
+    assert {"full", "vocabtrim-6144", "vocabtrim-3072"} <= set(shipped)
     spec = EngineSpec(target=str(target), drafter=drafter_path("full"), overrides=ENGINE, **SHAPES[shape])
     with runtime(spec, tmp_path) as engine:
-        for name in names:
+        for name in shipped:
             engine.swap(drafter_path(name))
             answers = greedy(engine, prompts)
             assert [i for i, answer in enumerate(answers) if answer != plain[i]] == [], name
@@ -106,7 +106,7 @@ def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     }
     made = {"truncated": drafter_path("vocabtrim-6144")}
     for name, spec in specs.items():
-        head = head_from_target(spec, frozen.head_VG.float(), {"cluster_of": clusters_V})
+        head = head_from_target(parse_head(spec), frozen.head_VG.float(), {"cluster_of": clusters_V})
         drafter = Eagle3Drafter(full.config, head)
         body = {key: t for key, t in full.state_dict().items() if not key.startswith("lm_head.")}
         drafter.load_state_dict(body, strict=False)

@@ -21,6 +21,7 @@ from rayspec.training.recipe import Recipe
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 
 ROPES = {
     "llama3": LLAMA3,
@@ -108,7 +109,7 @@ def run_config(target: Path, **drafter: Any) -> DrafterTrainConfig:
         target=str(target),
         output_dir=str(target.parent / "out"),
         work_dir=str(target.parent / "work"),
-        drafters=[DrafterEntry(name="a", draft_head={"kind": "full"}, **drafter)],
+        drafters=[DrafterEntry(name="a", draft_head=parse_head({"kind": "full"}), **drafter)],
         evaluation=EvaluationConfig(draft_steps=3),
         mlflow=False,
     )

@@ -99,7 +99,7 @@ def test_report_and_champion_over_the_network(server: Server, tmp_path: Path) ->
     done = promote(server.sweep, tmp_path / "report", winner(server.sweep.results))
     check_version(server.sweep, done.model, done.version, tmp_path)
     folder = download_champion(MlflowClient(server.address), "drafter-smollm2-135m", tmp_path / "champion")
-    assert load_drafter(folder)[1].head["kind"] == "slimspec"
+    assert load_drafter(folder)[1].head.spec()["kind"] == "slimspec"
 
 
 @pytest.mark.slow

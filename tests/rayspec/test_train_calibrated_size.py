@@ -19,6 +19,7 @@ from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.heads import parse_head
 
 SIZE = 40
 TRUNCATED = {"kind": "truncated"}
@@ -42,7 +43,9 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def config(tiny_target: FrozenTarget, tiny_target_folder: Path, text_folder: Path, tmp_path: Path) -> Any:
     """One drafter, `bcl`, whose size is left to the calibration in tmp_path/bcl."""
-    entry = DrafterEntry(name="bcl", artifacts=calibrate(tmp_path / "bcl", tiny_target), draft_head=TRUNCATED)
+    entry = DrafterEntry(
+        name="bcl", artifacts=calibrate(tmp_path / "bcl", tiny_target), draft_head=parse_head(TRUNCATED)
+    )
     short = AnswersConfig(prompts=str(text_folder), count=4, max_prompt_tokens=20, answer_tokens=14)
     return DrafterTrainConfig(
         target=str(tiny_target_folder),
@@ -60,17 +63,22 @@ def config(tiny_target: FrozenTarget, tiny_target_folder: Path, text_folder: Pat
 
 
 def heads(config: DrafterTrainConfig) -> list[dict[str, Any]]:
-    return [entry.draft_head for entry in check_config(config).drafters]
+    return [entry.draft_head.spec() for entry in check_config(config).drafters]
 
 
 def test_a_size_that_is_left_out_is_the_calibrations(config: DrafterTrainConfig) -> None:
-    assert heads(config) == [{"kind": "truncated", "size": SIZE}]
+    assert heads(config) == [{"kind": "truncated", "size": SIZE, "step_sizes": None}]
     (entry,) = config.drafters
-    inside = replace(entry, name="rdk", draft_head={"kind": "rdk", "base": {**TRUNCATED, "step_sizes": [SIZE, 9]}})
-    written = replace(entry, name="fewer", draft_head={**TRUNCATED, "size": 7})
+    inside = replace(
+        entry, name="rdk", draft_head=parse_head({"kind": "rdk", "base": {**TRUNCATED, "step_sizes": [SIZE, 9]}})
+    )
+    written = replace(entry, name="fewer", draft_head=parse_head({**TRUNCATED, "size": 7}))
     assert heads(replace(config, drafters=[inside, written])) == [
-        {"kind": "rdk", "base": {**TRUNCATED, "step_sizes": [SIZE, 9], "size": SIZE}},
-        {**TRUNCATED, "size": 7},
+        {
+            **{"kind": "rdk", "neighbours": 8, "self_weight": 0.9},
+            "base": {**TRUNCATED, "step_sizes": [SIZE, 9], "size": SIZE},
+        },
+        {**TRUNCATED, "size": 7, "step_sizes": None},
     ]
 
 
@@ -101,7 +109,7 @@ def test_what_was_trained_has_the_number_and_another_one_is_refused(
     checked = check_config(config)
     train_drafter(checked, checked.drafters[0], tiny_target, answers, answers)
     drafter, info = load_drafter(tmp_path / "out" / "bcl", stop_ids=tiny_target.eos_ids)
-    assert info.head == {"kind": "truncated", "size": SIZE, "step_sizes": None}
+    assert info.head.spec() == {"kind": "truncated", "size": SIZE, "step_sizes": None}
     assert drafter.lm_head.at(0).get_buffer("ids").tolist() == list(range(SIZE))
     assert json.loads((tmp_path / "out" / "bcl" / "training.json").read_text())["draft_head"]["size"] == SIZE
     assert is_exported(checked, checked.drafters[0], tiny_target.sha256)

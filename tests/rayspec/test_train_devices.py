@@ -24,28 +24,36 @@ from rayspec.training.ttt import backward_batch, roll_out
 from rayspec_kernels.common.dispatch import uses_kernel
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 
 RECIPE = Recipe(num_steps=6, warmup_steps=2, ttt_steps=2, bfloat16=False, chunk_rows=16)
 ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
 FULL = {"kind": "full"}
 ENTRIES = {
-    "full": DrafterEntry(name="full", draft_head=FULL),
-    "slimspec": DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8}),
-    "truncated": DrafterEntry(name="truncated", draft_head={"kind": "truncated", "size": 129}),
-    "specvocab": DrafterEntry(name="specvocab", draft_head={"kind": "specvocab", "rank": 4, "size": 20}),
-    "coral": DrafterEntry(name="coral", draft_head={"kind": "coral", "clusters": 8, "top": 3}),
+    "full": DrafterEntry(name="full", draft_head=parse_head(FULL)),
+    "slimspec": DrafterEntry(name="slim", draft_head=parse_head({"kind": "slimspec", "rank": 8})),
+    "truncated": DrafterEntry(name="truncated", draft_head=parse_head({"kind": "truncated", "size": 129})),
+    "specvocab": DrafterEntry(name="specvocab", draft_head=parse_head({"kind": "specvocab", "rank": 4, "size": 20})),
+    "coral": DrafterEntry(name="coral", draft_head=parse_head({"kind": "coral", "clusters": 8, "top": 3})),
     "dynaspec": DrafterEntry(
-        name="dynaspec", draft_head={"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}
+        name="dynaspec",
+        draft_head=parse_head({"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}),
     ),
-    "rdk": DrafterEntry(name="rdk", draft_head={"kind": "rdk", "base": {"kind": "truncated", "size": 129}}),
-    "medusa": DrafterEntry(name="medusa", draft_head=FULL, drafter={"kind": "medusa", "positions": 3}),
-    "hydra": DrafterEntry(name="hydra", draft_head=FULL, drafter={"kind": "hydra", "positions": 3}),
+    "rdk": DrafterEntry(name="rdk", draft_head=parse_head({"kind": "rdk", "base": {"kind": "truncated", "size": 129}})),
+    "medusa": DrafterEntry(name="medusa", draft_head=parse_head(FULL), drafter={"kind": "medusa", "positions": 3}),
+    "hydra": DrafterEntry(name="hydra", draft_head=parse_head(FULL), drafter={"kind": "hydra", "positions": 3}),
     "hydra_prefix": DrafterEntry(
-        name="hydra", draft_head=FULL, drafter={"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2}
+        name="hydra",
+        draft_head=parse_head(FULL),
+        drafter={"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2},
     ),
-    "specformer": DrafterEntry(name="specformer", draft_head=FULL, drafter={"kind": "specformer", "positions": 3}),
+    "specformer": DrafterEntry(
+        name="specformer", draft_head=parse_head(FULL), drafter={"kind": "specformer", "positions": 3}
+    ),
     "independent": DrafterEntry(
-        name="independent", draft_head=FULL, drafter={"kind": "independent", "hidden_size": 16, "num_layers": 1}
+        name="independent",
+        draft_head=parse_head(FULL),
+        drafter={"kind": "independent", "hidden_size": 16, "num_layers": 1},
     ),
 }
 # those that others hold: hydra with a prefix layer is hydra too, and rdk has a truncated base

@@ -25,11 +25,11 @@ from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for, unroll
 from sglang_ext.drafters.layers import rotate
 from sglang_ext.drafters.training import Batch
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.losses import soft_cross_entropy
 
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
-SLIM = DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8})
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
+SLIM = DrafterEntry(name="slim", draft_head=parse_head({"kind": "slimspec", "rank": 8}))
 # the other kinds on the tiny target's 257 tokens; options that have a default are left out
 KINDS: dict[str, dict[str, Any]] = {
     "truncated": {"kind": "truncated", "size": 129},
@@ -151,7 +151,7 @@ def test_training_time_test_is_literal_drafting(tiny_target: FrozenTarget, slot:
 
 @torch.no_grad()
 def test_a_row_holds_what_literal_drafting_gives_the_head(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target, DrafterEntry(name="dynaspec", draft_head=KINDS["dynaspec"]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name="dynaspec", draft_head=parse_head(KINDS["dynaspec"])))
     batch = Batch.of(answers, torch.tensor([3, 0]))
     taps, _ = tiny_target.features(batch.ids_BT)
     rows = roll_out(drafter, tiny_target, batch, 3)
@@ -231,7 +231,7 @@ def test_chunked_gradients_equal_the_naive_loss(
 def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
     tiny_target: FrozenTarget, answers: AnswerSet, kind: str, chunk_rows: int
 ) -> None:
-    head, batch = DrafterEntry(name=kind, draft_head=KINDS[kind]), Batch.of(answers, torch.tensor([0, 4]))
+    head, batch = DrafterEntry(name=kind, draft_head=parse_head(KINDS[kind])), Batch.of(answers, torch.tensor([0, 4]))
     whole, chunked = random_drafter(tiny_target, head), random_drafter(tiny_target, head)
     rows = roll_out(whole, tiny_target, batch, 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
@@ -249,7 +249,7 @@ def test_chunked_gradients_equal_one_backward_of_the_heads_loss(
 
 
 @pytest.mark.parametrize(
-    "head", [FULL, DrafterEntry(name="coral", draft_head=KINDS["coral"])], ids=lambda head: head.name
+    "head", [FULL, DrafterEntry(name="coral", draft_head=parse_head(KINDS["coral"]))], ids=lambda head: head.name
 )
 def test_csra_adds_its_share_to_the_bodys_gradient(
     tiny_target: FrozenTarget, answers: AnswerSet, head: DrafterEntry
@@ -307,7 +307,7 @@ def test_a_drafter_from_before_csra_is_still_recognised(
 
 
 def test_csra_on_a_frozen_body_is_refused(tmp_path: Path) -> None:
-    heads = [FULL, DrafterEntry(name="coral", draft_head=KINDS["coral"], base="full")]
+    heads = [FULL, DrafterEntry(name="coral", draft_head=parse_head(KINDS["coral"]), base="full")]
     run_config(tmp_path, drafters=heads)
     with pytest.raises(
         ValueError, match=r"recipe\.csra_weight=0\.1 trains the drafter's body, but drafters\[coral\]\.base takes over"
@@ -321,7 +321,7 @@ def test_csra_needs_two_steps_to_align() -> None:
 
 
 def test_a_truncated_head_trains_on_its_own_targets(tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    drafter = random_drafter(tiny_target, DrafterEntry(name="even", draft_head=KINDS["truncated"]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name="even", draft_head=parse_head(KINDS["truncated"])))
     batch = Batch.of(answers, torch.tensor([0, 1]))
     loss_K = backward_batch(drafter, tiny_target, batch, num_steps=2, decay=1.0, chunk_rows=10).head_K
     rows = roll_out(drafter, tiny_target, batch, 2)
@@ -360,7 +360,7 @@ def test_a_router_trains_on_a_frozen_body(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_takes_a_step_in_bfloat16(tiny_target: FrozenTarget, answers: AnswerSet, kind: str) -> None:
-    drafter = random_drafter(tiny_target, DrafterEntry(name=kind, draft_head=KINDS[kind]))
+    drafter = random_drafter(tiny_target, DrafterEntry(name=kind, draft_head=parse_head(KINDS[kind])))
     recipe = replace(RECIPE, bfloat16=True, ttt_steps=2)
     before = {name: parameter.clone() for name, parameter in drafter.lm_head.named_parameters()}
     batch, optimizers = Batch.of(answers, torch.arange(2)), recipe.make_optimizers(drafter)
@@ -479,7 +479,9 @@ def full_drafter(
 
 def with_head(drafter: Eagle3Drafter, target: FrozenTarget, kind: str) -> Eagle3Drafter:
     """The same body, and a head made of the trained full one."""
-    made = Eagle3Drafter(drafter.config, head_from_target(KINDS[kind], drafter.lm_head.weight.detach(), ARTIFACTS))
+    made = Eagle3Drafter(
+        drafter.config, head_from_target(parse_head(KINDS[kind]), drafter.lm_head.weight.detach(), ARTIFACTS)
+    )
     missing = made.load_state_dict({n: t for n, t in drafter.state_dict().items() if "lm_head" not in n}, strict=False)
     assert all(name.startswith("lm_head.") for name in missing.missing_keys)
     return made
@@ -541,13 +543,13 @@ def test_a_finished_drafter_is_recognised_by_the_words_that_made_it(
 ) -> None:
     config = run_config(tmp_path)
     for kind, spec in KINDS.items():
-        head = DrafterEntry(name=kind, draft_head=spec)
+        head = DrafterEntry(name=kind, draft_head=parse_head(spec))
         assert not is_exported(config, head, tiny_target.sha256)
         drafter = random_drafter(tiny_target, head)
         provenance = provenance_of(config, tiny_target.sha256, answers)
         save_drafter(Path(config.output_dir) / kind, drafter, tiny_target.info("tiny"), provenance)
         assert is_exported(config, head, tiny_target.sha256)
-    other = DrafterEntry(name="truncated", draft_head={**KINDS["truncated"], "size": 128})
+    other = DrafterEntry(name="truncated", draft_head=parse_head({**KINDS["truncated"], "size": 128}))
     with pytest.raises(ValueError, match="holds a drafter with draft_head"):
         is_exported(config, other, tiny_target.sha256)
 

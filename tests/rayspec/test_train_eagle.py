@@ -25,13 +25,14 @@ from sglang_ext.drafters.eagle.training import FEATURE_WEIGHT, NOISE
 from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.layers import rotate
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 
 EAGLE = {"kind": "eagle"}
-FULL = DrafterEntry(name="full", drafter=EAGLE, draft_head={"kind": "full"}, freeze_head=True)
+FULL = DrafterEntry(name="full", drafter=EAGLE, draft_head=parse_head({"kind": "full"}), freeze_head=True)
 ROUTED = DrafterEntry(
     name="routed",
     drafter=EAGLE,
-    draft_head={"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12},
+    draft_head=parse_head({"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}),
 )
 RECIPE = Recipe(num_steps=6, batch_size=2, warmup_steps=1, bfloat16=False, chunk_rows=16, ttt_steps=2)
 ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
@@ -249,7 +250,7 @@ def test_another_head_on_its_body(tiny_target: FrozenTarget, answers: AnswerSet,
     config = run_config(tmp_path)
     train_drafter(config, FULL, tiny_target, answers, answers)
     entry = DrafterEntry(
-        name="low_rank", drafter=EAGLE, base="full", draft_head={"kind": "specvocab", "rank": 8, "size": 40}
+        name="low_rank", drafter=EAGLE, base="full", draft_head=parse_head({"kind": "specvocab", "rank": 8, "size": 40})
     )
     train_drafter(config, entry, tiny_target, answers, answers)
     drafter, info = load_drafter(Path(config.output_folder) / "low_rank")

@@ -28,21 +28,24 @@ from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.independent.training import principal_rows
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 
 RECIPE = Recipe(num_steps=40, batch_size=8, warmup_steps=2, bfloat16=False, chunk_rows=16)
 OPTIONS = {"kind": "independent", "hidden_size": 24, "num_layers": 2, "head_dim": 8, "intermediate_size": 20}
 ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"}, drafter=OPTIONS)
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}), drafter=OPTIONS)
 HEADS = {
     "full": FULL,
-    "truncated": replace(FULL, name="truncated", draft_head={"kind": "truncated", "size": 129}),
+    "truncated": replace(FULL, name="truncated", draft_head=parse_head({"kind": "truncated", "size": 129})),
     "truncated_by_step": replace(
-        FULL, name="truncated_by_step", draft_head={"kind": "truncated", "size": 129, "step_sizes": [129, 60, 30]}
+        FULL,
+        name="truncated_by_step",
+        draft_head=parse_head({"kind": "truncated", "size": 129, "step_sizes": [129, 60, 30]}),
     ),
     "routed": replace(
         FULL,
         name="routed",
-        draft_head={"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12},
+        draft_head=parse_head({"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}),
     ),
 }
 
@@ -133,7 +136,7 @@ def test_principal_rows_are_the_best_narrow_copy() -> None:
 
 
 def new_independent(target: FrozenTarget, head: DrafterEntry, seed: int) -> IndependentDrafter:
-    return untrained(target, "independent", head.drafter_options, head.draft_head, ARTIFACTS, seed)
+    return untrained(target, "independent", head.drafter_options, head.draft_head.spec(), ARTIFACTS, seed)
 
 
 def test_one_seed_gives_one_body_whatever_the_head(tiny_target: FrozenTarget) -> None:
@@ -240,13 +243,15 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
     lines = plan(replace(config, target=str(tiny_target_folder)))
     assert any(line.startswith("full {'kind': 'independent', 'hidden_size': 24,") for line in lines)
     # the drafter's own width bounds a head, and not the target's of 32
-    wide = replace(FULL, name="wide", draft_head={"kind": "slimspec", "rank": 25})
+    wide = replace(FULL, name="wide", draft_head=parse_head({"kind": "slimspec", "rank": 25}))
     with pytest.raises(ValueError, match=r"drafters\[wide\].*24"):
         plan(run_config(trained, wide, target=str(tiny_target_folder)))
 
 
 def test_another_head_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answers: AnswerSet) -> None:
-    routed = replace(FULL, name="router", base="full", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
+    routed = replace(
+        FULL, name="router", base="full", draft_head=parse_head({"kind": "specvocab", "rank": 4, "size": 20})
+    )
     train_drafter(run_config(trained, routed), routed, tiny_target, answers, answers)
     assert set(load_file(trained / "out" / "router" / WEIGHTS)) == {"lm_head.down", "lm_head.up"}
     wrong = replace(routed, name="wrong", drafter={**OPTIONS, "num_layers": 1})
@@ -266,7 +271,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
 
 
 def test_a_drafter_wider_than_the_target_is_refused(tiny_target: FrozenTarget) -> None:

@@ -30,12 +30,15 @@ from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import parse_head
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticTree, chain_paths, greedy_paths
 
 RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, bfloat16=False, chunk_rows=16)
 TREE = {"kind": "static", "nodes": 6, "topk": 3, "sequences": 4}
-MEDUSA = DrafterEntry(name="medusa", draft_head={"kind": "full"}, drafter={"kind": "medusa", "positions": 3}, tree=TREE)
+MEDUSA = DrafterEntry(
+    name="medusa", draft_head=parse_head({"kind": "full"}), drafter={"kind": "medusa", "positions": 3}, tree=TREE
+)
 HYDRA = replace(MEDUSA, name="hydra", drafter={"kind": "hydra", "positions": 3})
 SPECFORMER = replace(MEDUSA, name="specformer", drafter={"kind": "specformer", "positions": 3}, tree=None)
 PREFIX = replace(
@@ -241,7 +244,9 @@ def test_another_tree_and_another_head_on_a_trained_base(
     (trained / "tree.json").write_text(json.dumps(chain_paths(3)))
     tree = {"kind": "static", "file": str(trained / "tree.json")}
     chain = replace(MEDUSA, name="chain", base="medusa", tree=tree)
-    routed = replace(MEDUSA, name="routed", base="medusa", draft_head={"kind": "specvocab", "rank": 4, "size": 20})
+    routed = replace(
+        MEDUSA, name="routed", base="medusa", draft_head=parse_head({"kind": "specvocab", "rank": 4, "size": 20})
+    )
     for head in (chain, routed):
         train_drafter(run_config(trained, head), head, tiny_target, answers, answers)
     base, made = (load_drafter(trained / "out" / name)[0] for name in ("medusa", "chain"))
@@ -322,7 +327,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:

@@ -19,6 +19,7 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.heads import parse_head
 
 SPECVOCAB = {"kind": "specvocab", "rank": 4, "size": 20}
 Family = tuple[DrafterTrainConfig, AnswerSet]
@@ -26,7 +27,7 @@ Family = tuple[DrafterTrainConfig, AnswerSet]
 
 def make(family: Family, target: FrozenTarget, name: str, base: str | None, spec: dict[str, Any]) -> Path:
     config, answers = family
-    train_drafter(config, DrafterEntry(name=name, base=base, draft_head=spec), target, answers, answers)
+    train_drafter(config, DrafterEntry(name=name, base=base, draft_head=parse_head(spec)), target, answers, answers)
     return Path(config.output_dir) / name
 
 
@@ -39,7 +40,7 @@ def family(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) 
         target=str(folder / "tiny"),
         output_dir=str(folder / "out"),
         work_dir=str(folder / "work"),
-        drafters=[DrafterEntry(name="full", draft_head={"kind": "full"})],
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
         recipe=Recipe(num_steps=4, batch_size=3, warmup_steps=1, ttt_steps=2, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=2, every=4, sequences=2),
         log_every=1,
@@ -69,7 +70,7 @@ def test_another_knob_needs_no_training_and_no_tensors(family: Family) -> None:
     assert load_file(out / "wider" / WEIGHTS) == {}
     assert [shares.drafter for shares in info.shares] == ["../routed", "../full"]
     assert all(torch.equal(t, wider.state_dict()[name]) for name, t in routed.state_dict().items())
-    assert info.head == {**SPECVOCAB, "size": 40}
+    assert info.head.spec() == {**SPECVOCAB, "size": 40}
     hidden_TH = torch.randn(3, info.body.hidden_size)
     assert wider.lm_head.candidates(hidden_TH).logits_TS.shape == (3, 40)
     assert json.loads((out / "wider" / "training.json").read_text())["history"] == []
@@ -92,7 +93,7 @@ def test_fewer_bits_are_a_knob(family: Family, tiny_target: FrozenTarget) -> Non
     folder = make(family, tiny_target, "int8", "routed", {**SPECVOCAB, "weight_format": "int8"})
     routed, _ = load_drafter(folder.parent / "routed")
     rounded, info = load_drafter(folder)
-    assert info.head["weight_format"] == "int8"
+    assert info.head.spec()["weight_format"] == "int8"
     hidden_TH = torch.randn(3, info.body.hidden_size)
     near, exact = (head.lm_head.router_logits(hidden_TH) for head in (rounded, routed))
     assert 0 < (near - exact).norm() / exact.norm() < 0.02
@@ -113,7 +114,9 @@ def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> No
     """From the base's weights, not from the seed's; the new drafter stands alone."""
     config, answers = family
     out = Path(config.output_dir)
-    more = DrafterEntry(name="more", base="full", draft_head={"kind": "full"}, train_body=True, freeze_head=True)
+    more = DrafterEntry(
+        name="more", base="full", draft_head=parse_head({"kind": "full"}), train_body=True, freeze_head=True
+    )
     start = new_drafter(tiny_target, more, config.recipe, answers, Origin(base=out / "full"))
     full, _ = load_drafter(out / "full")
     assert all(torch.equal(t, start.state_dict()[name]) for name, t in full.state_dict().items())
@@ -131,7 +134,7 @@ def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> No
 
 def test_a_family_is_recognised(family: Family, tiny_target: FrozenTarget) -> None:
     config, _ = family
-    wider = DrafterEntry(name="wider", base="routed", draft_head={**SPECVOCAB, "size": 40})
+    wider = DrafterEntry(name="wider", base="routed", draft_head=parse_head({**SPECVOCAB, "size": 40}))
     assert is_exported(config, wider, tiny_target.sha256)
     with pytest.raises(ValueError, match="holds a drafter with draft_head"):
-        is_exported(config, replace(wider, draft_head=SPECVOCAB), tiny_target.sha256)
+        is_exported(config, replace(wider, draft_head=parse_head(SPECVOCAB)), tiny_target.sha256)

@@ -12,9 +12,10 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Wo
 from rayspec.training.drafter_runs import _precision, _recipe_beside
 from rayspec.training.precision import BFLOAT16_INSTRUCTIONS, Float32Muon, has_bfloat16
 from rayspec.training.recipe import Recipe
+from sglang_ext.heads import parse_head
 
 CPU = torch.device("cpu")
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
 
 
 def updated(kind: type[torch.optim.Muon], shape: tuple[int, int]) -> Tensor:

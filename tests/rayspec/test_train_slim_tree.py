@@ -28,11 +28,15 @@ from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.features.cost import FeatureCost
+from sglang_ext.heads import parse_head
 from sglang_ext.trees.slim import SlimTree
 
-FULL = DrafterEntry(name="full", draft_head={"kind": "full"})
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
 UNCORRELATED = DrafterEntry(
-    name="x", base="full", draft_head={"kind": "full"}, tree={"kind": "slim", "correlation": False, "hypotheses": 5}
+    name="x",
+    base="full",
+    draft_head=parse_head({"kind": "full"}),
+    tree={"kind": "slim", "correlation": False, "hypotheses": 5},
 )
 Family = tuple[DrafterTrainConfig, AnswerSet]
 
@@ -56,7 +60,7 @@ def pairs(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def slim(pairs: Path) -> DrafterEntry:
     tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed", "strength": 0.4}
-    return DrafterEntry(name="slim", base="full", draft_head={"kind": "full"}, tree=tree)
+    return DrafterEntry(name="slim", base="full", draft_head=parse_head({"kind": "full"}), tree=tree)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +184,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head={"kind": "full"}, **changes)
+        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
 
 
 def test_a_calibration_without_pairs_is_refused_before_anything_is_made(

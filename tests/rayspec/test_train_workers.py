@@ -35,8 +35,9 @@ from rayspec.training.prepare import prepare, work_folder_of_our_own
 from rayspec.training.ray_train import WorkersFailed, _unseen, log_file, train_by_workers
 from rayspec.training.recipe import Recipe
 from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.heads import parse_head
 
-SLIM = DrafterEntry(name="slim", draft_head={"kind": "slimspec", "rank": 8})
+SLIM = DrafterEntry(name="slim", draft_head=parse_head({"kind": "slimspec", "rank": 8}))
 # AdamW: Muon's steps round in bfloat16, where a last digit of a gradient becomes a hundredth of a step
 RECIPE = Recipe(
     num_steps=6, batch_size=5, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16, optimizer="adamw"

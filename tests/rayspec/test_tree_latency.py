@@ -18,7 +18,7 @@ from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.full import FullHead
 
 H, V = 16, 64
@@ -39,10 +39,12 @@ def drafter_folders(folder: Path) -> dict[str, str]:
         tap_layers=(2, 4, 5),
         rope=Rope(),
     )
-    drafters: dict[str, Any] = {"eagle3": Eagle3Drafter(body, head_from_target({"kind": "full"}, torch.randn(V, H)))}
+    drafters: dict[str, Any] = {
+        "eagle3": Eagle3Drafter(body, head_from_target(parse_head({"kind": "full"}), torch.randn(V, H)))
+    }
     medusa = MedusaConfig(hidden_size=H, vocab_size=V, positions=3)
     drafters["medusa"] = MedusaDrafter(
-        medusa, medusa.heads(lambda: head_from_target({"kind": "full"}, torch.randn(V, H)))
+        medusa, medusa.heads(lambda: head_from_target(parse_head({"kind": "full"}), torch.randn(V, H)))
     )
     for name, drafter in drafters.items():
         for parameter in drafter.parameters():

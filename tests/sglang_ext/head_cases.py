@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_ext.drafters.eagle3 import Eagle3Config
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import Candidates, DraftHead, head_from_target
+from sglang_ext.heads import Candidates, DraftHead, head_from_target, parse_head
 from sglang_ext.heads.base import NO_TOKEN
 
 V, H = 53, 24
@@ -94,7 +94,7 @@ def make_head(spec: dict[str, Any], target_head_VH: Tensor = TARGET_HEAD_VH) -> 
     artifacts = {"ids": ranked_ids()}
     clusters = spec.get("base", spec).get("clusters")
     return head_from_target(
-        spec, target_head_VH, artifacts | ({"cluster_of": cluster_map(clusters)} if clusters else {})
+        parse_head(spec), target_head_VH, artifacts | ({"cluster_of": cluster_map(clusters)} if clusters else {})
     )
 
 

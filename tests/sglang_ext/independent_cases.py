@@ -15,7 +15,7 @@ from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.training import Batch
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 
 def trained_drafter(
@@ -43,7 +43,7 @@ def save_with_heads(
     """One body with heads made of its own full one, as a job makes them: routers are not trained."""
     full, made = drafter.lm_head, {}
     for name, spec in heads.items():
-        drafter.lm_head = head_from_target(spec, full.weight.detach(), artifacts)
+        drafter.lm_head = head_from_target(parse_head(spec), full.weight.detach(), artifacts)
         save_drafter(folder / name, drafter, target.info(tap_layers=()), {"recipe": "some seconds"})
         made[name] = folder / name
     drafter.lm_head = full

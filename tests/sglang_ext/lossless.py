@@ -103,7 +103,7 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     assert spent.scoring_rows
     mean = spent.scored_tokens / spent.scoring_rows
     if head.kind in ("full", "slimspec"):
-        assert mean == head.at(0).config.vocab_size
+        assert mean == head.at(0).vocab_size
     else:
         assert head.fewest_candidates(engine.server_args.speculative_num_steps) <= mean
     assert spent.requests <= spent.verified_tokens < most if is_pruned else spent.verified_tokens == most

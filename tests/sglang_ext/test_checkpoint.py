@@ -23,7 +23,8 @@ from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 from sglang_ext.fingerprints import weights_sha256
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
+from sglang_ext.heads.truncated import TruncatedConfig
 
 V, H = 96, 16
 BODY = toy_body(H, V)
@@ -32,7 +33,7 @@ TARGET = toy_target(H, V)
 
 def make(path: Path, spec: dict[str, Any]) -> Eagle3Drafter:
     torch.manual_seed(0)
-    drafter = Eagle3Drafter(BODY, head_from_target(spec, torch.randn(V, H)))
+    drafter = Eagle3Drafter(BODY, head_from_target(parse_head(spec), torch.randn(V, H)))
     save_drafter(path, drafter, TARGET, {"recipe": "none", "commit": "0"})
     return drafter
 
@@ -53,7 +54,7 @@ def edit_tensors(path: Path, change: Callable[[dict], None]) -> None:
 def test_round_trip(tmp_path: Path, spec: dict[str, Any]) -> None:
     drafter = make(tmp_path / "d", spec)
     loaded, info = load_drafter(tmp_path / "d")
-    assert info.head == spec
+    assert info.head.spec() == spec
     assert info.target == TARGET
     assert info.provenance == {"recipe": "none", "commit": "0"}
     for name, tensor in drafter.state_dict().items():
@@ -64,7 +65,7 @@ def test_saving_again_replaces_the_folder_and_leaves_nothing_else(tmp_path: Path
     make(tmp_path / "d", {"kind": "slimspec", "rank": 3})
     make(tmp_path / "d", {"kind": "full"})
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
-    assert read_info(tmp_path / "d").head == {"kind": "full"}
+    assert read_info(tmp_path / "d").head.spec() == {"kind": "full"}
 
 
 def test_an_unloaded_head_is_not_saved(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_stock_checkpoint_is_kind_full(tmp_path: Path) -> None:
     maps = {"d2t": torch.zeros(V, dtype=torch.long), "t2d": torch.ones(V, dtype=torch.bool)}
     edit_tensors(tmp_path / "d", lambda t: t.update(maps))
     loaded, info = load_drafter(tmp_path / "d")
-    assert info.head == {"kind": "full"}
+    assert info.head.spec() == {"kind": "full"}
     assert info.body == BODY
     torch.testing.assert_close(loaded.lm_head.weight, drafter.lm_head.weight.bfloat16().float())
 
@@ -184,7 +185,9 @@ def test_stock_checkpoint_with_a_map_is_no_full_head(tmp_path: Path) -> None:
 def keep_half(drafter: Eagle3Drafter) -> dict[str, torch.Tensor]:
     """A truncated head over the odd ids, made from the drafter's full one."""
     ids = torch.arange(1, V, 2)
-    drafter.lm_head = head_from_target({"kind": "truncated", "size": V // 2}, drafter.lm_head.weight, {"ids": ids})
+    drafter.lm_head = head_from_target(
+        parse_head({"kind": "truncated", "size": V // 2}), drafter.lm_head.weight, {"ids": ids}
+    )
     return {"ids": ids, "weight": drafter.lm_head.weight}
 
 
@@ -200,7 +203,7 @@ def test_truncated_head_goes_through_the_stock_form(tmp_path: Path) -> None:
     assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], V // 2)
     loaded, info = load_drafter(tmp_path / "stock")
     check_files(info)
-    assert info.head == {"kind": "truncated", "size": V // 2}
+    assert info.head == TruncatedConfig(size=V // 2)
     assert torch.equal(loaded.lm_head.ids, kept["ids"])
     torch.testing.assert_close(loaded.lm_head.weight, kept["weight"].bfloat16().float())
 
@@ -231,7 +234,7 @@ def test_what_is_one_matrix_goes_through_the_stock_form(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "stock", ignore_errors=True)  # nothing says whose a stock folder is
         save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
         loaded, info = load_drafter(tmp_path / "stock")
-        assert info.head == {"kind": "full"}
+        assert info.head.spec() == {"kind": "full"}
         hidden_TH = torch.randn(5, H)
         # the stored matrix has bfloat16's 8 bits
         torch.testing.assert_close(
@@ -275,7 +278,7 @@ REFUSED = {
 def test_the_stock_form_refuses_what_it_cannot_express(tmp_path: Path, kind: str) -> None:
     drafter = make(tmp_path / "own", {"kind": "full"})
     maps = {"ids": torch.arange(V), "cluster_of": torch.arange(V) % 4}
-    drafter.lm_head = head_from_target(REFUSED[kind], drafter.lm_head.weight.data, maps)
+    drafter.lm_head = head_from_target(parse_head(REFUSED[kind]), drafter.lm_head.weight.data, maps)
     with pytest.raises(ValueError, match=r"holds one matrix for every draft step .* serve it with rayspec"):
         save_drafter(tmp_path / "stock", drafter, TARGET, stock=True)
     assert [p.name for p in tmp_path.iterdir()] == ["own"]

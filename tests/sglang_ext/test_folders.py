@@ -1,6 +1,5 @@
 """Folders of ours are replaced whole; those of others stay as they are."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from sglang_ext.artefacts import DRAFTER
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.folders import Artefact, check_name, check_place, save_tensors, written_whole
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.whole import whole_folder
 
 NOTE = Artefact(what="note", files=("note.txt", "*.png"), is_ours=lambda folder: (folder / "note.txt").is_file())
@@ -56,14 +55,14 @@ def test_a_failure_leaves_the_old_one(tmp_path: Path) -> None:
 
 def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", "old")
-    rename = os.rename
+    rename = Path.rename
 
     def second_fails(source: Path, destination: Path) -> None:
         if destination == tmp_path / "a" and not source.name.endswith(".old"):
             raise OSError(28, "No space left on device")
         rename(source, destination)
 
-    monkeypatch.setattr(os, "rename", second_fails)
+    monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(OSError, match="28"):
         write(tmp_path / "a", "new")
     assert content(tmp_path) == {"a/note.txt": b"old"}
@@ -147,7 +146,7 @@ def test_names() -> None:
 def test_a_drafter_replaces_nothing_but_a_drafter(tmp_path: Path) -> None:
     """The model of a user has files of the same names."""
     torch.manual_seed(0)
-    drafter = Eagle3Drafter(toy_body(16, 96), head_from_target({"kind": "full"}, torch.randn(96, 16)))
+    drafter = Eagle3Drafter(toy_body(16, 96), head_from_target(parse_head({"kind": "full"}), torch.randn(96, 16)))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")

@@ -5,7 +5,7 @@ import torch
 from head_cases import SPECS, TARGET_HEAD_VH, H, Rows, V, cross_entropy, make_head, some_law
 from torch import Tensor
 
-from sglang_ext.heads import build_head
+from sglang_ext.heads import build_head, parse_head
 
 T = 7
 
@@ -32,7 +32,7 @@ def test_slim_head_is_the_best_approximation_of_its_rank(rank: int) -> None:
 
 
 def test_slim_head_holds_rank_times_h_plus_v_parameters() -> None:
-    slim = build_head(SPECS["slimspec"], hidden_size=H, vocab_size=V)
+    slim = build_head(parse_head(SPECS["slimspec"]), hidden_size=H, vocab_size=V)
     assert sum(p.numel() for p in slim.parameters()) == 5 * (H + V)
     assert all(p.numel() < V * H for p in slim.parameters())
 
@@ -61,4 +61,4 @@ def test_cost_counts_weights_once_and_rows_each() -> None:
 @pytest.mark.parametrize("rank", [0, 25])
 def test_rank_is_checked(rank: int) -> None:
     with pytest.raises(ValueError, match=rf"draft_head\.rank must be in 1\.\.24 \(the smaller of .*\), got {rank}"):
-        build_head({"kind": "slimspec", "rank": rank}, hidden_size=H, vocab_size=V)
+        build_head(parse_head({"kind": "slimspec", "rank": rank}), hidden_size=H, vocab_size=V)

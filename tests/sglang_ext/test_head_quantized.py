@@ -12,7 +12,7 @@ from rayspec_kernels.common.quantized import FORMATS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.heads import build_head, head_from_target
+from sglang_ext.heads import build_head, head_from_target, parse_head
 from sglang_ext.heads.quantized import QuantizedMatrix, round_through
 
 V, H, T = 200, 64, 5
@@ -45,7 +45,7 @@ def hidden_TH() -> Tensor:
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_any_head_in_fewer_bits(spec: dict, weight_format: str, weight_VH: Tensor, hidden_TH: Tensor) -> None:
     fewer = spec | {"weight_format": weight_format, "group_size": 32}
-    head = head_from_target(fewer, weight_VH, CLUSTERS | IDS).eval()
+    head = head_from_target(parse_head(fewer), weight_VH, CLUSTERS | IDS).eval()
     with torch.no_grad():
         through = head.target_logits(hidden_TH, 1, head.route(hidden_TH, hidden_TH, 1))  # as training sees it
         head.quantize()
@@ -59,8 +59,8 @@ def test_any_head_in_fewer_bits(spec: dict, weight_format: str, weight_VH: Tenso
         both = (stored > -1e4) & (packed > -1e4)
         assert float(both.sum()) >= 0.95 * float((stored > -1e4).sum())  # a router on bfloat16 may choose otherwise
         assert float((packed - stored)[both].abs().max()) < 0.03 * float(stored[both].abs().max())
-    assert fewer.items() <= {"kind": head.kind, **head.config.options()}.items()
-    rebuilt = build_head(fewer, hidden_size=H, vocab_size=V)
+    assert fewer.items() <= head.spec().items()
+    rebuilt = build_head(parse_head(fewer), hidden_size=H, vocab_size=V)
     rebuilt.load_state_dict(head.state_dict())
     assert torch.equal(rebuilt.target_logits(hidden_TH, 1, routed), stored)
 
@@ -69,20 +69,20 @@ def test_any_head_in_fewer_bits(spec: dict, weight_format: str, weight_VH: Tenso
 def test_the_checkpoint_stores_the_bits_as_they_are(weight_format: str, weight_VH: Tensor, tmp_path: Path) -> None:
     body = toy_body(H, V)
     target = toy_target(H, V)
-    head = head_from_target({"kind": "full", "weight_format": weight_format}, weight_VH)
+    head = head_from_target(parse_head({"kind": "full", "weight_format": weight_format}), weight_VH)
     head.quantize()
     save_drafter(tmp_path / "d", Eagle3Drafter(body, head), target)
     check_files(read_info(tmp_path / "d"))
     loaded, info = load_drafter(tmp_path / "d")
-    assert info.head == {"kind": "full", "weight_format": weight_format, "group_size": 64}
+    assert info.head.spec() == {"kind": "full", "weight_format": weight_format, "group_size": 64}
     for name, tensor in head.state_dict().items():
         assert loaded.lm_head.state_dict()[name].dtype == tensor.dtype
         assert torch.equal(loaded.lm_head.state_dict()[name].float(), tensor.float())
 
 
 def test_int4_costs_a_quarter_of_bfloat16(weight_VH: Tensor) -> None:
-    plain = head_from_target({"kind": "full"}, weight_VH).bfloat16()
-    four = head_from_target({"kind": "full", "weight_format": "int4"}, weight_VH)
+    plain = head_from_target(parse_head({"kind": "full"}), weight_VH).bfloat16()
+    four = head_from_target(parse_head({"kind": "full", "weight_format": "int4"}), weight_VH)
     four.quantize()
     assert four.cost(1).flops == plain.cost(1).flops
     assert four.cost(1).bytes / plain.cost(1).bytes == pytest.approx(0.25 + 4 / (2 * 64), abs=0.02)  # scale and zero
@@ -96,7 +96,7 @@ def test_gradients_pass_the_rounding() -> None:
 
 
 def test_unloaded_is_loud() -> None:
-    head = build_head({"kind": "full", "weight_format": "int8"}, hidden_size=H, vocab_size=V)
+    head = build_head(parse_head({"kind": "full", "weight_format": "int8"}), hidden_size=H, vocab_size=V)
     assert head.target_logits(torch.ones(1, H)).isnan().all()
 
 
@@ -110,4 +110,4 @@ def test_unloaded_is_loud() -> None:
 )
 def test_bad_formats(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_head({"kind": "full"} | options, hidden_size=H, vocab_size=V)
+        build_head(parse_head({"kind": "full"} | options), hidden_size=H, vocab_size=V)

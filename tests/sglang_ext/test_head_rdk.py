@@ -21,7 +21,7 @@ from head_cases import (
 )
 from torch import Tensor
 
-from sglang_ext.heads import DraftHead, build_head, head_from_target
+from sglang_ext.heads import DraftHead, build_head, head_from_target, parse_head
 from sglang_ext.heads.affinity import AFFINITY_TEMPERATURE, nearest_tokens
 from sglang_ext.heads.rdk import sums_of
 
@@ -133,7 +133,7 @@ def test_it_accepts_more_where_the_target_likes_the_neighbours_of_pruned_tokens(
     weight_VH = TARGET_HEAD_VH[:20].clone()
     weight_VH[1::2] = weight_VH[::2] + 0.05 * TARGET_HEAD_VH[20:30]
     spec = {"kind": "rdk", "base": {"kind": "truncated", "size": 10}, "neighbours": 1, "self_weight": 0.7}
-    head = head_from_target(spec, weight_VH, {"ids": kept}).double()
+    head = head_from_target(parse_head(spec), weight_VH, {"ids": kept}).double()
     assert head.neighbour_ids[kept, 0].tolist() == (kept + 1).tolist()
     drawn = Rows.draw(40)
     p_TV = (drawn.hidden_TH @ weight_VH.T).softmax(dim=-1).float()
@@ -194,7 +194,7 @@ def test_damaged_affinities_are_refused() -> None:
 
 
 def test_its_base_is_checked_too() -> None:
-    head = head_from_target(RDK, TARGET_HEAD_VH, {"ids": ranked_ids()[2:]})  # without the stop ids
+    head = head_from_target(parse_head(RDK), TARGET_HEAD_VH, {"ids": ranked_ids()[2:]})  # without the stop ids
     with pytest.raises(ValueError, match=r"lacks the stop tokens \[0, 38\]"):
         head.check(STOPS)
 
@@ -203,7 +203,7 @@ COUNTED = {"kind": "rdk", "base": TRUNCATED, "affinity": "counted", "neighbours"
 
 
 def counted_head(spec: dict[str, Any], states_NH: Tensor) -> DraftHead:
-    return head_from_target(spec, TARGET_HEAD_VH, {"ids": ranked_ids(), "states": states_NH})
+    return head_from_target(parse_head(spec), TARGET_HEAD_VH, {"ids": ranked_ids(), "states": states_NH})
 
 
 @torch.no_grad()
@@ -268,7 +268,7 @@ def test_counted_affinity_accepts_more_than_truncation_where_states_look_alike()
 
 def test_counted_affinity_needs_states_of_a_trained_drafter() -> None:
     with pytest.raises(ValueError, match="along a trained drafter with a full head, on the target's"):
-        head_from_target(COUNTED, TARGET_HEAD_VH, {"ids": ranked_ids()})
+        head_from_target(parse_head(COUNTED), TARGET_HEAD_VH, {"ids": ranked_ids()})
 
 
 def test_damaged_counts_are_refused() -> None:
@@ -286,16 +286,19 @@ def test_damaged_counts_are_refused() -> None:
 
 def test_each_affinity_spells_out_its_own_options() -> None:
     """A head from before there was another affinity is recognised."""
-    cosine = build_head(RDK, hidden_size=H, vocab_size=V).config.options()
-    assert set(cosine) == {"base", "neighbours", "self_weight"}
-    counted = build_head(COUNTED, hidden_size=H, vocab_size=V).config.options()
-    assert set(counted) == {"base", "neighbours", "affinity", "share"}
+    cosine = build_head(parse_head(RDK), hidden_size=H, vocab_size=V).spec()
+    assert set(cosine) == {"kind", "base", "neighbours", "self_weight"}
+    counted = build_head(parse_head(COUNTED), hidden_size=H, vocab_size=V).spec()
+    assert set(counted) == {"kind", "base", "neighbours", "affinity", "share"}
     assert counted["share"] == 0.5
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "itself": ({"base": RDK}, r"draft_head\.base cannot be another rdk head"),
-    "string_base": ({"base": "truncated"}, r"draft_head\.base must be a mapping, \{key: value\}, got 'truncated'"),
+    "string_base": (
+        {"base": "truncated"},
+        r"draft_head\.base: draft_head must be a mapping, \{kind: .*\}, got 'truncated'",
+    ),
     "no_base": ({}, "draft_head.base has no value"),
     "no_kind": ({"base": {"size": 3}}, r"draft_head\.base: draft_head needs a 'kind'"),
     "base_option": ({"base": {"kind": "truncated", "size": V + 1}}, r"draft_head\.base: draft_head\.size must be in"),
@@ -329,10 +332,12 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_options(fault: str) -> None:
     options, message = BAD_OPTIONS[fault]
     with pytest.raises(ValueError, match=message):
-        build_head({"kind": "rdk", **options}, hidden_size=H, vocab_size=V)
+        build_head(parse_head({"kind": "rdk", **options}), hidden_size=H, vocab_size=V)
 
 
 def test_options_of_the_base_are_spelled_out() -> None:
     """So that a checkpoint says all of it, and a rerun with the same words finds it."""
-    head = build_head({"kind": "rdk", "base": {"kind": "truncated", "size": 9}}, hidden_size=H, vocab_size=V)
-    assert head.config.options()["base"] == {"kind": "truncated", "size": 9, "step_sizes": None}
+    head = build_head(
+        parse_head({"kind": "rdk", "base": {"kind": "truncated", "size": 9}}), hidden_size=H, vocab_size=V
+    )
+    assert head.spec()["base"] == {"kind": "truncated", "size": 9, "step_sizes": None}

@@ -5,7 +5,7 @@ import torch
 from head_cases import SPECS, TARGET_HEAD_VH, H, V, make_head, seeded
 from torch import Tensor
 
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.slimspec import MOMENT_FLOOR, SHARE_FLOOR, low_rank
 
 WEIGHT_VH = TARGET_HEAD_VH.float()
@@ -47,7 +47,7 @@ def test_full_rank_is_the_matrix(names: set[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["slimspec", "specvocab"])
 def test_heads_with_low_rank_factors_take_the_moments(kind: str) -> None:
-    plain, head = make_head(SPECS[kind]), head_from_target(SPECS[kind], TARGET_HEAD_VH, MOMENTS)
+    plain, head = make_head(SPECS[kind]), head_from_target(parse_head(SPECS[kind]), TARGET_HEAD_VH, MOMENTS)
     down_rH, up_Vr = low_rank(WEIGHT_VH, head.config.rank, MOMENTS)
     assert torch.equal(head.down, down_rH)
     assert torch.equal(head.up, up_Vr)

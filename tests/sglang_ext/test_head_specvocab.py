@@ -6,7 +6,7 @@ import pytest
 import torch
 from head_cases import SPECS, SPECVOCAB, TARGET_HEAD_VH, H, Rows, V, cross_entropy, ids_of, make_head, some_law
 
-from sglang_ext.heads import build_head
+from sglang_ext.heads import build_head, parse_head
 
 T = 7
 
@@ -131,4 +131,4 @@ def test_cost_is_the_router_once_and_the_shortlist_of_each_row() -> None:
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_head({"kind": "specvocab", **options}, hidden_size=H, vocab_size=V)
+        build_head(parse_head({"kind": "specvocab", **options}), hidden_size=H, vocab_size=V)

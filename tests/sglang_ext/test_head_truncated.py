@@ -21,7 +21,7 @@ from head_cases import (
 )
 from torch import Tensor
 
-from sglang_ext.heads import DraftHead, build_head, head_from_target
+from sglang_ext.heads import DraftHead, build_head, head_from_target, parse_head
 
 T, SIZE = 7, 19
 BY_STEP = SPECS["truncated_by_step"]
@@ -110,7 +110,7 @@ def test_cost_is_of_the_ids_of_the_first_step() -> None:
 
 
 def from_ids(ids: Any, spec: dict[str, Any] = TRUNCATED) -> DraftHead:
-    return head_from_target(spec, TARGET_HEAD_VH, {} if ids is None else {"ids": torch.tensor(ids)})
+    return head_from_target(parse_head(spec), TARGET_HEAD_VH, {} if ids is None else {"ids": torch.tensor(ids)})
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_bad_ids(ids: Any, message: str) -> None:
 
 
 def test_ids_of_a_larger_vocabulary_are_refused_when_checked() -> None:
-    head = build_head(TRUNCATED, hidden_size=H, vocab_size=V - 1)
+    head = build_head(parse_head(TRUNCATED), hidden_size=H, vocab_size=V - 1)
     head.load_state_dict(from_ids(range(34, V)).state_dict())
     with pytest.raises(ValueError, match=r"distinct and in 0\.\.51"):
         head.check()
@@ -161,9 +161,9 @@ BAD_OPTIONS = {
 def test_bad_options(fault: str) -> None:
     options, message = BAD_OPTIONS[fault]
     with pytest.raises(ValueError, match=message):
-        build_head({"kind": "truncated", **options}, hidden_size=H, vocab_size=V)
+        build_head(parse_head({"kind": "truncated", **options}), hidden_size=H, vocab_size=V)
 
 
 def test_all_ids_kept_needs_no_sizes() -> None:
-    head = build_head({"kind": "truncated", "size": 9}, hidden_size=H, vocab_size=V)
-    assert head.config.options() == {"size": 9, "step_sizes": None}
+    head = build_head(parse_head({"kind": "truncated", "size": 9}), hidden_size=H, vocab_size=V)
+    assert head.spec() == {"kind": "truncated", "size": 9, "step_sizes": None}

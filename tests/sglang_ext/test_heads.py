@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import HEADS, DraftHead, build_head
-from sglang_ext.heads.base import NO_TOKEN, HeadConfig
+from sglang_ext.heads import HEADS, DraftHead, HeadConfig, build_head, parse_head
+from sglang_ext.heads.base import NO_TOKEN
 
 T = 7
 NO_OWN_LOSS = {"dynaspec": ("weight",), "rdk_dynaspec": ("base.weight",)}  # only the router is trained
@@ -196,7 +196,7 @@ def test_options_survive_json(spec: dict[str, Any]) -> None:
 
 
 def head_options(spec: dict[str, Any]) -> dict[str, Any]:
-    return build_head(spec, hidden_size=H, vocab_size=V).config.options()
+    return build_head(parse_head(spec), hidden_size=H, vocab_size=V).spec()
 
 
 def same_candidates(got: DraftHead, expected: DraftHead, rows: Rows) -> None:
@@ -206,7 +206,7 @@ def same_candidates(got: DraftHead, expected: DraftHead, rows: Rows) -> None:
 
 
 def test_state_dict_round_trip(spec: dict[str, Any], head: DraftHead) -> None:
-    loaded = build_head(spec, hidden_size=H, vocab_size=V).double()
+    loaded = build_head(parse_head(spec), hidden_size=H, vocab_size=V).double()
     loaded.load_state_dict(head.state_dict())
     same_candidates(loaded, head, Rows.draw(T))
     same_candidates(copy.deepcopy(loaded), head, Rows.draw(T))
@@ -214,7 +214,7 @@ def test_state_dict_round_trip(spec: dict[str, Any], head: DraftHead) -> None:
 
 def test_built_on_meta_and_loaded(spec: dict[str, Any], head: DraftHead) -> None:
     with torch.device("meta"):
-        built = build_head(spec, hidden_size=H, vocab_size=V)
+        built = build_head(parse_head(spec), hidden_size=H, vocab_size=V)
     assert all(t.is_meta for t in built.state_dict().values())
     assert {n: t.shape for n, t in built.state_dict().items()} == {n: t.shape for n, t in head.state_dict().items()}
     built.to_empty(device="cpu").double().load_state_dict(head.state_dict())
@@ -237,7 +237,7 @@ def test_checkpoint_round_trip(spec: dict[str, Any], tmp_path: Path) -> None:
     head = make_head(spec)
     save_drafter(tmp_path / "d", Eagle3Drafter(body, head), target)
     loaded, info = load_drafter(tmp_path / "d")
-    assert info.head == spec
+    assert info.head.spec() == spec
     loaded.lm_head.check(STOPS)
     same_candidates(loaded.lm_head, head.bfloat16().float(), Rows.draw(T).to(torch.float32))
 
@@ -284,7 +284,7 @@ def test_packed_weights_are_copies_until_packed_again(head: DraftHead) -> None:
 
 
 def test_nothing_is_proposed_before_loading(spec: dict[str, Any]) -> None:
-    head = build_head(spec, hidden_size=H, vocab_size=V)
+    head = build_head(parse_head(spec), hidden_size=H, vocab_size=V)
     drawn = Rows.draw(T).to(torch.float32)
     try:
         law_TV = drawn.law(head)
@@ -371,27 +371,27 @@ BAD_SPECS = {
 def test_bad_specs_say_what_is_allowed(fault: str) -> None:
     bad, message = BAD_SPECS[fault]
     with pytest.raises(ValueError, match=message):
-        build_head(bad, hidden_size=H, vocab_size=V)
+        build_head(parse_head(bad), hidden_size=H, vocab_size=V)
 
 
 def test_sizes_of_the_drafter_are_checked() -> None:
     with pytest.raises(ValueError, match="vocab_size must be at least 1, got 0"):
-        build_head({"kind": "full"}, hidden_size=H, vocab_size=0)
+        build_head(parse_head({"kind": "full"}), hidden_size=H, vocab_size=0)
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if not name.startswith("truncated")])  # has rows for some
 def test_weights_of_another_vocabulary_do_not_load(spec: dict[str, Any], head: DraftHead) -> None:
-    other = build_head(spec, hidden_size=H, vocab_size=V + 1)
+    other = build_head(parse_head(spec), hidden_size=H, vocab_size=V + 1)
     with pytest.raises((RuntimeError, ValueError), match=r"size mismatch|no partition"):
         other.load_state_dict(head.state_dict())
 
 
 def test_a_kind_without_its_methods_cannot_be_made() -> None:
     class Unfinished(DraftHead):
-        kind = "unfinished"
+        Config = HeadConfig
 
     with pytest.raises(TypeError, match="abstract"):
-        Unfinished(HeadConfig(hidden_size=H, vocab_size=V))  # type: ignore[abstract]
+        Unfinished(HeadConfig(), H, V)  # type: ignore[abstract]
 
 
 def test_fewest_candidates_is_the_least_that_any_row_scores(name: str) -> None:

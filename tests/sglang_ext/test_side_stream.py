@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sglang_ext.adapter.side_stream import start_beside
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.dynaspec import DynaSpecHead
 
 H, V, M, ROWS = 256, 4096, 32, 48
@@ -16,7 +16,7 @@ on_cuda = pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])
 def dynaspec(device: str) -> DynaSpecHead:
     spec = {"kind": "dynaspec", "clusters": M, "first": 5, "later": 5, "rule": "fixed", "router_width": 2048}
     weight_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
-    head = head_from_target(spec, weight_VH, {"cluster_of": torch.arange(V) % (M + 1)})
+    head = head_from_target(parse_head(spec), weight_VH, {"cluster_of": torch.arange(V) % (M + 1)})
     assert isinstance(head, DynaSpecHead)
     return head.requires_grad_(False).to(device)
 

@@ -17,7 +17,7 @@ from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 V, H, HEADS, KV, D, SLOTS, LAYERS = 40, 24, 4, 2, 6, 5, 6
 CONFIG = SpecFormerConfig(
@@ -38,7 +38,7 @@ FULL = {"kind": "full"}
 
 def make(config: SpecFormerConfig = CONFIG, head: dict[str, Any] = FULL) -> SpecFormerDrafter:
     torch.manual_seed(0)
-    drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target(head, torch.randn(V, H))))
+    drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target(parse_head(head), torch.randn(V, H))))
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return drafter.requires_grad_(False)

@@ -18,7 +18,7 @@ from volume import volume
 from rayspec.export import ExportConfig, prepare, write
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 STEPS = 3
 
@@ -28,7 +28,9 @@ def export(kind: str, folder: Path) -> None:
     assert info.target is not None
     if kind == "truncated":  # the stop token is 0
         head = {"kind": "truncated", "size": VOCABULARY // 2}
-        drafter.lm_head = head_from_target(head, drafter.lm_head.weight.data, {"ids": torch.arange(0, VOCABULARY, 2)})
+        drafter.lm_head = head_from_target(
+            parse_head(head), drafter.lm_head.weight.data, {"ids": torch.arange(0, VOCABULARY, 2)}
+        )
     save_drafter(folder, drafter, info.target, stock=True)
     if kind == "truncated":  # as the first published ones: SGLang's default taps are those of our training
         config = json.loads((folder / "config.json").read_text())

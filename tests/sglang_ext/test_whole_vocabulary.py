@@ -11,7 +11,7 @@ from volume import volume
 
 from sglang_ext.adapter.engine import swap_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 V, CLUSTERS = VOCABULARY, 12
 SPECS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def test_the_whole_vocabulary_is_the_full_head(
         "ids": torch.arange(V),
         "cluster_of": torch.arange(V) % (CLUSTERS + 1),
     }  # token 0, the stop token, is pinned
-    drafter.lm_head = head_from_target(SPECS[kind], drafter.lm_head.weight.data, maps)
+    drafter.lm_head = head_from_target(parse_head(SPECS[kind]), drafter.lm_head.weight.data, maps)
     save_drafter(tmp_path / kind, drafter, info.target, share_with=DRAFTERS["full"])
     swap_drafter(eagle3_chain, str(tmp_path / kind))
     answers = generate(eagle3_chain, some)

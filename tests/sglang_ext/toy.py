@@ -19,7 +19,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.training import config_for, unroll
-from sglang_ext.heads import head_from_target
+from sglang_ext.heads import head_from_target, parse_head
 
 V = 16
 IDS = torch.tensor([9, 2, 12, 6, 0, 15, 5, 3, 11])  # most useful first
@@ -63,7 +63,8 @@ class Toy:
         """A drafter with one of HEADS, made from the trained full one as a job makes it: routers are not trained."""
         artifacts = {"ids": IDS, "cluster_of": CLUSTERS}
         drafter = Eagle3Drafter(
-            self.drafter.config, head_from_target(HEADS[head], self.drafter.lm_head.weight.detach(), artifacts)
+            self.drafter.config,
+            head_from_target(parse_head(HEADS[head]), self.drafter.lm_head.weight.detach(), artifacts),
         )
         body = {name: t for name, t in self.drafter.state_dict().items() if not name.startswith("lm_head.")}
         drafter.load_state_dict(body, strict=False)
@@ -116,7 +117,7 @@ def toy_of(model: PreTrainedModel, folder: Path, kind: type[FrozenTarget] = Froz
 
 
 def _trained_drafter(target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(config_for(target, {}), head_from_target({"kind": "full"}, target.head_VG))
+    drafter = Eagle3Drafter(config_for(target, {}), head_from_target(parse_head({"kind": "full"}), target.head_VG))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
     for _ in range(80):
         ids_BT = torch.randint(V, (64, 16))

@@ -11,7 +11,6 @@ from rayspec.target import TargetModel
 from sglang_ext.adapter.algorithms import algorithm_of, fixed_body
 from sglang_ext.drafters.checkpoint import check_files
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
-from sglang_ext.heads import head_config
 
 
 def inspect_drafter(entry: str, config: SweepConfig, target: TargetModel | None = None) -> list[Candidate]:
@@ -36,12 +35,11 @@ def inspect_drafter(entry: str, config: SweepConfig, target: TargetModel | None 
 
 def candidate_of(info: CheckpointInfo, label: str, shape: DraftShape, algorithm: str) -> Candidate:
     """What a checked config.json says of a candidate, but for the draft steps."""
-    kind, options = head_config(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
     base, calibration = (info.provenance.get(name) or {} for name in ("base", "calibration"))
     return Candidate(
         label=label,
         path=info.path,
-        head=Head.of({"kind": kind.kind, **options.options()}),
+        head=Head.of(info.head.spec()),
         draft_steps=0,
         shape=shape,
         family=info.kind,

@@ -12,7 +12,6 @@ from sglang_ext.adapter.served_target import check_taps
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
 from sglang_ext.heads import build_head
-from sglang_ext.heads.clustered import ClusteredHead
 
 
 def check_fits(info: CheckpointInfo, shape: DraftShape, config: SweepConfig, target: TargetModel | None) -> None:
@@ -32,8 +31,7 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         return
     with naming(info), torch.device("meta"):
         head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
-        # how many tokens a cluster has say its tensors alone
-        fewest = shape.topk if isinstance(head, ClusteredHead) else head.fewest_candidates(steps)
+        fewest = shape.topk if head.scores_by_map else head.fewest_candidates(steps)
         tree = empty_drafter(info).draft_tree
     check_can_be_drawn(config, shape.topk, tree)
     if fewest < shape.topk:

@@ -39,6 +39,15 @@ def _is_list(hint: Any) -> bool:
     return any(get_origin(kind) in (tuple, list) for kind in (hint, *get_args(hint)))
 
 
+def filled_in(given: Mapping[str, Any], asked: Mapping[str, Any], completed: Mapping[str, Any]) -> dict[str, Any]:
+    """The given values, and those that completing the entry has added, also in a head in a head."""
+    own = {
+        name: filled_in(value, asked[name], completed[name]) if isinstance(value, Mapping) else value
+        for name, value in given.items()
+    }
+    return own | {name: v for name, v in completed.items() if name not in given and v != asked.get(name)}
+
+
 def label(given: Mapping[str, Any], artifacts: str | None, drafter: str | None) -> str:
     """`slimspec-rank32`, `truncated-size512-vocabtrim`: the kind and all options that were given, so that a head has
     one name in every sweep, the calibration, and a drafter that is not the baseline."""

@@ -17,7 +17,7 @@ from rayspec.artifacts import load_artifacts
 from rayspec.home import home
 from rayspec.shipped import calibration_path, drafter_label, drafter_path, own_folder, target_name
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan.head_values import OWN, combinations, label
+from rayspec.sweep.plan.head_values import OWN, combinations, filled_in, label
 from rayspec.sweep.plan.made_heads import MadeHead
 from rayspec.sweep.shape import split_shape
 from rayspec.training.data.answers import read_answers, read_index
@@ -26,10 +26,10 @@ from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import is_only_used_otherwise
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files
-from sglang_ext.drafters.checkpoint_config import empty_head, read_info
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.fingerprints import file_sha256
 from sglang_ext.folders import check_name
-from sglang_ext.heads import DraftHead, HeadConfig, complete_head, head_config
+from sglang_ext.heads import HeadConfig, head_class, parse_head
 
 MAKER = 1  # higher when a head of the same things would have other tensors
 
@@ -83,24 +83,23 @@ class HeadPlanner:
         check_files(base)
 
         tensors, calibration = self._artifacts(artifacts)
-        if base.head["kind"] == values["kind"]:
-            given = {**base.head, **values}
+        if isinstance(base.head, head_class(values["kind"]).Config):
+            wanted = parse_head({**base.head.spec(), **values})
         else:
-            given = values = complete_head(values, tensors)
-        kind, wanted = head_config(given, hidden_size=base.body.hidden_size, vocab_size=base.body.vocab_size)
-        with torch.device("meta"):
-            found = empty_head(base).at(0)
-        is_new = not is_only_used_otherwise(base, found, kind, wanted, f"{setting}.drafter")
+            asked = parse_head(values)
+            wanted = asked.complete(tensors)
+            values = filled_in(values, asked.spec(), wanted.spec())
+        wanted.check_sizes(base.body.hidden_size, base.body.vocab_size)
+        is_new = not is_only_used_otherwise(base, wanted, f"{setting}.drafter")
         answers = self.answers if is_new and wanted.uses_states else None
         met = {"states": torch.empty(0)} if answers else {}  # that there will be some
         if is_new:
-            _check_can_be_made(kind, wanted, {**tensors, **met}, setting)
-        if artifacts and not (is_new and _needs_artifacts(kind, wanted, met)):
+            _check_can_be_made(wanted, {**tensors, **met}, base.body.vocab_size, setting)
+        if artifacts and not (is_new and _needs_artifacts(wanted, met, base.body.vocab_size)):
             raise ValueError(
-                f"{setting}.artifacts is {artifacts!r}, but this {kind.kind} head is made of none; leave it out"
+                f"{setting}.artifacts is {artifacts!r}, but this {wanted.kind} head is made of none; leave it out"
             )
 
-        spec = {"kind": kind.kind, **wanted.options()}
         base_sha256 = {file: file_sha256(Path(base.path) / file) for file in ("config.json", WEIGHTS)}
         calibrated = Path(calibration_path(artifacts, self.config.target)) if artifacts else None
         made = {
@@ -111,7 +110,7 @@ class HeadPlanner:
         }
         plain_name = split_shape(drafter_label(drafter))[0]
         own = label(values, artifacts, None if drafter == self.config.baseline else plain_name)
-        address = hashlib.sha256(json.dumps([spec, made], sort_keys=True).encode()).hexdigest()[:12]
+        address = hashlib.sha256(json.dumps([wanted.spec(), made], sort_keys=True).encode()).hexdigest()[:12]
         folder = own_folder("heads", self.config.target) / f"{own}-{address}"
         check_name(folder.name, f"the name that {setting} gives")
         provenance = {"base": {"drafter": Path(base.path).name, "sha256": base_sha256[WEIGHTS]}, "made": made}
@@ -119,7 +118,7 @@ class HeadPlanner:
             label=own + drafter_label(drafter).removeprefix(plain_name),  # and its shape
             shape=shape,
             base=Path(base.path),
-            info=replace(base, path=str(folder), head=spec, shares=(), provenance=provenance | calibration),
+            info=replace(base, path=str(folder), head=wanted, shares=(), provenance=provenance | calibration),
             artifacts=calibrated,
             answers=answers[0] if answers else None,
         )
@@ -144,21 +143,19 @@ def _in_the_words_of(setting: str) -> Iterator[None]:
         raise ValueError(text if setting in text else f"{setting}: {text}") from error
 
 
-def _check_can_be_made(
-    kind: type[DraftHead], wanted: HeadConfig, artifacts: Mapping[str, Tensor], setting: str
-) -> None:
+def _check_can_be_made(wanted: HeadConfig, artifacts: Mapping[str, Tensor], vocab_size: int, setting: str) -> None:
     if wanted.starts_at_random:
         raise ValueError(
-            f"{setting} asks for a new head of kind {kind.kind!r}, which begins at random and must be trained first: "
+            f"{setting} asks for a new head of kind {wanted.kind!r}, which begins at random and must be trained first: "
             "add it with its base and artifacts to configs/train/heads.yaml, run rayspec train, and name that drafter "
             f"in {setting}.drafter; {', '.join(sorted(wanted.inference_options))} can then be swept without training"
         )
-    kind.check_artifacts(wanted, artifacts)
+    wanted.check_artifacts(artifacts, vocab_size)
 
 
-def _needs_artifacts(kind: type[DraftHead], wanted: HeadConfig, met: Mapping[str, Tensor]) -> bool:
+def _needs_artifacts(wanted: HeadConfig, met: Mapping[str, Tensor], vocab_size: int) -> bool:
     try:
-        kind.check_artifacts(wanted, met)
+        wanted.check_artifacts(met, vocab_size)
     except ValueError:
         return True
     return False

@@ -64,7 +64,9 @@ class MadeHead:
         source = f" of {self.artifacts}" if self.artifacts else ""
         how = f", weighted by what it meets on {self.answers}" if self.answers else ""
         state = "already made" if self.is_made else "to make"
-        return f"{self.label}: {Head.of(self.info.head)} on {self.base}{source}{how} -> {self.info.path}: {state}"
+        return (
+            f"{self.label}: {Head.of(self.info.head.spec())} on {self.base}{source}{how} -> {self.info.path}: {state}"
+        )
 
     def candidates(self, config: SweepConfig, target: TargetModel) -> list[Candidate]:
         """With each of the draft steps, as `inspect_drafter` gives them of one that is there."""
@@ -122,7 +124,7 @@ def _make(head: MadeHead, met: Mapping[str, Tensor], target: FrozenTarget, name:
     entry = DrafterEntry(
         name=head.label,
         base=str(head.base),
-        draft_head=dict(head.info.head),
+        draft_head=head.info.head,
         drafter={"kind": head.info.kind, **head.info.body.options()},
     )
     artifacts = load_artifacts(head.artifacts)[0] if head.artifacts else {}

@@ -207,7 +207,9 @@ def describe(plan: Plan, config: SweepConfig, prompts: Sequence[Conversation]) -
         ]
         for t in plan.trials
     ]
-    table = render_table(["trial", "head", "algorithm", "draft_head", "steps", "shape", "traffic", "checkpoint"], rows)
+    table = render_table(
+        ["trial", "drafter", "algorithm", "draft_head", "steps", "shape", "traffic", "checkpoint"], rows
+    )
     passes = plan.max_passes
     per_trial = len(plan.spans) * passes
     own = [p.output_tokens if isinstance(p, TracedRequest) else None for p in prompts]

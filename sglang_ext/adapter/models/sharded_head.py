@@ -29,7 +29,7 @@ def shared_over_ranks(head: DraftHead) -> DraftHead:
     """This rank's share of a head, or the head where it is not shared."""
     parallel = get_parallel()
     # under attention of data-parallel ranks these have different rows, for which each needs the whole head
-    if parallel.tp_size == 1 or parallel.attn_dp_enabled or head.config.vocab_size > MAX_EXACT:
+    if parallel.tp_size == 1 or parallel.attn_dp_enabled or head.vocab_size > MAX_EXACT:
         return head
     if head.cost(1).bytes * (parallel.tp_size - 1) / parallel.tp_size < MIN_SAVED_BYTES:
         return head
@@ -41,8 +41,7 @@ class ShardedHead(DraftHead):
     """`gather`: puts the last dimensions of all ranks' tensors, which have the same shape, side by side."""
 
     def __init__(self, whole: DraftHead, shard: Shard, gather: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(whole.config)
-        self.kind = whole.kind  # type: ignore[misc]  # of this instance
+        super().__init__(whole.config, whole.hidden_size, whole.vocab_size)
         self.part, self.first_id, self.rows, self.own_rows = shard.head, shard.first_id, shard.rows, shard.own_rows
         self.register_buffer("ids", shard.ids, persistent=False)
         self.gather = gather

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.features.config import FeatureConfig
-from sglang_ext.drafters.stock import EAGLE_ARCHITECTURE
+from sglang_ext.drafters.stock import EAGLE, StockForm
 from sglang_ext.drafters.target import stored_taps
 
 
@@ -16,7 +16,7 @@ class EagleConfig(FeatureConfig):
     tap_layers: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
     kind: ClassVar[str] = "eagle"
     architecture: ClassVar[str] = "RaySpecEagle"
-    stock_architecture: ClassVar[str | None] = EAGLE_ARCHITECTURE
+    stock: ClassVar[StockForm | None] = EAGLE
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: tuple[int, ...]) -> Self:

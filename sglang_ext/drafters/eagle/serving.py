@@ -2,4 +2,4 @@
 
 from sglang_ext.drafters.serving import Serving
 
-SERVING = Serving(chain="EAGLE", trees={None: "EAGLE", "slim": "EAGLE"})
+SERVING = Serving(chain="EAGLE", trees={None: "EAGLE", "slim": "EAGLE"}, is_adaptive=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.features.config import FeatureConfig
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
+from sglang_ext.drafters.stock import EAGLE3, StockForm
 from sglang_ext.drafters.target import DEFAULT_TAPS, TAPS, stored_taps
 
 
@@ -19,7 +19,7 @@ class Eagle3Config(FeatureConfig):
     kind: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "RaySpecEagle3"
     of_target: ClassVar[tuple[str, ...]] = (*FeatureConfig.of_target, "tap_layers")
-    stock_architecture: ClassVar[str | None] = STOCK_ARCHITECTURE
+    stock: ClassVar[StockForm | None] = EAGLE3
 
     @property
     def num_taps(self) -> int:

@@ -2,4 +2,4 @@
 
 from sglang_ext.drafters.serving import Serving
 
-SERVING = Serving(chain="EAGLE3", trees={None: "EAGLE3", "slim": "EAGLE3"})
+SERVING = Serving(chain="EAGLE3", trees={None: "EAGLE3", "slim": "EAGLE3"}, is_adaptive=True)
