@@ -3,6 +3,7 @@
 import argparse
 import importlib
 from importlib.metadata import version
+from types import ModuleType
 from typing import NoReturn
 
 from rayspec.job import run
@@ -18,6 +19,7 @@ COMMANDS = {
     "serve": "serve a champion through SGLang's endpoint",
     "export": "write drafters in the form that SGLang serves without rayspec",
     "convert": "read and write other projects' drafters and token lists",
+    "gpu-suite": "check and time the kernels, and every head in SGLang, on this machine's GPU",
     "pack": "write drafters without the rows of their target's head",
 }
 
@@ -32,7 +34,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below; each has --help")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     options = parser.parse_args(arguments)
-    return importlib.import_module(f"rayspec.commands.{options.command}").main(options.arguments)
+    return module_of(options.command).main(options.arguments)
+
+
+def module_of(command: str) -> ModuleType:
+    return importlib.import_module(f"rayspec.commands.{command.replace('-', '_')}")
 
 
 def command() -> NoReturn:

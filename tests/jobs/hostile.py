@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import runpy
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +40,6 @@ class Answer:
 
 @cache
 def main_of(job: str) -> Callable[[list[str]], int]:
-    if job == "gpu_suite":  # which works without the package, so that it is none of its commands
-        return runpy.run_path(str(FOLDER / "gpu_suite.py"))["main"]
     return importlib.import_module(f"rayspec.commands.{job}").main
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from hostile import ask
 
-from jobs import gpu_suite
-from rayspec_kernels.common import bench
+from rayspec_kernels.common import bench, suite
 from rayspec_kernels.common.report import speedup, write_report
 from rayspec_kernels.common.shapes import SMALL
 from rayspec_kernels.grouped_rmsnorm.bench import cases
@@ -64,8 +63,8 @@ def test_a_launch_that_fails_costs_no_other_its_result() -> None:
     wrong = bench.check(dataclasses.replace(case, alternatives={"broken": broken, "same": case.kernel}), device)
     assert wrong == {"broken": "RuntimeError: out of shared memory"}
     results: dict[str, Any] = {"checks": [], "timings": [], "left_out": {}}
-    gpu_suite.one(dataclasses.replace(case, kernel=broken), None, device, results)
-    gpu_suite.one(dataclasses.replace(case, make=broken, batch=77), None, device, results)
+    suite.one(dataclasses.replace(case, kernel=broken), None, device, results)
+    suite.one(dataclasses.replace(case, make=broken, batch=77), None, device, results)
     assert [check["error"] for check in results["checks"]] == [
         "kernel: RuntimeError: out of shared memory", "RuntimeError: out of shared memory"
     ]  # fmt: skip
@@ -77,6 +76,9 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     (copy / "jobs").mkdir(parents=True)
     (copy / "jobs" / "gpu_suite.py").write_text(SUITE.read_text())
     (copy / "kernels").mkdir()
+    (copy / "rayspec" / "commands").mkdir(parents=True)
+    for file in ("rayspec/__init__.py", "rayspec/commands/__init__.py", "rayspec/commands/gpu_suite.py"):
+        (copy / file).write_text((SUITE.parents[1] / file).read_text())
     subprocess.run(["cp", "-r", SUITE.parents[1] / "kernels" / "rayspec_kernels", copy / "kernels"], check=True)
     kernel = copy / "kernels" / "rayspec_kernels" / "grouped_rmsnorm" / "kernel.py"
     assert "/ D + eps)" in kernel.read_text()

@@ -1,6 +1,5 @@
 """The command `rayspec`, as it is installed and as the scripts of jobs/ call it."""
 
-import importlib
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayspec.cli import COMMANDS, main
+from rayspec.cli import COMMANDS, main, module_of
 from rayspec.config import load_config
 from rayspec.sweep.config import SweepConfig
 
@@ -18,7 +17,8 @@ SCRIPTS = {"fetch_target": "fetch"}  # the others have the name of their command
 
 
 def test_every_command_is_there_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {f.stem for f in (ROOT / "rayspec" / "commands").glob("[!_]*.py")} == set(COMMANDS)
+    modules = {f.stem for f in (ROOT / "rayspec" / "commands").glob("[!_]*.py")}
+    assert modules == {name.replace("-", "_") for name in COMMANDS}
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
@@ -32,7 +32,7 @@ def test_options_are_those_of_the_command(name: str, capsys: pytest.CaptureFixtu
         main([name, "--help"])
     assert ended.value.code == 0
     assert f"usage: rayspec {name} " in capsys.readouterr().out
-    assert f": rayspec {name} " in (importlib.import_module(f"rayspec.commands.{name}").__doc__ or "")
+    assert f": rayspec {name} " in (module_of(name).__doc__ or "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["sweeep"], ["--plan"]])

@@ -200,9 +200,7 @@ def ceilings(device: torch.device) -> Ceilings:
 def run(cases: Iterable[Case]) -> None:
     """Check and time, for `python -m rayspec_kernels.<op>.bench`; says so where there is no GPU."""
     if not torch.cuda.is_available():
-        raise SystemExit(
-            "no CUDA GPU here, so nothing can be timed; python jobs/gpu_suite.py --interpret checks results"
-        )
+        raise SystemExit("no CUDA GPU here, so nothing can be timed; rayspec gpu-suite --interpret checks results")
     device = torch.device("cuda")
     measured = ceilings(device)
     print(f"{torch.cuda.get_device_name()}: copy {measured.copy_bytes_per_s / 1e12:.2f} TB/s, "

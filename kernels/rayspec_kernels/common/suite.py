@@ -1,0 +1,101 @@
+"""All kernels on one device: right first, then how fast. Needs torch and triton alone (rayspec gpu-suite)."""
+
+import importlib
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from rayspec_kernels.common import bench, shapes
+
+LIMIT_S = 7 * 60  # of timing; what did not fit is named in the report
+
+
+def run(
+    ops: Iterable[str], is_interpreted: bool, made_by: dict[str, str], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """`save` is given what there is after every case, so that whatever ends the run, its results stay."""
+    if not is_interpreted and not torch.cuda.is_available():
+        raise ValueError("no CUDA GPU here; --interpret checks the kernels without one")
+    device = torch.device("cpu" if is_interpreted else "cuda")
+    start = time.monotonic()
+    results: dict[str, Any] = {"provenance": made_by, "ceilings": None, "checks": [], "timings": [],
+                               "left_out": {}}  # fmt: skip
+    ceilings = None if is_interpreted else bench.ceilings(device)
+    results["ceilings"] = vars(ceilings) if ceilings else None
+    small = list(_cases(ops, shapes.SMALL, shapes.SMALL_BATCHES))
+    cases = [*small, *([] if is_interpreted else _cases(ops, shapes.MODELS, shapes.BATCHES))]
+    why = ""
+    for number, case in enumerate(cases, 1):
+        if not why and not is_interpreted and time.monotonic() - start > LIMIT_S:
+            why = f"{LIMIT_S} s were over"
+        if why:
+            results["left_out"][case.name] = why
+            continue
+        said = one(case, ceilings if number > len(small) else None, device, results)
+        print(f"[{number}/{len(cases)}] {case.name}: {said}", flush=True)
+        if bench.is_lost(device):
+            why = f"the GPU was lost in {case.name}"
+            results["checks"].append({"name": case.name, "error": "the GPU was lost"})
+        save(results)
+    return results
+
+
+def one(case: Any, ceilings: Any, device: Any, results: dict[str, Any]) -> str:
+    """Check a case and, where there are ceilings, time what is right of it. In a few words, what came of it."""
+    try:
+        wrong = bench.check(case, device)
+        error = "; ".join(f"{launch}: {why}" for launch, why in wrong.items())
+        results["checks"].append({"name": case.name, "error": error or None})
+        if ceilings is None or bench.KERNEL in wrong:
+            return f"WRONG: {error}" if error else "right"
+        right = {name: call for name, call in case.alternatives.items() if name not in wrong}
+        timing = bench.measure(replace(case, alternatives=right), ceilings, device)
+        results["timings"].append(timing.as_dict())
+        return f"{timing.seconds * 1e6:.1f} us" + (f", WRONG: {error}" if error else "")
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        results["left_out"][case.name] = "does not fit into this card's memory"
+    except Exception as error:  # no case may cost the others their results
+        if [check["name"] for check in results["checks"][-1:]] != [case.name]:  # it did not come as far as a launch
+            results["checks"].append({"name": case.name, "error": bench.described(error)})
+        results["left_out"][case.name] = f"not timed: {bench.described(error)}"
+    return f"left out: {results['left_out'][case.name]}"
+
+
+def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
+    benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
+    return (case for batch in batches for size in sizes for bench in benches for case in bench.cases(size, batch))
+
+
+def provenance(arguments: Sequence[str], is_interpreted: bool) -> dict[str, str]:
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    commit = _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "GPU": "none (interpreter)" if is_interpreted else _device_name(),
+        "driver": "none" if is_interpreted else driver,
+        "versions": f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}",
+        "commit": os.environ.get("RAYSPEC_COMMIT", commit),  # a copy of the files has no history
+        "command": shlex.join(["rayspec", "gpu-suite", *arguments]),
+    }
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"none ({platform.processor() or 'CPU'})"
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return "unknown"
