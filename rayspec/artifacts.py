@@ -6,7 +6,7 @@ Tensors, all int64: `ids` [k], the most useful first, stop tokens in front; `clu
 `from_target` of the heads in sglang_ext.heads takes. To give a head what calibration made for it:
 
     tensors, provenance = load_artifacts(folder, target.info(), target.eos_ids)
-    head_from_target(draft_head, target_head_VH, tensors)
+    head_from_target(config, target_head_VH, tensors)  # its HeadConfig
 
 V = vocabulary, k = kept tokens, P = distinct pairs.
 """

@@ -84,7 +84,8 @@ def stock_form(drafter: str) -> tuple[CheckpointInfo, int]:
 def _prepare(drafter: str, output_dir: Path) -> Export:
     info, rows = stock_form(drafter)
     assert info.target is not None, "a stock checkpoint was refused"
-    version = info.body.stock.version if info.body.stock else None
+    assert info.body.stock is not None, "and so was a family without this form"
+    version = info.body.stock.version
     origin = {
         **({} if version is None else {"form": version}),
         "drafter": drafter_label(drafter),

@@ -46,7 +46,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield draft
         old = put_in_place(draft, path)
         if old is not None:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def put_in_place(draft: Path, path: Path) -> Path | None:

@@ -78,10 +78,11 @@ class ReferenceDrafter:
 
     def _check_head(self, info: CheckpointInfo, head: DraftHead | PositionHeads, *, must_be_full: bool) -> None:
         if isinstance(head, PositionHeads) or (must_be_full and not info.head.gives_rows):
+            where = " a position" if isinstance(head, PositionHeads) else ""
             raise ValueError(
-                f"rule.drafter must name a drafter with one head of kind 'full' for all draft steps, {self.name} is of "
-                f"kind {info.kind} with {info.head}{' a position' if isinstance(head, PositionHeads) else ''}; "
-                "name another, or none for the target's own head"
+                "rule.drafter must name a drafter with one head of kind 'full', not in fewer bits, for all draft steps, "
+                f"{self.name} is of kind {info.kind} with {info.head}{where}; name another, or none for the target's own "
+                "head"
             )
 
     def _body(self) -> DrafterConfig:

@@ -1,6 +1,6 @@
 """All kernels on one GPU, right first, then how fast: rayspec gpu-suite --out FOLDER
 
-Needs torch and triton alone, and at most 8 minutes.
+At most 8 minutes. From a copy of the files, python jobs/gpu_suite.py needs torch and triton alone.
 
     rayspec gpu-suite --out results/             # on a GPU; from a copy of the files, python jobs/gpu_suite.py
     rayspec gpu-suite --interpret --out results/ # results alone, on a CPU, in Triton's interpreter
@@ -48,7 +48,6 @@ def main(arguments: list[str]) -> int:
         help="of --engines: tokens of a step that trained drafters reach, to predict their speed-up by",
     )  # fmt: skip
     args = parser.parse_args(arguments)
-    args.arguments = arguments
     unused = _unused(args)
     if unused:
         parser.error(unused)
@@ -93,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     def save(results: dict[str, Any]) -> None:
         write_whole(args.out / "results.json", json.dumps(results, indent=1))
 
-    results = suite.run(args.ops, args.interpret, suite.provenance(args.arguments, args.interpret), save)
+    results = suite.run(args.ops, args.interpret, suite.provenance(args.interpret), save)
     save(results)
     write_report(results, args.out)
     wrong = [c for c in results["checks"] if c["error"]]
@@ -120,7 +119,7 @@ def engines(args: argparse.Namespace) -> int:
             write_curves({**found, "tau": found.get("tau", {}) | dict(args.tau)}, args.report)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    made_by = suite.provenance(args.arguments, is_interpreted=False)
+    made_by = suite.provenance(is_interpreted=False)
 
     def save(found: dict[str, Any]) -> None:
         write_curves({**found, "provenance": made_by, "tau": dict(args.tau)}, args.out)

@@ -8,13 +8,13 @@ parallel drafting and other norms are refused.
 from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
+from sglang_ext.drafters.stock import EAGLE3
 
 OWN = {"use_last_layernorm", "use_input_layernorm_in_first_layer", "use_mtp_layernorm", "next_layer_regular"}
 
 
 def recognise(source: Source) -> bool:
-    is_stock = source.config.get("architectures") == [STOCK_ARCHITECTURE]
+    is_stock = source.config.get("architectures") == [EAGLE3.architecture]
     options = source.config.get("eagle_config")
     return is_stock and isinstance(options, dict) and bool(OWN & set(options))
 

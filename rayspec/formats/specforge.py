@@ -15,11 +15,11 @@ from rayspec.formats.eagle3 import named_taps, read_eagle3
 from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter
-from sglang_ext.drafters.stock import EAGLE3, STOCK_ARCHITECTURE, stock_config, stock_matrix, to_stock
+from sglang_ext.drafters.stock import EAGLE3, stock_config, stock_matrix, to_stock
 
 
 def recognise(source: Source) -> bool:
-    return source.config.get("architectures") == [STOCK_ARCHITECTURE]
+    return source.config.get("architectures") == [EAGLE3.architecture]
 
 
 def read(source: Source, target: Target) -> Converted:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rayspec.identity import differences
 from sglang_ext.folders import save_tensors
+from sglang_ext.heads import parse_head
 from sglang_ext.whole import whole_folder
 
 
@@ -57,7 +58,10 @@ def load_state(
     if not found:
         return None
     progress = Progress(**json.loads((found[-1] / "progress.json").read_text()))
-    for key, was, now in differences(progress.fingerprint, fingerprint):
+    before = progress.fingerprint
+    if "draft_head" in before:  # of earlier releases without the options that were left at their defaults
+        before = {**before, "draft_head": parse_head(before["draft_head"]).spec()}
+    for key, was, now in differences(before, fingerprint):
         raise ValueError(
             f"the unfinished training in {folder} was started with {key}={was}, now it is {now}; set it back to "
             "continue, or delete that folder to start again"

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from sglang_ext.drafters import DEFAULT, families, family
 from sglang_ext.drafters.base import Drafter, DrafterConfig
-from sglang_ext.drafters.stock import STOCK_ARCHITECTURE
+from sglang_ext.drafters.stock import EAGLE3
 from sglang_ext.drafters.target import TargetInfo, stored_taps, taps_for_vllm
 from sglang_ext.heads import DraftHead, HeadConfig, build_head, parse_head
 from sglang_ext.heads.by_position import PositionHeads
@@ -101,12 +101,12 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
     for name in ("draft_head", "draft_tree", "rayspec", "drafter", "eagle_config", "rope_parameters", "rope_scaling"):
         if config.get(name) is not None:
             check_mapping(config[name], f"{path}: {name}")
-    if architecture == STOCK_ARCHITECTURE:
+    if architecture == EAGLE3.architecture:
         return _stock_info(config, path)
     kinds = {own.config_class.architecture: kind for kind, own in families().items()}
     if not isinstance(architecture, str) or architecture not in kinds:
         raise ValueError(
-            f"{path}: architectures must be one of {[*kinds, STOCK_ARCHITECTURE]}, got {config.get('architectures')}"
+            f"{path}: architectures must be one of {[*kinds, EAGLE3.architecture]}, got {config.get('architectures')}"
         )
     ours = config.get("rayspec") or {}
     if ours.get("format_version") != FORMAT_VERSION:

@@ -20,8 +20,6 @@ from sglang_ext.drafters.target import TAPS, stored_taps
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 
-STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
-
 
 @dataclass(frozen=True)
 class StockForm(ABC):
@@ -93,7 +91,7 @@ class WithTargetsHead(StockForm):
 
 
 # version 1 named no taps for vLLM, and had maps where all tokens are kept
-EAGLE3 = WithMatrix(STOCK_ARCHITECTURE, vllm_method="eagle3", version=2)
+EAGLE3 = WithMatrix("LlamaForCausalLMEagle3", vllm_method="eagle3", version=2)
 EAGLE = WithTargetsHead("LlamaForCausalLMEagle")
 
 
@@ -146,7 +144,7 @@ def stock_config(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
     The tapped layers are named twice: SGLang counts the layer whose output it taps, in `eagle_config`; vLLM reads the
     same key as the layer whose input it taps, of `eagle_config` only where the config itself has none.
     """
-    named = {"architectures": [STOCK_ARCHITECTURE], "draft_vocab_size": rows, TAPS: stored_taps(config)}
+    named = {"architectures": [EAGLE3.architecture], "draft_vocab_size": rows, TAPS: stored_taps(config)}
     return _without_ours(config) | named
 
 

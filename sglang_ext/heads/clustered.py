@@ -29,7 +29,7 @@ MAX_GATHERED = 0.5
 TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClusteredConfig(HeadConfig, ABC):
     """`union`: instead of its own clusters alone a row scores what the rows beside it have chosen, too: "request",
     those of the same request (DynaSpec's law on trees; a chain has one row), or true, all rows of the call. More tokens

@@ -14,7 +14,7 @@ from rayspec_kernels.common.quantized import FORMATS, GROUP_SIZES
 from sglang_ext.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class HeadConfig(Settings):
     """What the options of all kinds have in common.
 
@@ -74,7 +74,7 @@ class HeadConfig(Settings):
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         return {"kind": self.kind} | {name: _as_json(value) for name, value in own.items()}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str({name: value for name, value in self.spec().items() if value is not None})
 
 

@@ -13,7 +13,7 @@ from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CoralConfig(ClusteredConfig):
     """`top` of the `clusters` groups are scored at every step."""
 

@@ -22,7 +22,7 @@ RULES = ("fixed", "rounded", "floor")
 _EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DynaSpecConfig(ClusteredConfig):
     """`first` clusters at draft step 0 and `later` at step 1; from step 2 on, `rule` says how many: "fixed" (`later`),
     "rounded" (floor((later + t) / (2 t)), the paper's text) or "floor" (later // (2 t), its algorithm box), and never

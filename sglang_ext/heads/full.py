@@ -15,7 +15,7 @@ from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_
 from sglang_ext.heads.config import HeadConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FullConfig(HeadConfig):
     kind: ClassVar[str] = "full"
 

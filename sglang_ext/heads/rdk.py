@@ -44,7 +44,7 @@ def _parse_base(entry: Any) -> HeadConfig:
         return parse_head(entry)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RdkConfig(HeadConfig):
     """`base`: the head whose law is redistributed. `self_weight`: what a token keeps
     with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be

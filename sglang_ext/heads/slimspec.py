@@ -20,7 +20,7 @@ MOMENT_FLOOR = 1e-4  # of the mean of the diagonal
 SHARE_FLOOR = 1e-2  # of the mean share
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SlimSpecConfig(HeadConfig):
     kind: ClassVar[str] = "slimspec"
 

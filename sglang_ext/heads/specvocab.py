@@ -21,7 +21,7 @@ from sglang_ext.heads.slimspec import low_rank
 ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SpecVocabConfig(HeadConfig):
     kind: ClassVar[str] = "specvocab"
     inference_options = HeadConfig.inference_options | {"size"}

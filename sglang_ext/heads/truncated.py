@@ -19,7 +19,7 @@ from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TruncatedConfig(HeadConfig):
     """`size`: how many tokens are kept; None leaves it to the calibration, which keeps all of its ids (`complete`).
     `step_sizes` (PA-FR): how many of the ids, most frequent first, are scored at draft step 0, 1, ...; the last

@@ -62,8 +62,11 @@ def test_lists_are_multiplied_out_in_a_head_in_a_head_too() -> None:
 
 
 def test_a_size_that_is_left_out_is_the_calibrations() -> None:
-    absent, written = (prepared({"kind": "truncated", "artifacts": VOCABTRIM, **s}).heads for s in ({}, {"size": 2048}))
+    """Also null, and whatever comes first in the entry."""
+    entry = {"kind": "truncated", "artifacts": VOCABTRIM}
+    absent, null, written = (prepared({**s, **entry}).heads for s in ({}, {"size": None}, {"size": 2048}))
     assert absent == written
+    assert null == written
     assert absent[0].label == "truncated-size2048-vocabtrim-2048"
     assert absent[0].info.head.spec() == {"kind": "truncated", "size": 2048, "step_sizes": None}
 

@@ -5,8 +5,9 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,16 +78,18 @@ def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> 
     return (case for batch in batches for size in sizes for bench in benches for case in bench.cases(size, batch))
 
 
-def provenance(arguments: Sequence[str], is_interpreted: bool) -> dict[str, str]:
+def provenance(is_interpreted: bool) -> dict[str, str]:
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    commit = _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    checkout = Path(__file__).parents[3]  # an installation, or a copy of the files, has no history
+    is_checkout = (checkout / ".git").exists()
+    commit = _output("git", "-C", str(checkout), "describe", "--always", "--dirty") if is_checkout else "unknown"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "GPU": "none (interpreter)" if is_interpreted else _device_name(),
         "driver": "none" if is_interpreted else driver,
         "versions": f"torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}",
-        "commit": os.environ.get("RAYSPEC_COMMIT", commit),  # a copy of the files has no history
-        "command": shlex.join(["rayspec", "gpu-suite", *arguments]),
+        "commit": os.environ.get("RAYSPEC_COMMIT", commit),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 

@@ -43,9 +43,9 @@ def filled_in(given: Mapping[str, Any], asked: Mapping[str, Any], completed: Map
     """The given values, and those that completing the entry has added, also in a head in a head."""
     own = {
         name: filled_in(value, asked[name], completed[name]) if isinstance(value, Mapping) else value
-        for name, value in given.items()
+        for name, value in {"kind": given["kind"], **given}.items()  # its kind first, however an entry has them
     }
-    return own | {name: v for name, v in completed.items() if name not in given and v != asked.get(name)}
+    return own | {name: v for name, v in completed.items() if given.get(name) is None and v != asked.get(name)}
 
 
 def label(given: Mapping[str, Any], artifacts: str | None, drafter: str | None) -> str:
