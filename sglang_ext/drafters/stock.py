@@ -20,6 +20,8 @@ from sglang_ext.drafters.target import TAPS, stored_taps
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 
+Head = DraftHead | PositionHeads
+
 
 @dataclass(frozen=True)
 class StockForm(ABC):
@@ -31,63 +33,48 @@ class StockForm(ABC):
     version: int | None = None
 
     @abstractmethod
-    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
-        """Of the matrix that serves as its head. Raises ValueError for a head that this form cannot express."""
+    def matrix(self, head: Head, provenance: Mapping[str, Any], where: object) -> tuple[Tensor, Tensor] | None:
+        """(matrix [S, H], target ids [S]) of what is stored of a head; None where nothing is. Raises ValueError for a
+        head that this form cannot express."""
 
-    @abstractmethod
+    def rows(self, head: Head, provenance: Mapping[str, Any], where: object) -> int:
+        """Of the matrix that serves as its head. Raises ValueError as `matrix`."""
+        found = self.matrix(head, provenance, where)
+        return head.at(0).vocab_size if found is None else len(found[1])
+
     def of(
         self,
-        head: DraftHead | PositionHeads,
+        head: Head,
         body: Mapping[str, Tensor],
         config: Mapping[str, Any],
         provenance: Mapping[str, Any],
         where: object,
     ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """(tensors, config.json) of a drafter, from those of its body and our config.json. Raises ValueError as
-        `rows`."""
+        `matrix`."""
+        found = self.matrix(head, provenance, where)
+        if found is None:
+            return body, _without_ours(config) | {"architectures": [self.architecture]}
+        return to_stock(body, *found, vocab_size=head.at(0).vocab_size), stock_config(config, len(found[1]))
 
 
 class WithMatrix(StockForm):
     """EAGLE-3's: the head is a matrix over some of the tokens."""
 
-    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
-        return len(stock_matrix(head, where)[1])
-
-    def of(
-        self,
-        head: DraftHead | PositionHeads,
-        body: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-        where: object,
-    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        weight_SH, ids_S = stock_matrix(head, where)
-        return to_stock(body, weight_SH, ids_S, vocab_size=head.at(0).vocab_size), stock_config(config, len(ids_S))
+    def matrix(self, head: Head, provenance: Mapping[str, Any], where: object) -> tuple[Tensor, Tensor]:
+        return stock_matrix(head, where)
 
 
 class WithTargetsHead(StockForm):
     """EAGLE's: the head is the target's, and nothing of it is stored."""
 
-    def rows(self, head: DraftHead | PositionHeads, provenance: Mapping[str, Any], where: object) -> int:
-        own = head.at(0)
-        if not own.config.gives_rows or provenance.get("freeze_head") is not True:
+    def matrix(self, head: Head, provenance: Mapping[str, Any], where: object) -> None:
+        own = head.at(0).config
+        if not own.gives_rows or provenance.get("freeze_head") is not True:
             raise ValueError(
-                f"{where}: SGLang gives a stock EAGLE drafter the target's LM head, and this one has its own, "
-                f"{own.config}; train it with freeze_head: true and draft_head: {{kind: full}}, or serve it with "
-                "rayspec"
+                f"{where}: SGLang gives a stock EAGLE drafter the target's LM head, and this one has its own, {own}; "
+                "train it with freeze_head: true and draft_head: {kind: full}, or serve it with rayspec"
             )
-        return own.vocab_size
-
-    def of(
-        self,
-        head: DraftHead | PositionHeads,
-        body: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-        where: object,
-    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        self.rows(head, provenance, where)
-        return body, _without_ours(config) | {"architectures": [self.architecture]}
 
 
 # version 1 named no taps for vLLM, and had maps where all tokens are kept
@@ -126,7 +113,7 @@ def stock_names(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Ten
     return ours
 
 
-def stock_matrix(head: DraftHead | PositionHeads, path: object) -> tuple[Tensor, Tensor]:
+def stock_matrix(head: Head, path: object) -> tuple[Tensor, Tensor]:
     """(matrix [S, H], target ids [S]) of a head. Raises ValueError for one that the stock form cannot express."""
     matrix = None if isinstance(head, PositionHeads) else head.as_matrix()
     if matrix is None:
