@@ -71,7 +71,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             if is_set:
                 raise ValueError(f"--speculative-algorithm {self.name} does not offer {option}; leave it out")
         if server_args.speculative_use_rejection_sampling and server_args.speculative_eagle_topk != 1:
-            with naming(info):
+            with naming(info.path):
                 served_tree(info).check_can_be_drawn()
         if server_args.max_running_requests is None:
             server_args.max_running_requests = 48  # SGLang's own default under speculation
@@ -118,7 +118,7 @@ def served_tree(info: CheckpointInfo) -> CandidateTree:
             f"drafter {info.path} has no draft_tree; give it one with rayspec train, or serve it as a chain: "
             "--speculative-eagle-topk 1"
         )
-    with naming(info):
+    with naming(info.path):
         return build_tree(info.tree, vocab_size=info.body.vocab_size)
 
 

@@ -167,7 +167,7 @@ def load_drafter(
     info = read_info(path)
     tensors = read_tensors(info)
     drafter = empty_drafter(info)
-    with naming(info):
+    with naming(info.path):
         drafter.load_state_dict(tensors)
         check_loaded(drafter, stop_ids)
     return drafter.to(dtype), info
@@ -180,13 +180,13 @@ def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Draf
     check_files(info)
     with torch.device("meta"):
         drafter = empty_drafter(info).to(dtype)
-    with naming(info):
+    with naming(info.path):
         for name, head in drafter.named_modules():
             if isinstance(head, DraftHead) and head.maps:
                 found = _read_named(info, [f"{name}.{own}" for own in head.maps])
                 head.take_maps({own: found[f"{name}.{own}"] for own in head.maps})
     if info.tree is not None:
-        with naming(info), _open(_weights_file(info)) as handle:
+        with naming(info.path), _open(_weights_file(info)) as handle:
             tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
             tree.load_state_dict({name: handle.get_tensor(TREE_PREFIX + name) for name in tree.state_dict()})
             tree.check()

@@ -167,12 +167,10 @@ def _stock_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
 
 
 def _head(entry: Mapping[str, Any], body: DrafterConfig, path: str) -> HeadConfig:
-    try:
+    with naming(path):
         head = parse_head(entry)
         head.check_sizes(body.hidden_size, body.vocab_size)
-    except ValueError as error:
-        raise ValueError(f"drafter {path}: {error}") from error
-    return head
+        return head
 
 
 @cache  # once a process
@@ -215,7 +213,7 @@ def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, A
 def empty_drafter(info: CheckpointInfo) -> Drafter:
     """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad tree."""
     head = empty_head(info)
-    with naming(info):
+    with naming(info.path):
         tree = None if info.tree is None else build_tree(info.tree, vocab_size=info.body.vocab_size)
         return family(info.kind).drafter_class(info.body, head, tree)
 
@@ -230,9 +228,9 @@ def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:
 
 
 @contextmanager
-def naming(info: CheckpointInfo) -> Iterator[None]:
+def naming(path: str) -> Iterator[None]:
     """ValueErrors say which drafter they are of, which a head does not know."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"drafter {info.path}: {error}") from error
+        raise ValueError(f"drafter {path}: {error}") from error

@@ -29,7 +29,7 @@ def _check_shape(info: CheckpointInfo, shape: DraftShape, config: SweepConfig) -
         )
     if shape.topk == 1:
         return
-    with naming(info), torch.device("meta"):
+    with naming(info.path), torch.device("meta"):
         head = build_head(info.head, hidden_size=info.body.hidden_size, vocab_size=info.body.vocab_size)
         fewest = shape.topk if head.scores_by_map else head.fewest_candidates(steps)
         tree = empty_drafter(info).draft_tree

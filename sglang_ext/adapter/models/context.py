@@ -79,7 +79,7 @@ class ContextModel(nn.Module):
         head and any tree. Nothing changes yet. Raises ValueError."""
         check_replaces(self.info, info, tensors)
         drafter, _ = _apart(info)
-        with naming(info):
+        with naming(info.path):
             drafter.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(ATTENTION)})
             check_loaded(drafter, served_stop_ids())
         reference = self.self_attn.qkv_proj.weight

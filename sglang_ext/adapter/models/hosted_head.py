@@ -328,7 +328,7 @@ def _head_of(info: CheckpointInfo) -> DraftHead:
 def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
     """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
     where a row may have fewer candidates than the tree has branches."""
-    with naming(info):
+    with naming(info.path):
         head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
         head.check(served_stop_ids())
         spec = get_spec()
@@ -347,7 +347,7 @@ def _pruner_of(info: CheckpointInfo, tensors: Mapping[str, Tensor], device: torc
     if info.tree is None:
         return None
     spec = get_spec()
-    with naming(info):
+    with naming(info.path):
         tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
         assert isinstance(tree, PruningTree), "check_tensors has made the drafter"
         tree.load_state_dict({n.removeprefix(TREE_PREFIX): t for n, t in tensors.items() if n.startswith(TREE_PREFIX)})

@@ -52,7 +52,7 @@ class CarriedDrafting:
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """From the next step on. Raises ValueError where its head or its tree does not fit; nothing changes then."""
-        with naming(info):
+        with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)
         self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
@@ -172,7 +172,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
         check_tensors(tensors, info)
-        with naming(info):
+        with naming(info.path):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())
         drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
