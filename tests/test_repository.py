@@ -47,7 +47,7 @@ def dispatches(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            kinds = [s for s in sides if isinstance(s, ast.Attribute) and s.attr in ("kind", "drafter_kind")]
+            kinds = [s for s in sides if isinstance(s, ast.Attribute) and s.attr in ("kind",)]
             names = [n for s in sides for n in ast.walk(s) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
             if kinds and names:
                 yield ast.unparse(node)
@@ -72,7 +72,7 @@ def test_nothing_outside_of_a_family_asks_which_it_is() -> None:
     "source",
     [
         "if a.kind == 'eagle3': pass",
-        "b = x.drafter_kind in ('medusa', 'hydra')",
+        "b = x.family.kind in ('medusa', 'hydra')",
         "isinstance(d, (A, drafters.Eagle3Drafter))",
     ],
 )

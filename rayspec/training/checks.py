@@ -21,12 +21,10 @@ from rayspec.training.tree_config import StaticTreeConfig
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
-from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.folders import check_parents
-from sglang_ext.heads import head_class
 
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 10**8
@@ -139,16 +137,11 @@ def _check_head(
     made_before: set[str],
     load_base: Callable[[Path], tuple[Drafter, CheckpointInfo]],
 ) -> None:
-    own = family(entry.drafter_kind)
-    if own.config_class.reads_target:
+    if entry.family.config_class.reads_target:
         check_host(target.model.config)
-    training = own.training
-    body = training.config_for(target, entry.drafter_options, config.recipe)
+    body = entry.body_for(target, config.recipe)
     entry.draft_head.check_sizes(body.hidden_size, body.vocab_size)
-    kind = entry.draft_head.kind
-    if entry.freeze_head and not head_class(kind).taken_over:
-        raise ValueError(f"freeze_head keeps rows of the target's head, but a {kind} head has none; leave it out")
-    positions = training.draft_steps(body, config.recipe)
+    positions = entry.family.training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)
     if entry.tree is not None:
         _check_tree(entry, target, config.target_name, positions)

@@ -21,7 +21,9 @@ from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import TreeConfig, parse_tree
-from sglang_ext.drafters import DEFAULT, families, family
+from sglang_ext.drafters import DEFAULT, Family, families, family
+from sglang_ext.drafters.base import DrafterConfig
+from sglang_ext.drafters.training import Steps, Target
 from sglang_ext.folders import check_name
 from sglang_ext.heads import HeadConfig, parse_head
 from sglang_ext.settings import Settings
@@ -71,18 +73,27 @@ class DrafterEntry(Settings):
                 f"drafters[{self.name}].train_body goes on training the body of a base, but there is none; name one "
                 "in base, or leave train_body out: without a base, body and head are trained anyway"
             )
+        if self.freeze_head and not self.draft_head.taken_over:
+            raise ValueError(
+                f"drafters[{self.name}].freeze_head keeps rows of the target's head, but a {self.draft_head.kind} head "
+                "has none; leave it out"
+            )
         try:
             self.asked()
         except ValueError as error:
             raise ValueError(f"drafters[{self.name}]: {error}") from error
 
     @property
-    def drafter_kind(self) -> str:
-        return self.drafter["kind"]
+    def family(self) -> Family:
+        return family(self.drafter["kind"])
 
     @property
     def drafter_options(self) -> dict[str, Any]:
         return {name: value for name, value in self.drafter.items() if name != "kind"}
+
+    def body_for(self, target: Target, recipe: Steps) -> DrafterConfig:
+        """Of a new drafter. Raises ValueError for a target that the family cannot draft for."""
+        return self.family.training.config_for(target, self.drafter_options, recipe)
 
     @cached_property
     def parsed_tree(self) -> TreeConfig | None:
@@ -91,18 +102,18 @@ class DrafterEntry(Settings):
 
     def all_drafter_options(self) -> dict[str, Any]:
         """`drafter_options` with every default written out. Raises ValueError."""
-        return family(self.drafter_kind).config_class.complete(self.drafter_options)
+        return self.family.config_class.complete(self.drafter_options)
 
     def asked(self) -> dict[str, Any]:
         """What provenance names besides the head, every default written out; nothing for the default drafter but its
         tree, if it has one. Raises ValueError for options that do not exist or do not fit."""
         tree = self.parsed_tree
         if tree is not None:
-            family(self.drafter_kind).config_class.check_tree(tree.kind, "tree")
+            self.family.config_class.check_tree(tree.kind, "tree")
         options = self.all_drafter_options()
         found: dict[str, Any] = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
-        if self.drafter_kind != DEFAULT:
-            found |= {"drafter": {"kind": self.drafter_kind, **options}, "tree": None}
+        if self.family.kind != DEFAULT:
+            found |= {"drafter": {"kind": self.family.kind, **options}, "tree": None}
         return found if tree is None else {**found, "tree": entry_of(tree.kind, tree)}
 
 
@@ -204,7 +215,7 @@ class DrafterTrainConfig(Settings):
                 f"drafters[{frozen[0]}].base takes over a body and freezes it; set train_body or leave base out to "
                 "train it, or set recipe.csra_weight=0"
             )
-        others = [entry.name for entry in self.drafters if not family(entry.drafter_kind).config_class.feeds_back]
+        others = [entry.name for entry in self.drafters if not entry.family.config_class.feeds_back]
         if self.recipe.csra_weight and others:
             raise ValueError(
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "

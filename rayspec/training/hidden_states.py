@@ -31,7 +31,6 @@ from rayspec.training.drafter import autocast
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import ALONE, Group
-from sglang_ext.drafters import family
 from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.folders import save_tensors
@@ -265,7 +264,7 @@ def _body(config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget)
         base = config.base_folder(entry)
         if base is not None:
             return read_info(base).body
-    return family(entry.drafter_kind).training.config_for(target, entry.drafter_options, config.recipe)
+    return entry.body_for(target, config.recipe)
 
 
 def _check_room(config: DrafterTrainConfig, needed: int) -> int:

@@ -19,7 +19,6 @@ from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
-from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
@@ -105,18 +104,13 @@ def new_drafter(
             drafter.requires_grad_(True)
     if entry.freeze_head:
         for lm_head in drafter.lm_head if isinstance(drafter.lm_head, PositionHeads) else [drafter.lm_head]:
-            _freeze_rows(lm_head, entry, target.head_VG.dtype)
+            _freeze_rows(lm_head, target.head_VG.dtype)
     return drafter
 
 
-def _freeze_rows(lm_head: DraftHead, entry: DrafterEntry, dtype: torch.dtype) -> None:
+def _freeze_rows(lm_head: DraftHead, dtype: torch.dtype) -> None:
     """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
-    if not lm_head.taken_over:
-        raise ValueError(
-            f"drafters[{entry.name}].freeze_head keeps rows of the target's head, but a {lm_head.kind} head has none; "
-            "leave it out"
-        )
-    for name in lm_head.taken_over:
+    for name in lm_head.config.taken_over:
         parameter = lm_head.get_parameter(name)
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
@@ -125,8 +119,8 @@ def _freeze_rows(lm_head: DraftHead, entry: DrafterEntry, dtype: torch.dtype) ->
 def _drafter_from_target(
     target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
-    own = family(entry.drafter_kind)
-    config = own.training.config_for(target, entry.drafter_options, recipe)
+    own = entry.family
+    config = entry.body_for(target, recipe)
     if config.reads_target and entry.draft_head.uses_states:
         origin = origin.with_artifacts(head_moments(target, answers))
     rows_VH = own.training.head_rows(target, config)
@@ -153,9 +147,9 @@ def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info
     base = info.path
     if info.target is not None:
         info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), base)
-    if info.kind != entry.drafter_kind:
+    if info.kind != entry.family.kind:
         raise ValueError(
-            f"drafters[{entry.name}].base is {base} of kind {info.kind}, but drafter.kind is {entry.drafter_kind}; "
+            f"drafters[{entry.name}].base is {base} of kind {info.kind}, but drafter.kind is {entry.family.kind}; "
             "both must be the same"
         )
     asked = entry.all_drafter_options()
@@ -217,5 +211,5 @@ def _head_on_base(found: DraftHead, entry: DrafterEntry, origin: Origin) -> Draf
         return found
     lm_head = head_from_target(entry.draft_head, found.get_parameter("weight").data, origin.artifacts)
     for name, parameter in lm_head.named_parameters():
-        parameter.requires_grad_(name not in lm_head.taken_over)
+        parameter.requires_grad_(name not in lm_head.config.taken_over)
     return lm_head

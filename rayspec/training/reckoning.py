@@ -21,7 +21,6 @@ import torch
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters import family
 from sglang_ext.heads import build_head
 
 
@@ -90,12 +89,11 @@ class DrafterSize:
 
     @classmethod
     def of(cls, entry: DrafterEntry, config: DrafterTrainConfig, target: FrozenTarget) -> DrafterSize:
-        own = family(entry.drafter_kind)
-        body = own.training.config_for(target, entry.drafter_options, config.recipe)
+        own, body = entry.family, entry.body_for(target, config.recipe)
         sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
         with torch.device("meta"):
             drafter = own.drafter_class(body, body.heads(lambda: build_head(entry.draft_head, **sizes)), None)
-            taken_over = drafter.lm_head.at(0).taken_over
+            taken_over = drafter.lm_head.at(0).config.taken_over
         heads = dict(drafter.lm_head.named_parameters())
         is_on_base = entry.base is not None and not entry.train_body
         keeps_rows = is_on_base or entry.freeze_head

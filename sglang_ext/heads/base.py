@@ -86,7 +86,6 @@ class DraftHead(nn.Module, ABC):
     Config: ClassVar[type[HeadConfig]]
     projections: ClassVar[tuple[str, ...]] = ()  # the matrices that `project` multiplies by when serving
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
-    taken_over: ClassVar[tuple[str, ...]] = ()  # the parameters that `from_target` copies and training may freeze
     maps: ClassVar[tuple[str, ...]] = ()  # the buffers whose values, and not only shapes, say what there is to score
     routes: ClassVar[bool] = False
 

@@ -47,6 +47,10 @@ class ClusteredConfig(HeadConfig, ABC):
         if self.clusters < 1:
             raise ValueError(f"draft_head.clusters must be at least 1, got {self.clusters}")
 
+    @property
+    def taken_over(self) -> tuple[str, ...]:
+        return ("weight",)
+
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         super().check_sizes(hidden_size, vocab_size)
         if self.clusters > vocab_size:
@@ -79,7 +83,6 @@ class ClusteredHead(DraftHead):
     """`weight` [V, H]: the full head. Subclasses hold the router's parameters and implement `cluster_scores`."""
 
     gathered = ("weight",)
-    taken_over = ("weight",)
     maps = ("cluster_of",)
     config: Any
     cluster_of: Tensor

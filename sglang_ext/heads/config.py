@@ -58,6 +58,11 @@ class HeadConfig(Settings):
         return False
 
     @property
+    def taken_over(self) -> tuple[str, ...]:
+        """The parameters that a new head copies from the rows it is made of, and training may freeze."""
+        return ()
+
+    @property
     def gives_rows(self) -> bool:
         """Whether heads of other kinds are made of its rows: one of each token, in floating point."""
         return False

@@ -20,6 +20,10 @@ class FullConfig(HeadConfig):
     kind: ClassVar[str] = "full"
 
     @property
+    def taken_over(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    @property
     def gives_rows(self) -> bool:
         return self.weight_format is None
 
@@ -28,7 +32,6 @@ class FullHead(DraftHead):
     """logits = weight @ hidden, weight [V, H]; the checkpoint's tensor is `lm_head.weight` as in stock EAGLE-3."""
 
     projections = ("weight",)
-    taken_over = ("weight",)
     Config = FullConfig
 
     def __init__(self, config: FullConfig, hidden_size: int, vocab_size: int) -> None:

@@ -32,11 +32,15 @@ SELF_WEIGHT, SHARE = 0.9, 0.5
 
 @contextmanager
 def _of_the_base() -> Iterator[None]:
-    """Errors say that it is the base which they are of."""
+    """Errors name the base's settings where they lie."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"draft_head.base: {error}") from error
+        said = str(error)
+        is_named = "draft_head" in said
+        raise ValueError(
+            said.replace("draft_head", "draft_head.base") if is_named else f"draft_head.base: {said}"
+        ) from error
 
 
 def _parse_base(entry: Any) -> HeadConfig:
@@ -104,7 +108,8 @@ class RdkConfig(HeadConfig):
             return replace(self, base=self.base.complete(artifacts))
 
     def check_artifacts(self, artifacts: Mapping[str, Tensor], vocab_size: int) -> None:
-        self.base.check_artifacts(artifacts, vocab_size)
+        with _of_the_base():
+            self.base.check_artifacts(artifacts, vocab_size)
         if self.is_counted and "states" not in artifacts:
             raise ValueError(
                 "draft_head.affinity counted is counted along a trained drafter with a full head, on the target's "
@@ -114,6 +119,10 @@ class RdkConfig(HeadConfig):
     @property
     def is_counted(self) -> bool:
         return self.affinity == "counted"
+
+    @property
+    def taken_over(self) -> tuple[str, ...]:
+        return tuple(f"base.{name}" for name in self.base.taken_over)
 
     @property
     def uses_states(self) -> bool:
@@ -143,7 +152,6 @@ class RdkHead(DraftHead):
     def __init__(self, config: RdkConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__(config, hidden_size, vocab_size)
         self.base = build_head(config.base, hidden_size=hidden_size, vocab_size=vocab_size)
-        self.taken_over = tuple(f"base.{name}" for name in self.base.taken_over)  # type: ignore[misc]
         self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
         self.register_buffer("neighbour_ids", torch.full((vocab_size, config.neighbours), -1))
         self.register_buffer("neighbour_weights", torch.full((vocab_size, config.neighbours), float("nan")))

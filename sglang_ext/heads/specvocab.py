@@ -30,6 +30,10 @@ class SpecVocabConfig(HeadConfig):
     size: int
 
     @property
+    def taken_over(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    @property
     def uses_states(self) -> bool:
         return True
 
@@ -48,7 +52,6 @@ class SpecVocabHead(DraftHead):
 
     projections = ("down", "up")
     gathered = ("weight",)
-    taken_over = ("weight",)
     Config = SpecVocabConfig
     config: SpecVocabConfig
 

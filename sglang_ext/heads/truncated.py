@@ -30,6 +30,10 @@ class TruncatedConfig(HeadConfig):
     size: int | None = None
     step_sizes: tuple[int, ...] | None = None
 
+    @property
+    def taken_over(self) -> tuple[str, ...]:
+        return ("weight",)
+
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         super().check_sizes(hidden_size, vocab_size)
         if self.size is None:
@@ -66,7 +70,6 @@ class TruncatedHead(DraftHead):
     """`weight` [S, H] holds the rows of the target ids `ids` [S]."""
 
     projections = ("weight",)
-    taken_over = ("weight",)
     Config = TruncatedConfig
     config: TruncatedConfig
     ids: Tensor

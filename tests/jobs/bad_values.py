@@ -105,7 +105,7 @@ def train_cases(world: World, out: Path) -> list[Case]:
         *(one(heads(f"name: a, draft_head: {{kind: truncated, size: {n}}}"), "size") for n in (0, 258, "x")),
         one(heads("name: a, draft_head: {kind: truncated, size: 8}"), "ids", "rayspec calibrate"),
         one(heads("name: a, draft_head: {kind: truncated}"), "draft_head.size", "rayspec calibrate"),
-        one(heads("name: a, draft_head: {kind: rdk, base: {kind: truncated}}"), "draft_head.base: draft_head.size"),
+        one(heads("name: a, draft_head: {kind: rdk, base: {kind: truncated}}"), "draft_head.base.size"),
         one(heads("name: a, draft_head: {kind: truncated, size: 8, step_sizes: [9]}"), "step_sizes"),
         one(heads("name: a, draft_head: {kind: coral, clusters: 4, top: 1}"), "cluster map"),
         one(heads("name: a, draft_head: {kind: coral, clusters: 4, top: 5}"), "top"),

@@ -25,7 +25,6 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import completed
 from rayspec.training.tree_config import SlimTreeConfig
-from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint_config import config_json
 from sglang_ext.heads import build_head
 from sglang_ext.trees import build_tree
@@ -73,8 +72,7 @@ def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = 
 
 def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: DrafterTrainConfig) -> None:
     """What training such an entry would leave. Raises ValueError for sizes that cannot be."""
-    own = family(entry.drafter_kind)
-    body = own.training.config_for(target, entry.drafter_options, config.recipe)
+    own, body = entry.family, entry.body_for(target, config.recipe)
     sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
     spec = completed(config, entry, target).draft_head
     tree = _tree(entry, body.vocab_size)

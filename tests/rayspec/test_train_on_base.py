@@ -110,6 +110,33 @@ def test_a_base_with_other_tensors_is_refused(family: Family, tiny_target: Froze
         make(family, tiny_target, "other", "nobody", SPECVOCAB)
 
 
+@pytest.mark.parametrize(
+    ("spec", "frozen"),
+    [
+        ({"kind": "full"}, {"weight"}),
+        (SPECVOCAB, {"weight"}),
+        ({"kind": "rdk", "base": {"kind": "full"}}, {"base.weight"}),
+        ({"kind": "rdk", "base": SPECVOCAB}, {"base.weight"}),
+    ],
+)
+def test_the_rows_of_a_frozen_head_alone_are_frozen(
+    spec: dict[str, Any], frozen: set[str], family: Family, tiny_target: FrozenTarget
+) -> None:
+    config, answers = family
+    entry = DrafterEntry(name="x", draft_head=parse_head(spec), freeze_head=True)
+    drafter = new_drafter(tiny_target, entry, config.recipe, answers)
+    parameters = dict(drafter.lm_head.named_parameters())
+    assert {name for name, parameter in parameters.items() if not parameter.requires_grad} == frozen
+
+
+@pytest.mark.parametrize(
+    "spec", [{"kind": "slimspec", "rank": 4}, {"kind": "rdk", "base": {"kind": "slimspec", "rank": 4}}]
+)
+def test_a_head_without_such_rows_cannot_be_frozen(spec: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"drafters\[x\]\.freeze_head keeps rows of the target's head"):
+        DrafterEntry(name="x", draft_head=parse_head(spec), freeze_head=True)
+
+
 def test_a_trained_body_goes_on(family: Family, tiny_target: FrozenTarget) -> None:
     """From the base's weights, not from the seed's; the new drafter stands alone."""
     config, answers = family

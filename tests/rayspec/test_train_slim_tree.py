@@ -201,7 +201,7 @@ def test_a_calibration_without_pairs_is_refused_before_anything_is_made(
 
 def test_from_yaml() -> None:
     config = load_config(DrafterTrainConfig, str(Path(__file__).parents[2] / "configs/train/slim_trees.yaml"), [])
-    assert [head.drafter_kind for head in config.drafters] == ["eagle3"] * 3
+    assert [head.family.kind for head in config.drafters] == ["eagle3"] * 3
     found = [head.asked()["tree"] for head in config.drafters]
     assert [(tree["kind"], tree["bigram"], tree["hypotheses"]) for tree in found] == [
         ("slim", "bigram", count) for count in (1, 20, 40)

@@ -214,7 +214,7 @@ TOO_MANY = {
     "of_the_base": config_fault(
         SPECS["rdk_truncated"],
         set_to("draft_head", "base", "size", value=54),
-        "draft_head.base: draft_head.size must be in 1..53 (the vocabulary), got 54",
+        "draft_head.base.size must be in 1..53 (the vocabulary), got 54",
     ),
     "stock": config_fault(FULL, as_stock, "draft_vocab_size must be in 1..53 (vocab_size), got 54"),
 }
