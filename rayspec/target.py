@@ -34,6 +34,17 @@ class TargetModel:
         return None if length is None else int(length * (1 if is_counted_in else rope.get("factor") or 1))
 
 
+def cached_snapshot(name: str) -> Path | None:
+    """The folder in this machine's cache with the files of a Hugging Face name; it is named by their commit. None where
+    there is none."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
 def read_target(
     name: str,
     *,
@@ -42,8 +53,8 @@ def read_target(
     trust_remote_code: bool = False,
     needs_weights: bool = True,
 ) -> TargetModel:
-    """The target of that name: `demo`, a folder, or a Hugging Face name, which is looked up. Raises ValueError for one
-    that is not there, not whole, or of no use to an engine.
+    """The target of that name: a fetched one, a folder, or a Hugging Face name, which is looked up. Raises ValueError
+    for one that is not there, not whole, or of no use to an engine.
 
     Args:
         tokenizer: where the tokenizer is, None for beside the model.

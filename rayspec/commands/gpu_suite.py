@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rayspec.job import INTERRUPTED
+
 OPS = ("head_topk", "slim_head", "indexed_head", "gather_dot", "quantized_linear", "router_topk", "grouped_rmsnorm",
        "slim_posterior", "tree_prune")  # fmt: skip
 
@@ -56,6 +58,9 @@ def main(arguments: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"cut off; what was measured until then is in {args.out}, and a new run begins anew", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _unused(args: argparse.Namespace) -> str | None:

@@ -2,13 +2,11 @@
 
 import re
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import mlflow.artifacts
-from huggingface_hub import snapshot_download
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -19,6 +17,7 @@ from rayspec.home import home
 from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_files_sha256
+from rayspec.target import cached_snapshot
 from rayspec.tracking import TrackingError, redacted
 from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.checkpoint import load_drafter
@@ -114,9 +113,7 @@ def _on_this_machine(target: str) -> str:
     """The folder of a target's files. Raises ValueError for a Hugging Face name whose files are not here."""
     if Path(target).is_dir():
         return target
-    folder = None
-    with suppress(OSError, ValueError):
-        folder = Path(snapshot_download(target, local_files_only=True))
+    folder = cached_snapshot(target)
     if folder is None or not (folder / "config.json").is_file():
         raise ValueError(
             f"the target {target} is not in this machine's Hugging Face cache; bring the revision there that was "

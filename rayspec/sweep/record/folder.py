@@ -17,8 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-
 from rayspec.config import load_config, to_yaml
 from rayspec.identity import differences
 from rayspec.lock import held
@@ -26,6 +24,7 @@ from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.record.measured import read_state
+from rayspec.target import cached_snapshot
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint_config import read_config, read_info
 from sglang_ext.fingerprints import combined_sha256, file_sha256, weights_sha256
@@ -224,10 +223,8 @@ def target_files_sha256(target: str) -> dict[str, str]:
     """The fingerprint of each file that says what the target answers. Of a Hugging Face name the commit that lies in
     this machine's cache; nothing is known before the first download."""
     if not Path(target).is_dir():
-        try:
-            return {target: Path(snapshot_download(target, local_files_only=True)).name}
-        except (OSError, ValueError):
-            return {}
+        snapshot = cached_snapshot(target)
+        return {} if snapshot is None else {target: snapshot.name}
     files = sorted(f for f in Path(target).iterdir() if f.suffix in TARGET_FILES)
     with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:  # a large target is many files, and hashing lets others run
         return dict(zip([f.name for f in files], pool.map(weights_sha256, files), strict=True))
