@@ -81,6 +81,8 @@ def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]
     if error["type"] == "value_error":  # of a dataclass, which may not know where it stands
         said, (where, _) = str(error["ctx"]["error"]), _found(cls, error["loc"], path)
         field = where.rpartition(".")[2]
+        if where in said:
+            return said
         if field != where and said.startswith((field, "unknown ")):  # of a parser that knows its name alone
             return said.replace(field, where, 1)
         return said if said.startswith(where.partition("[")[0]) else f"{where}.{said}"

@@ -17,7 +17,7 @@ from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import check_base, completed, origin_of
-from rayspec.training.tree_config import StaticTreeConfig
+from rayspec.training.tree_config import StaticTreeConfig, TreeConfig
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
@@ -139,12 +139,12 @@ def _check_head(
 ) -> None:
     if entry.family.config_class.reads_target:
         check_host(target.model.config)
-    body = entry.body_for(target, config.recipe)
+    body = entry.drafter.body_for(target, config.recipe)
     entry.draft_head.check_sizes(body.hidden_size, body.vocab_size)
     positions = entry.family.training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)
     if entry.tree is not None:
-        _check_tree(entry, target, config.target_name, positions)
+        _check_tree(entry.tree, target, config.target_name, positions)
     if entry.base in made_before:
         return  # which is looked at when it is there
     origin = origin_of(config, entry, target)
@@ -169,9 +169,7 @@ def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None)
             )
 
 
-def _check_tree(entry: DrafterEntry, target: FrozenTarget, name: str, positions: int) -> None:
-    config = entry.parsed_tree
-    assert config is not None, "the caller looked"
+def _check_tree(config: TreeConfig, target: FrozenTarget, name: str, positions: int) -> None:
     tree = given_tree(config, target.info(name, ()))
     if tree is None:
         assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"

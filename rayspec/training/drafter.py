@@ -162,8 +162,7 @@ def train_drafter(
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
     # what is missing should not wait for the end
-    asked = entry.parsed_tree
-    tree = None if asked is None else given_tree(asked, target.info(config.target_name, ()))
+    tree = None if entry.tree is None else given_tree(entry.tree, target.info(config.target_name, ()))
     training = _Training(config, entry, target, answers, held_out, group)
     with DrafterLog(config, entry, training.progress, group) as log:
         training.run(log, on_step)
@@ -284,7 +283,7 @@ class _Training:
         return found
 
     def _found_tree(self) -> Any:
-        config = self.entry.parsed_tree
+        config = self.entry.tree
         assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
         at_once = replace(self.recipe, batch_size=self.config.sequences_at_once, accumulate=1)
         with autocast(self.recipe, self.target.device):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +20,7 @@ from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import TreeConfig, parse_tree
-from sglang_ext.drafters import DEFAULT, Family, families, family
-from sglang_ext.drafters.base import DrafterConfig
-from sglang_ext.drafters.training import Steps, Target
+from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, parse_drafter
 from sglang_ext.folders import check_name
 from sglang_ext.heads import HeadConfig, parse_head
 from sglang_ext.settings import Settings
@@ -56,18 +53,15 @@ class DrafterEntry(Settings):
     draft_head: Annotated[HeadConfig, PlainValidator(parse_head)]
     base: str | None = None
     artifacts: str | None = None
-    drafter: dict[str, Any] = field(default_factory=lambda: {"kind": DEFAULT})
-    tree: dict[str, Any] | None = None
+    drafter: Annotated[DrafterOptions, PlainValidator(parse_drafter)] = field(
+        default_factory=lambda: parse_drafter({"kind": DEFAULT})
+    )
+    tree: Annotated[TreeConfig | None, PlainValidator(parse_tree)] = None
     freeze_head: bool = False
     train_body: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "drafters[].name")
-        found = self.drafter.get("kind")
-        if not isinstance(found, str) or found not in families():
-            raise ValueError(
-                f"drafters[{self.name}].drafter.kind must be one of {', '.join(families())}, got {found!r}"
-            )
         if self.train_body and self.base is None:
             raise ValueError(
                 f"drafters[{self.name}].train_body goes on training the body of a base, but there is none; name one "
@@ -78,43 +72,20 @@ class DrafterEntry(Settings):
                 f"drafters[{self.name}].freeze_head keeps rows of the target's head, but a {self.draft_head.kind} head "
                 "has none; leave it out"
             )
-        try:
-            self.asked()
-        except ValueError as error:
-            raise ValueError(f"drafters[{self.name}]: {error}") from error
+        if self.tree is not None:
+            self.family.config_class.check_tree(self.tree.kind, f"drafters[{self.name}].tree")
 
     @property
     def family(self) -> Family:
-        return family(self.drafter["kind"])
-
-    @property
-    def drafter_options(self) -> dict[str, Any]:
-        return {name: value for name, value in self.drafter.items() if name != "kind"}
-
-    def body_for(self, target: Target, recipe: Steps) -> DrafterConfig:
-        """Of a new drafter. Raises ValueError for a target that the family cannot draft for."""
-        return self.family.training.config_for(target, self.drafter_options, recipe)
-
-    @cached_property
-    def parsed_tree(self) -> TreeConfig | None:
-        """Raises ValueError."""
-        return None if self.tree is None else parse_tree(self.tree, "tree")
-
-    def all_drafter_options(self) -> dict[str, Any]:
-        """`drafter_options` with every default written out. Raises ValueError."""
-        return self.family.config_class.complete(self.drafter_options)
+        return self.drafter.family
 
     def asked(self) -> dict[str, Any]:
         """What provenance names besides the head, every default written out; nothing for the default drafter but its
-        tree, if it has one. Raises ValueError for options that do not exist or do not fit."""
-        tree = self.parsed_tree
-        if tree is not None:
-            self.family.config_class.check_tree(tree.kind, "tree")
-        options = self.all_drafter_options()
+        tree, if it has one."""
         found: dict[str, Any] = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
         if self.family.kind != DEFAULT:
-            found |= {"drafter": {"kind": self.family.kind, **options}, "tree": None}
-        return found if tree is None else {**found, "tree": entry_of(tree.kind, tree)}
+            found |= {"drafter": {"kind": self.family.kind, **self.drafter.complete()}, "tree": None}
+        return found if self.tree is None else {**found, "tree": entry_of(self.tree.kind, self.tree)}
 
 
 @dataclass(frozen=True, kw_only=True)

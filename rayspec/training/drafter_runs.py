@@ -28,7 +28,7 @@ from rayspec.training.prepare import (
 from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
-from sglang_ext.drafters import DEFAULT
+from sglang_ext.drafters import DEFAULT, DrafterOptions, family
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
@@ -60,7 +60,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        drafter = "" if entry.drafter == {"kind": DEFAULT} else f"{dict(entry.drafter)} "
+        drafter = "" if entry.drafter == DrafterOptions(family(DEFAULT), {}) else f"{entry.drafter} "
         lines.append(f"{entry.name} {drafter}{entry.draft_head} -> {folder}: {state}")
     return lines + reckon(config)
 

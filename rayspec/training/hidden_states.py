@@ -264,7 +264,7 @@ def _body(config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget)
         base = config.base_folder(entry)
         if base is not None:
             return read_info(base).body
-    return entry.body_for(target, config.recipe)
+    return entry.drafter.body_for(target, config.recipe)
 
 
 def _check_room(config: DrafterTrainConfig, needed: int) -> int:

@@ -81,7 +81,7 @@ def calibration_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str |
 
 def pairs_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
     """Of the calibration that a tree's pairs are of; None for an entry without such a tree."""
-    bigram = entry.parsed_tree.bigram if isinstance(entry.parsed_tree, SlimTreeConfig) else None
+    bigram = entry.tree.bigram if isinstance(entry.tree, SlimTreeConfig) else None
     return None if bigram is None else _sha256_of(bigram, config.target_name)
 
 
@@ -120,7 +120,7 @@ def _drafter_from_target(
     target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
     own = entry.family
-    config = entry.body_for(target, recipe)
+    config = entry.drafter.body_for(target, recipe)
     if config.reads_target and entry.draft_head.uses_states:
         origin = origin.with_artifacts(head_moments(target, answers))
     rows_VH = own.training.head_rows(target, config)
@@ -152,7 +152,7 @@ def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info
             f"drafters[{entry.name}].base is {base} of kind {info.kind}, but drafter.kind is {entry.family.kind}; "
             "both must be the same"
         )
-    asked = entry.all_drafter_options()
+    asked = entry.drafter.complete()
     if asked != drafter.config.options():
         raise ValueError(
             f"drafters[{entry.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "

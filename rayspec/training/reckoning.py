@@ -89,7 +89,7 @@ class DrafterSize:
 
     @classmethod
     def of(cls, entry: DrafterEntry, config: DrafterTrainConfig, target: FrozenTarget) -> DrafterSize:
-        own, body = entry.family, entry.body_for(target, config.recipe)
+        own, body = entry.family, entry.drafter.body_for(target, config.recipe)
         sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
         with torch.device("meta"):
             drafter = own.drafter_class(body, body.heads(lambda: build_head(entry.draft_head, **sizes)), None)

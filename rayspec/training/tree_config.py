@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -73,6 +72,6 @@ TreeConfig = StaticTreeConfig | SlimTreeConfig
 TREE_CONFIGS: dict[str, type[TreeConfig]] = {"static": StaticTreeConfig, "slim": SlimTreeConfig}
 
 
-def parse_tree(entry: Mapping[str, Any], path: str) -> TreeConfig:
-    """The checked config of a `tree` entry. Raises ValueError, which names the setting by its `path`."""
-    return parse(TREE_CONFIGS, entry, path)
+def parse_tree(entry: Any) -> TreeConfig | None:
+    """The checked config of a `tree` entry; none of none. Raises ValueError."""
+    return None if entry is None else parse(TREE_CONFIGS, entry, "tree")

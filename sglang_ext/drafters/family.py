@@ -15,11 +15,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 from sglang_ext.drafters.base import Drafter, DrafterConfig
 from sglang_ext.drafters.counting import Count
 from sglang_ext.drafters.serving import Serving
-from sglang_ext.drafters.training import Training
+from sglang_ext.drafters.training import Steps, Target, Training
 
 BUILT_IN = ("eagle3", "eagle", "medusa", "hydra", "specformer", "independent")
 DEFAULT = "eagle3"  # where no kind is named; a stock checkpoint's
@@ -76,3 +77,36 @@ def family(kind: str) -> Family:
     if kind not in families():
         raise ValueError(f"unknown drafter kind {kind!r}; known: {', '.join(families())}")
     return families()[kind]
+
+
+@dataclass(frozen=True, repr=False)
+class DrafterOptions:
+    """A `drafter` entry {kind, options} as it was asked for: a family, and what of a body its target does not decide.
+    `given`: without the defaults."""
+
+    family: Family
+    given: Mapping[str, Any]
+
+    def complete(self) -> dict[str, Any]:
+        """The options with every default written out. Raises ValueError for those that do not exist or do not fit."""
+        return self.family.config_class.complete(self.given)
+
+    def body_for(self, target: Target, recipe: Steps) -> DrafterConfig:
+        """The body of a new drafter. Raises ValueError for a target that the family cannot draft for."""
+        return self.family.training.config_for(target, self.given, recipe)
+
+    def __repr__(self) -> str:
+        return str({"kind": self.family.kind, **self.given})
+
+
+def parse_drafter(entry: Any) -> DrafterOptions:
+    """The checked options of a `drafter` entry. Raises ValueError for an unknown kind or option, and for one of the
+    wrong type or value."""
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"drafter must be a mapping, {{kind: ..., options}}, got {entry!r}")
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in families():
+        raise ValueError(f"drafter.kind must be one of {', '.join(families())}, got {kind!r}")
+    found = DrafterOptions(families()[kind], {name: value for name, value in entry.items() if name != "kind"})
+    found.complete()
+    return found

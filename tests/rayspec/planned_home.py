@@ -72,7 +72,7 @@ def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = 
 
 def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: DrafterTrainConfig) -> None:
     """What training such an entry would leave. Raises ValueError for sizes that cannot be."""
-    own, body = entry.family, entry.body_for(target, config.recipe)
+    own, body = entry.family, entry.drafter.body_for(target, config.recipe)
     sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
     spec = completed(config, entry, target).draft_head
     tree = _tree(entry, body.vocab_size)
@@ -92,7 +92,7 @@ def make_shipped_drafter(home: Path, target: FrozenTarget) -> None:
 
 
 def _tree(entry: DrafterEntry, vocab_size: int) -> Any:
-    asked = entry.parsed_tree
+    asked = entry.tree
     if asked is None:
         return None
     if isinstance(asked, SlimTreeConfig):

@@ -24,6 +24,7 @@ from rayspec.training.hidden_states import StoredTarget, _store, _stored_set, pl
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.specformer.config import specformer_taps
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
@@ -31,13 +32,15 @@ from sglang_ext.heads import parse_head
 FULL = {"kind": "full"}
 ENTRIES = {
     "eagle3": DrafterEntry(name="eagle3", draft_head=parse_head(FULL)),
-    "medusa": DrafterEntry(name="medusa", drafter={"kind": "medusa", "positions": 3}, draft_head=parse_head(FULL)),
+    "medusa": DrafterEntry(
+        name="medusa", drafter=parse_drafter({"kind": "medusa", "positions": 3}), draft_head=parse_head(FULL)
+    ),
     "specformer": DrafterEntry(
-        name="specformer", drafter={"kind": "specformer", "positions": 3}, draft_head=parse_head(FULL)
+        name="specformer", drafter=parse_drafter({"kind": "specformer", "positions": 3}), draft_head=parse_head(FULL)
     ),
     "independent": DrafterEntry(
         name="independent",
-        drafter={"kind": "independent", "hidden_size": 16, "num_layers": 1},
+        drafter=parse_drafter({"kind": "independent", "hidden_size": 16, "num_layers": 1}),
         draft_head=parse_head(FULL),
     ),
 }

@@ -14,6 +14,7 @@ from rayspec.training.moments import head_moments
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import roll_out
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
@@ -27,7 +28,7 @@ FROM_SCRATCH = {
     "medusa": DrafterEntry(
         name="slim",
         draft_head=parse_head({"kind": "slimspec", "rank": 8}),
-        drafter={"kind": "medusa", "positions": 2, "shared_head": False},
+        drafter=parse_drafter({"kind": "medusa", "positions": 2, "shared_head": False}),
     ),
 }
 

@@ -131,7 +131,7 @@ def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
     made = trained(folder)
     for entry in made.values():
         assert entry.base is None or entry.base in made or entry.base in SHIPPED, entry.name
-        asked = {entry.artifacts, (entry.tree or {}).get("bigram")} - {None}
+        asked = {entry.artifacts, getattr(entry.tree, "bigram", None)} - {None}
         assert asked <= calibrated(folder), entry.name
     for file in (f for f in TRAIN if f.parent == folder):
         names = [e.name for e in read(DrafterTrainConfig, file).drafters]
@@ -161,7 +161,7 @@ def test_nothing_is_made_that_no_table_uses() -> None:
         controls = {"full-code"}  # what makes a domain's answers
         assert set(made) - used <= controls, folder.name
         heads = {a for s in sweeps for h in s.heads for a in _listed(h.get("artifacts", []))}
-        trees = {(e.tree or {}).get("bigram") for e in made.values()}
+        trees = {getattr(e.tree, "bigram", None) for e in made.values()}
         assert calibrated(folder) <= heads | trees | {e.artifacts for e in made.values()}, folder.name
 
 

@@ -14,6 +14,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Wo
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.reckoning import DrafterSize, Gpu, TargetSize, answer_cost, reckon, training_cost
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.heads import parse_head
 
 UNIT = Gpu(name="unit", flops=2.0, bytes_per_s=4.0, share=0.5)  # one FLOP and two bytes a second
@@ -80,7 +81,9 @@ def test_a_drafter_is_counted_by_what_is_done_with_it(tiny_target_folder: Path) 
     assert (based.is_body_frozen, based.trained, based.is_trained) == (True, 4 * (257 + 32), True)
     cut = replace(FULL, base="full", artifacts="ids", draft_head=parse_head({"kind": "truncated", "size": 64}))
     assert not DrafterSize.of(cut, config(tiny_target_folder), target).is_trained
-    heads = DrafterEntry(name="m", drafter={"kind": "medusa", "positions": 3}, draft_head=parse_head({"kind": "full"}))
+    heads = DrafterEntry(
+        name="m", drafter=parse_drafter({"kind": "medusa", "positions": 3}), draft_head=parse_head({"kind": "full"})
+    )
     medusa = DrafterSize.of(heads, config(tiny_target_folder), target)
     assert (medusa.positions, medusa.reuses, medusa.attention_heads) == (3, False, 0)
 

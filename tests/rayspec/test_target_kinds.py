@@ -18,6 +18,7 @@ from rayspec.training.drafter import train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.training import Batch
@@ -147,7 +148,7 @@ def test_a_plan_refuses_targets_that_training_would_see_otherwise(fault: str, tm
     folder = edited(save_target(tmp_path / "target", name), **changes)
     with pytest.raises(ValueError, match=message):
         check_config(run_config(folder))
-    check_config(run_config(folder, drafter={"kind": "independent", "hidden_size": 32}))
+    check_config(run_config(folder, drafter=parse_drafter({"kind": "independent", "hidden_size": 32})))
 
 
 def test_a_window_as_long_as_the_context_changes_nothing(tmp_path: Path) -> None:

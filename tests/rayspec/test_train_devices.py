@@ -22,6 +22,7 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch, roll_out
 from rayspec_kernels.common.dispatch import uses_kernel
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
@@ -40,20 +41,24 @@ ENTRIES = {
         draft_head=parse_head({"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}),
     ),
     "rdk": DrafterEntry(name="rdk", draft_head=parse_head({"kind": "rdk", "base": {"kind": "truncated", "size": 129}})),
-    "medusa": DrafterEntry(name="medusa", draft_head=parse_head(FULL), drafter={"kind": "medusa", "positions": 3}),
-    "hydra": DrafterEntry(name="hydra", draft_head=parse_head(FULL), drafter={"kind": "hydra", "positions": 3}),
+    "medusa": DrafterEntry(
+        name="medusa", draft_head=parse_head(FULL), drafter=parse_drafter({"kind": "medusa", "positions": 3})
+    ),
+    "hydra": DrafterEntry(
+        name="hydra", draft_head=parse_head(FULL), drafter=parse_drafter({"kind": "hydra", "positions": 3})
+    ),
     "hydra_prefix": DrafterEntry(
         name="hydra",
         draft_head=parse_head(FULL),
-        drafter={"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2},
+        drafter=parse_drafter({"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2}),
     ),
     "specformer": DrafterEntry(
-        name="specformer", draft_head=parse_head(FULL), drafter={"kind": "specformer", "positions": 3}
+        name="specformer", draft_head=parse_head(FULL), drafter=parse_drafter({"kind": "specformer", "positions": 3})
     ),
     "independent": DrafterEntry(
         name="independent",
         draft_head=parse_head(FULL),
-        drafter={"kind": "independent", "hidden_size": 16, "num_layers": 1},
+        drafter=parse_drafter({"kind": "independent", "hidden_size": 16, "num_layers": 1}),
     ),
 }
 # those that others hold: hydra with a prefix layer is hydra too, and rdk has a truncated base

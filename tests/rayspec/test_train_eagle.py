@@ -19,6 +19,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch, roll_out
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.eagle import EagleDrafter
 from sglang_ext.drafters.eagle.training import FEATURE_WEIGHT, NOISE
@@ -26,12 +27,15 @@ from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.layers import rotate
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
+from sglang_ext.settings import build
 
 EAGLE = {"kind": "eagle"}
-FULL = DrafterEntry(name="full", drafter=EAGLE, draft_head=parse_head({"kind": "full"}), freeze_head=True)
+FULL = DrafterEntry(
+    name="full", drafter=parse_drafter(EAGLE), draft_head=parse_head({"kind": "full"}), freeze_head=True
+)
 ROUTED = DrafterEntry(
     name="routed",
-    drafter=EAGLE,
+    drafter=parse_drafter(EAGLE),
     draft_head=parse_head({"kind": "dynaspec", "clusters": 8, "first": 3, "later": 1, "router_width": 12}),
 )
 RECIPE = Recipe(num_steps=6, batch_size=2, warmup_steps=1, bfloat16=False, chunk_rows=16, ttt_steps=2)
@@ -250,7 +254,10 @@ def test_another_head_on_its_body(tiny_target: FrozenTarget, answers: AnswerSet,
     config = run_config(tmp_path)
     train_drafter(config, FULL, tiny_target, answers, answers)
     entry = DrafterEntry(
-        name="low_rank", drafter=EAGLE, base="full", draft_head=parse_head({"kind": "specvocab", "rank": 8, "size": 40})
+        name="low_rank",
+        drafter=parse_drafter(EAGLE),
+        base="full",
+        draft_head=parse_head({"kind": "specvocab", "rank": 8, "size": 40}),
     )
     train_drafter(config, entry, tiny_target, answers, answers)
     drafter, info = load_drafter(Path(config.output_folder) / "low_rank")
@@ -270,4 +277,4 @@ def test_another_head_on_its_body(tiny_target: FrozenTarget, answers: AnswerSet,
 )
 def test_options_that_it_has_not_are_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(**{"name": "x", "drafter": EAGLE, "draft_head": {"kind": "full"}, **entry})
+        build(DrafterEntry, {"name": "x", "drafter": EAGLE, "draft_head": {"kind": "full"}, **entry})

@@ -20,6 +20,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import ALONE, Group
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
@@ -27,9 +28,11 @@ from sglang_ext.heads import parse_head
 FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
 SLIM = DrafterEntry(name="slim", draft_head=parse_head({"kind": "slimspec", "rank": 8}))
 MEDUSA = DrafterEntry(
-    name="medusa", draft_head=parse_head({"kind": "full"}), drafter={"kind": "medusa", "positions": 3}
+    name="medusa", draft_head=parse_head({"kind": "full"}), drafter=parse_drafter({"kind": "medusa", "positions": 3})
 )
-EAGLE = DrafterEntry(name="eagle", draft_head=parse_head({"kind": "full"}), drafter={"kind": "eagle"})  # draws noise
+EAGLE = DrafterEntry(
+    name="eagle", draft_head=parse_head({"kind": "full"}), drafter=parse_drafter({"kind": "eagle"})
+)  # draws noise
 # AdamW: Muon's steps round in bfloat16, where a last digit of a gradient becomes a hundredth of a step
 RECIPE = Recipe(
     num_steps=6, batch_size=5, warmup_steps=2, ttt_steps=3, bfloat16=False, chunk_rows=16, optimizer="adamw"

@@ -24,16 +24,18 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.independent.training import principal_rows
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
+from sglang_ext.settings import build
 
 RECIPE = Recipe(num_steps=40, batch_size=8, warmup_steps=2, bfloat16=False, chunk_rows=16)
 OPTIONS = {"kind": "independent", "hidden_size": 24, "num_layers": 2, "head_dim": 8, "intermediate_size": 20}
 ARTIFACTS = {"ids": torch.arange(0, 257, 2), "cluster_of": torch.arange(257) % 9}
-FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}), drafter=OPTIONS)
+FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}), drafter=parse_drafter(OPTIONS))
 HEADS = {
     "full": FULL,
     "truncated": replace(FULL, name="truncated", draft_head=parse_head({"kind": "truncated", "size": 129})),
@@ -136,7 +138,7 @@ def test_principal_rows_are_the_best_narrow_copy() -> None:
 
 
 def new_independent(target: FrozenTarget, head: DrafterEntry, seed: int) -> IndependentDrafter:
-    return untrained(target, "independent", head.drafter_options, head.draft_head.spec(), ARTIFACTS, seed)
+    return untrained(target, "independent", head.drafter.given, head.draft_head.spec(), ARTIFACTS, seed)
 
 
 def test_one_seed_gives_one_body_whatever_the_head(tiny_target: FrozenTarget) -> None:
@@ -239,7 +241,7 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
     config = run_config(trained, FULL)
     assert is_exported(config, FULL, tiny_target.sha256)
     with pytest.raises(ValueError, match="holds a drafter with drafter"):
-        is_exported(config, replace(FULL, drafter={**OPTIONS, "num_layers": 1}), tiny_target.sha256)
+        is_exported(config, replace(FULL, drafter=parse_drafter({**OPTIONS, "num_layers": 1})), tiny_target.sha256)
     lines = plan(replace(config, target=str(tiny_target_folder)))
     assert any(line.startswith("full {'kind': 'independent', 'hidden_size': 24,") for line in lines)
     # the drafter's own width bounds a head, and not the target's of 32
@@ -254,16 +256,16 @@ def test_another_head_on_a_trained_base(trained: Path, tiny_target: FrozenTarget
     )
     train_drafter(run_config(trained, routed), routed, tiny_target, answers, answers)
     assert set(load_file(trained / "out" / "router" / WEIGHTS)) == {"lm_head.down", "lm_head.up"}
-    wrong = replace(routed, name="wrong", drafter={**OPTIONS, "num_layers": 1})
+    wrong = replace(routed, name="wrong", drafter=parse_drafter({**OPTIONS, "num_layers": 1}))
     with pytest.raises(ValueError, match="leave those options as they are there"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "option": ({"drafter": {"kind": "independent", "layers": 4}}, r"drafters\[x\]: unknown key 'drafter.layers'"),
+    "option": ({"drafter": {"kind": "independent", "layers": 4}}, "unknown key 'drafter.layers'"),
     "type": ({"drafter": {"kind": "independent", "num_layers": 2.5}}, "num_layers must be a whole number, got 2.5"),
     "size": ({"drafter": {"kind": "independent", "num_layers": 0}}, r"drafter.num_layers must be in 1\.\.\d+, got 0"),
-    "tree": ({"drafter": {"kind": "independent"}, "tree": {"kind": "static"}}, "leave tree out"),
+    "tree": ({"drafter": {"kind": "independent"}, "tree": {"kind": "static"}}, r"leave drafters\[x\]\.tree out"),
 }
 
 
@@ -271,12 +273,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
+        build(DrafterEntry, {"name": "x", "draft_head": {"kind": "full"}, **changes})
 
 
 def test_a_drafter_wider_than_the_target_is_refused(tiny_target: FrozenTarget) -> None:
     with pytest.raises(ValueError, match=r"drafter.hidden_size must be at most the target's \(32\)"):
-        new_independent(tiny_target, replace(FULL, drafter={**OPTIONS, "hidden_size": 40}), 0)
+        new_independent(tiny_target, replace(FULL, drafter=parse_drafter({**OPTIONS, "hidden_size": 40})), 0)
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:

@@ -25,24 +25,34 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_acceptance import measure_tree
+from rayspec.training.tree_config import parse_tree
 from rayspec.training.trees import rank_accuracy
 from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
+from sglang_ext.settings import build
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticTree, chain_paths, greedy_paths
 
 RECIPE = Recipe(num_steps=6, batch_size=4, warmup_steps=2, bfloat16=False, chunk_rows=16)
 TREE = {"kind": "static", "nodes": 6, "topk": 3, "sequences": 4}
 MEDUSA = DrafterEntry(
-    name="medusa", draft_head=parse_head({"kind": "full"}), drafter={"kind": "medusa", "positions": 3}, tree=TREE
+    name="medusa",
+    draft_head=parse_head({"kind": "full"}),
+    drafter=parse_drafter({"kind": "medusa", "positions": 3}),
+    tree=parse_tree(TREE),
 )
-HYDRA = replace(MEDUSA, name="hydra", drafter={"kind": "hydra", "positions": 3})
-SPECFORMER = replace(MEDUSA, name="specformer", drafter={"kind": "specformer", "positions": 3}, tree=None)
+HYDRA = replace(MEDUSA, name="hydra", drafter=parse_drafter({"kind": "hydra", "positions": 3}))
+SPECFORMER = replace(
+    MEDUSA, name="specformer", drafter=parse_drafter({"kind": "specformer", "positions": 3}), tree=None
+)
 PREFIX = replace(
-    HYDRA, name="hydra-prefix", drafter={"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2}
+    HYDRA,
+    name="hydra-prefix",
+    drafter=parse_drafter({"kind": "hydra", "positions": 3, "prefix_layer": True, "mlp_layers": 2}),
 )
 HEADS = {"medusa": MEDUSA, "hydra": HYDRA, "hydra-prefix": PREFIX}
 KINDS = {**HEADS, "specformer": SPECFORMER}
@@ -163,9 +173,13 @@ def test_training_learns_and_exports(
     assert report["history"][-1]["loss"] < report["history"][0]["loss"]
     assert [key for key in report["history"][0] if key.startswith("loss_step_")] == [f"loss_step_{i}" for i in range(3)]
     assert len(draw_training(report)) > 1000
-    assert info.kind == HEADS[kind].drafter["kind"]
+    assert info.kind == HEADS[kind].family.kind
     assert info.target == tiny_target.info("tiny", ())
-    assert info.provenance["drafter"] == {"shared_head": False, **HEADS[kind].drafter}
+    assert info.provenance["drafter"] == {
+        "kind": kind.partition("-")[0],
+        "shared_head": False,
+        **HEADS[kind].drafter.given,
+    }
     assert is_exported(run_config(trained, HEADS[kind]), HEADS[kind], tiny_target.sha256)
     assert len(report["held_out"]["u"]) == 3
     again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
@@ -229,9 +243,12 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
 ) -> None:
     config = run_config(trained, MEDUSA)
     assert is_exported(config, MEDUSA, tiny_target.sha256)
-    spelled_out = replace(MEDUSA, drafter={"kind": "medusa", "positions": 3, "shared_head": False})
+    spelled_out = replace(MEDUSA, drafter=parse_drafter({"kind": "medusa", "positions": 3, "shared_head": False}))
     assert is_exported(config, spelled_out, tiny_target.sha256)
-    for other in (replace(MEDUSA, tree={**TREE, "nodes": 5}), replace(MEDUSA, drafter={"kind": "medusa"})):
+    for other in (
+        replace(MEDUSA, tree=parse_tree({**TREE, "nodes": 5})),
+        replace(MEDUSA, drafter=parse_drafter({"kind": "medusa"})),
+    ):
         with pytest.raises(ValueError, match=r"holds a drafter with (tree|drafter)"):
             is_exported(config, other, tiny_target.sha256)
     lines = plan(replace(config, target=str(tiny_target_folder)))
@@ -243,7 +260,7 @@ def test_another_tree_and_another_head_on_a_trained_base(
 ) -> None:
     (trained / "tree.json").write_text(json.dumps(chain_paths(3)))
     tree = {"kind": "static", "file": str(trained / "tree.json")}
-    chain = replace(MEDUSA, name="chain", base="medusa", tree=tree)
+    chain = replace(MEDUSA, name="chain", base="medusa", tree=parse_tree(tree))
     routed = replace(
         MEDUSA, name="routed", base="medusa", draft_head=parse_head({"kind": "specvocab", "rank": 4, "size": 20})
     )
@@ -256,10 +273,10 @@ def test_another_tree_and_another_head_on_a_trained_base(
     assert set(load_file(trained / "out" / "routed" / WEIGHTS)) == {
         f"lm_head.{i}.{name}" for i in range(3) for name in ("down", "up")
     }
-    wrong = replace(chain, name="wrong", drafter={"kind": "medusa", "positions": 2})
+    wrong = replace(chain, name="wrong", drafter=parse_drafter({"kind": "medusa", "positions": 2}))
     with pytest.raises(ValueError, match="leave those options as they are there"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
-    wrong = replace(chain, name="wrong", drafter={"kind": "hydra", "positions": 3})
+    wrong = replace(chain, name="wrong", drafter=parse_drafter({"kind": "hydra", "positions": 3}))
     with pytest.raises(ValueError, match=r"of kind medusa, but drafter\.kind is hydra"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 
@@ -271,8 +288,8 @@ def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answer
     tensors = dict(zip((*BIGRAM, "counts"), (*pairs, pairs.second_V), strict=True))
     write_artifacts(tmp_path / "pairs", tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "bigram"}}, {})
     tree = {"kind": "slim", "bigram": str(tmp_path / "pairs"), "hypotheses": 3, "unseen": "zero"}
-    slim = replace(MEDUSA, name="slim", base="medusa", tree=tree)
-    plain = replace(MEDUSA, name="slim-r1", base="medusa", tree={"kind": "slim", "correlation": False})
+    slim = replace(MEDUSA, name="slim", base="medusa", tree=parse_tree(tree))
+    plain = replace(MEDUSA, name="slim-r1", base="medusa", tree=parse_tree({"kind": "slim", "correlation": False}))
     for head in (slim, plain):
         train_drafter(run_config(trained, head), head, tiny_target, answers, answers)
     made, info = load_drafter(trained / "out" / "slim")
@@ -280,7 +297,9 @@ def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answer
     assert torch.equal(made.draft_tree.bigram_ids.long(), pairs.ids_P)
     assert set(load_file(trained / "out" / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
     assert load_drafter(trained / "out" / "slim-r1")[1].tree["pairs"] == 0
-    wrong = replace(slim, name="wrong", tree={"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
+    wrong = replace(
+        slim, name="wrong", tree=parse_tree({"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
+    )
     with pytest.raises(ValueError, match="was made for target"):
         train_drafter(run_config(trained, wrong), wrong, tiny_target, answers, answers)
 
@@ -299,7 +318,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "meduza"}},
         "drafter.kind must be one of eagle3, eagle, medusa, hydra.*, got 'meduza'",
     ),
-    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, r"drafters\[x\]: unknown key 'drafter.heads'"),
+    "option": ({"drafter": {"kind": "medusa", "heads": 4}}, "unknown key 'drafter.heads'"),
     "positions": ({"drafter": {"kind": "hydra", "positions": 0}}, r"drafter.positions must be in 1\.\.\d+, got 0"),
     "prefix_medusa": ({"drafter": {"kind": "medusa", "prefix_layer": True}}, "unknown key 'drafter.prefix_layer'"),
     "prefix_slim": (
@@ -314,7 +333,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "eagle_tree": ({"tree": {"kind": "static"}}, "which builds its tree as it drafts"),
     "specformer_tree": (
         {"drafter": {"kind": "specformer"}, "tree": {"kind": "static"}},
-        "served as a chain; leave tree",
+        r"served as a chain; leave drafters\[x\]\.tree out",
     ),
     "eagle_options": (
         {"drafter": {"kind": "eagle3", "positions": 2}},
@@ -327,7 +346,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faulty_configs_are_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
+        build(DrafterEntry, {"name": "x", "draft_head": {"kind": "full"}, **changes})
 
 
 def test_there_is_no_stock_form(trained: Path) -> None:

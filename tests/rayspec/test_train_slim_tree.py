@@ -24,11 +24,13 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Ev
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
+from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.heads import parse_head
+from sglang_ext.settings import build
 from sglang_ext.trees.slim import SlimTree
 
 FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
@@ -36,7 +38,7 @@ UNCORRELATED = DrafterEntry(
     name="x",
     base="full",
     draft_head=parse_head({"kind": "full"}),
-    tree={"kind": "slim", "correlation": False, "hypotheses": 5},
+    tree=SlimTreeConfig(correlation=False, hypotheses=5),
 )
 Family = tuple[DrafterTrainConfig, AnswerSet]
 
@@ -59,7 +61,7 @@ def pairs(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def slim(pairs: Path) -> DrafterEntry:
-    tree = {"kind": "slim", "bigram": str(pairs), "hypotheses": 20, "unseen": "smoothed", "strength": 0.4}
+    tree = SlimTreeConfig(bigram=str(pairs), hypotheses=20, unseen="smoothed", strength=0.4)
     return DrafterEntry(name="slim", base="full", draft_head=parse_head({"kind": "full"}), tree=tree)
 
 
@@ -121,8 +123,8 @@ def test_it_is_known_again_and_another_one_refused(
     config, _ = family
     assert is_exported(config, slim, tiny_target.sha256)
     assert is_exported(config, FULL, tiny_target.sha256)
-    assert slim.tree is not None
-    for other in (replace(slim, tree={**slim.tree, "hypotheses": 1}), replace(slim, tree=None)):
+    assert isinstance(slim.tree, SlimTreeConfig)
+    for other in (replace(slim, tree=replace(slim.tree, hypotheses=1)), replace(slim, tree=None)):
         with pytest.raises(ValueError, match="holds a drafter with tree"):
             is_exported(config, other, tiny_target.sha256)
 
@@ -134,8 +136,8 @@ def test_pairs_are_found_by_the_name_that_the_target_was_given(
     monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path / "home"))
     (tmp_path / "named").symlink_to(family[0].target)
     shutil.copytree(pairs, tmp_path / "home" / "calibrations" / "named" / "own-pairs")
-    assert slim.tree is not None
-    entry = replace(slim, tree={**slim.tree, "bigram": "own-pairs"})
+    assert isinstance(slim.tree, SlimTreeConfig)
+    entry = replace(slim, tree=replace(slim.tree, bigram="own-pairs"))
     places = {
         "target": str(tmp_path / "named"),
         "output_dir": str(tmp_path / "out"),
@@ -175,7 +177,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"drafter": {"kind": "eagle3", "positions": 3}},
         "unknown key 'drafter.positions'; known under drafter: none",
     ),
-    "bigram": ({"tree": {"kind": "slim"}}, r"drafters\[x\]: tree.*name the calibration of the pairs"),
+    "bigram": ({"tree": {"kind": "slim"}}, "^tree.*name the calibration of the pairs"),
     "hypotheses": ({"tree": {"kind": "slim", "correlation": False, "hypotheses": 0}}, "hypotheses must be at least 1"),
 }
 
@@ -184,7 +186,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused(fault: str) -> None:
     changes, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        DrafterEntry(name="x", draft_head=parse_head({"kind": "full"}), **changes)
+        build(DrafterEntry, {"name": "x", "draft_head": {"kind": "full"}, **changes})
 
 
 def test_a_calibration_without_pairs_is_refused_before_anything_is_made(
@@ -194,7 +196,7 @@ def test_a_calibration_without_pairs_is_refused_before_anything_is_made(
     target = {"name": "tiny", "vocab_size": info.vocab_size, "tokenizer_sha256": info.tokenizer_sha256}
     tensors = {"ids": torch.arange(9), "counts": torch.ones(info.vocab_size, dtype=torch.int64)}
     write_artifacts(tmp_path / "ids", tensors, {"target": target, "stop_ids": [0], "rule": {"kind": "frspec"}}, {})
-    wrong = replace(UNCORRELATED, tree={"kind": "slim", "bigram": str(tmp_path / "ids")})
+    wrong = replace(UNCORRELATED, tree=SlimTreeConfig(bigram=str(tmp_path / "ids")))
     with pytest.raises(ValueError, match=r"drafters\[x\]: .*but no pairs"):
         plan(replace(family[0], drafters=[wrong]))
 
