@@ -52,10 +52,10 @@ def _algorithm(info: CheckpointInfo, topk: int) -> str:
         return serving.chain
     if not serving.trees:
         raise ValueError(f"drafter {info.path}: a {info.kind} drafter is served as a chain; set topk to 1, got {topk}")
-    kind = None if info.tree is None else info.tree.get("kind")
+    kind = None if info.tree is None else info.tree.kind
     if kind is None and None not in serving.trees:  # it needs a tree and has none, which others say with more words
         return next(iter(serving.trees.values()))
-    if kind not in tuple(serving.trees):  # whatever a config.json may hold there
+    if kind not in serving.trees:
         raise ValueError(f"drafter {info.path}: no algorithm serves draft_tree.kind {kind!r} of a {info.kind} drafter")
     return serving.trees[kind]
 
@@ -80,10 +80,10 @@ def checked_info(path: str, algorithm: str) -> CheckpointInfo:
             f"{info.kind}; use {_usual_algorithm(info)}, or another drafter"
         )
     trees = family(info.kind).serving.tree_kinds(algorithm)
-    if trees and info.tree is not None and info.tree.get("kind") not in trees:
+    if trees and info.tree is not None and info.tree.kind not in trees:
         raise ValueError(
             f"--speculative-algorithm {algorithm} serves trees of kind {' or '.join(map(str, trees))}, but that of "
-            f"{path} is of kind {info.tree.get('kind')}; use {_usual_algorithm(info)}, or another drafter"
+            f"{path} is of kind {info.tree.kind}; use {_usual_algorithm(info)}, or another drafter"
         )
     return info
 

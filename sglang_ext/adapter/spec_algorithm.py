@@ -118,8 +118,7 @@ def served_tree(info: CheckpointInfo) -> CandidateTree:
             f"drafter {info.path} has no draft_tree; give it one with rayspec train, or serve it as a chain: "
             "--speculative-eagle-topk 1"
         )
-    with naming(info.path):
-        return build_tree(info.tree, vocab_size=info.body.vocab_size)
+    return build_tree(info.tree, vocab_size=info.body.vocab_size)
 
 
 def register_algorithms() -> None:

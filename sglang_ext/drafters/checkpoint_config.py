@@ -22,7 +22,7 @@ from sglang_ext.heads import DraftHead, HeadConfig, build_head, parse_head
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
-from sglang_ext.trees import TREES, build_tree
+from sglang_ext.trees import TreeOptions, build_tree, parse_draft_tree
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CheckpointInfo:
     body: DrafterConfig
     head: HeadConfig
     target: TargetInfo | None
-    tree: Mapping[str, Any] | None = None
+    tree: TreeOptions | None = None
     shares: tuple[SharedTensors, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -131,10 +131,11 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "be the target's, also for a reduced head; correct config.json, or export the drafter again with "
             "rayspec train"
         )
-    tree = config.get("draft_tree")
-    if tree is not None and tree.get("kind") in tuple(TREES):  # of others `build_tree` says more
+    tree = None
+    if config.get("draft_tree") is not None:
         try:
-            body.check_tree(tree["kind"], "draft_tree")
+            tree = parse_draft_tree(config["draft_tree"])
+            body.check_tree(tree.kind, "draft_tree")
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return CheckpointInfo(
@@ -211,11 +212,9 @@ def config_json(drafter: Drafter, target: TargetInfo, provenance: Mapping[str, A
 
 
 def empty_drafter(info: CheckpointInfo) -> Drafter:
-    """The drafter of a checkpoint without its weights (head weights are NaN). Raises ValueError for a bad tree."""
-    head = empty_head(info)
-    with naming(info.path):
-        tree = None if info.tree is None else build_tree(info.tree, vocab_size=info.body.vocab_size)
-        return family(info.kind).drafter_class(info.body, head, tree)
+    """The drafter of a checkpoint without its weights (head weights are NaN)."""
+    tree = None if info.tree is None else build_tree(info.tree, vocab_size=info.body.vocab_size)
+    return family(info.kind).drafter_class(info.body, empty_head(info), tree)
 
 
 def empty_head(info: CheckpointInfo) -> DraftHead | PositionHeads:

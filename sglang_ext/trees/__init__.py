@@ -4,9 +4,21 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sglang_ext.trees.base import CandidateTree, Draft, Expansion, Proposer, Pruner, PruningTree
+from sglang_ext.settings import build
+from sglang_ext.trees.base import CandidateTree, Draft, Expansion, Proposer, Pruner, PruningTree, TreeOptions
 
-__all__ = ["TREES", "CandidateTree", "Draft", "Expansion", "Proposer", "Pruner", "PruningTree", "build_tree"]
+__all__ = [
+    "TREES",
+    "CandidateTree",
+    "Draft",
+    "Expansion",
+    "Proposer",
+    "Pruner",
+    "PruningTree",
+    "TreeOptions",
+    "build_tree",
+    "parse_draft_tree",
+]
 
 TREES: dict[str, str] = {
     "static": "sglang_ext.trees.static:StaticTree",
@@ -14,12 +26,20 @@ TREES: dict[str, str] = {
 }
 
 
-def build_tree(spec: Mapping[str, Any], *, vocab_size: int) -> CandidateTree:
-    """The tree of a `draft_tree` entry {kind, options...}, its tensors not loaded yet. Raises ValueError."""
-    options = dict(spec)
+def _tree_class(kind: str) -> type[CandidateTree]:
+    module, name = TREES[kind].split(":")
+    return getattr(import_module(module), name)
+
+
+def parse_draft_tree(entry: Mapping[str, Any]) -> TreeOptions:
+    """The checked options of a `draft_tree` entry {kind, options...}. Raises ValueError."""
+    options = dict(entry)
     kind = options.pop("kind", None)
     if not isinstance(kind, str) or kind not in TREES:
         raise ValueError(f"unknown draft_tree.kind {kind!r}; known: {', '.join(TREES)}")
-    module, name = TREES[kind].split(":")
-    cls = getattr(import_module(module), name)
-    return cls.from_options(options, vocab_size=vocab_size)
+    return build(_tree_class(kind).Options, options, "draft_tree")
+
+
+def build_tree(options: TreeOptions, *, vocab_size: int) -> CandidateTree:
+    """The tree of these options, its tensors not loaded yet."""
+    return _tree_class(options.kind).from_options(options, vocab_size)

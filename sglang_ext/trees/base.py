@@ -7,7 +7,8 @@ of a draft loop, P = its beam entries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -18,6 +19,7 @@ from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import Expansion
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
+from sglang_ext.settings import Settings
 
 Embed = Callable[[Tensor], Tensor]  # the target's embedding: int64 [...] -> [..., H]
 
@@ -96,23 +98,34 @@ class Pruner(ABC):
         """What is verified of the expansions of B requests, whose last verified tokens are `root_B` (int64)."""
 
 
-class CandidateTree(nn.Module, ABC):
-    """A kind of tree with its options and tensors, as a checkpoint's `draft_tree` has them."""
+class TreeOptions(Settings):
+    """Options of a kind of tree, as a checkpoint's `draft_tree` entry {kind, options} has them: a frozen dataclass."""
 
     kind: ClassVar[str]
-    serves_paths: ClassVar[bool] = True  # whether it can draft with a drafter that reads the path
+
+    def spec(self) -> dict[str, Any]:
+        """The `draft_tree` entry; inverse of `parse_draft_tree`."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+
+class CandidateTree(nn.Module, ABC):
+    """A kind of tree with its options and tensors."""
+
+    Options: ClassVar[type[TreeOptions]]
+    options: TreeOptions
 
     @classmethod
     @abstractmethod
-    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
-        """From a `draft_tree` entry without its kind. Raises ValueError."""
+    def from_options(cls, options: Any, vocab_size: int) -> Self:
+        """The tree of these options; tensors that it has are not loaded yet."""
 
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """Inverse of `from_options`."""
+    @property
+    def kind(self) -> str:
+        return self.options.kind
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self.options()}
+        """The `draft_tree` entry {kind, options}."""
+        return self.options.spec()
 
     def check(self) -> None:
         """Raise ValueError where the loaded tensors contradict each other."""

@@ -15,17 +15,16 @@ vocabulary, P = counted pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rayspec_kernels.slim_posterior import slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
-from sglang_ext.settings import Settings, build
-from sglang_ext.trees.base import Draft, Embed, HiddenDrafter, Pick, Proposer, PruningTree, most_likely
+from sglang_ext.settings import Settings
+from sglang_ext.trees.base import Draft, Embed, HiddenDrafter, Pick, Proposer, PruningTree, TreeOptions, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
 
 UNSEEN = ("zero", "one", "smoothed")
@@ -56,8 +55,10 @@ class SlimScore(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimOptions(SlimScore):
+class SlimOptions(SlimScore, TreeOptions):
     """`pairs`: how many were counted."""
+
+    kind: ClassVar[str] = "slim"
 
     pairs: int = 0
 
@@ -75,44 +76,41 @@ class SlimOptions(SlimScore):
 class SlimTree(PruningTree):
     """The counts are a CSR matrix [V, V]: row x holds how often each y followed x."""
 
-    kind: ClassVar[str] = "slim"
-    serves_paths: ClassVar[bool] = False
+    Options = SlimOptions
+    options: SlimOptions
     bigram_indptr: Tensor
     bigram_ids: Tensor
     bigram_counts: Tensor
 
-    def __init__(self, settings: SlimOptions, vocab_size: int) -> None:
+    def __init__(self, options: SlimOptions, vocab_size: int) -> None:
         super().__init__()
-        self.settings, self.vocab_size = settings, vocab_size
+        self.options, self.vocab_size = options, vocab_size
         self.register_buffer("bigram_indptr", torch.full((vocab_size + 1,), -1, dtype=torch.int64))
-        self.register_buffer("bigram_ids", torch.full((settings.pairs,), -1, dtype=torch.int32))
-        self.register_buffer("bigram_counts", torch.full((settings.pairs,), -1, dtype=torch.int32))
-        if not settings.pairs:
+        self.register_buffer("bigram_ids", torch.full((options.pairs,), -1, dtype=torch.int32))
+        self.register_buffer("bigram_counts", torch.full((options.pairs,), -1, dtype=torch.int32))
+        if not options.pairs:
             self.bigram_indptr.zero_()
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
-        return cls(build(SlimOptions, options, "draft_tree"), vocab_size)
+    def from_options(cls, options: SlimOptions, vocab_size: int) -> Self:
+        return cls(options, vocab_size)
 
     @classmethod
-    def with_counts(cls, settings: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:
+    def with_counts(cls, options: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:
         """Of a CSR matrix of pair counts [V, V]. Raises ValueError where it is none."""
-        tree = cls(settings, len(indptr) - 1)
+        tree = cls(options, len(indptr) - 1)
         tree.bigram_indptr.copy_(indptr)
         tree.bigram_ids.copy_(ids)
         tree.bigram_counts.copy_(counts)
         tree.check()
         return tree
 
-    def options(self) -> dict[str, Any]:
-        return asdict(self.settings)
-
     def check(self) -> None:
         indptr, V = self.bigram_indptr, self.vocab_size
         steps = indptr[1:] - indptr[:-1]
         ends = (int(indptr[0]), int(indptr[-1]))
-        if ends != (0, self.settings.pairs) or bool((steps < 0).any()):
-            raise ValueError(f"draft_tree.bigram_indptr must ascend from 0 to {self.settings.pairs}, got {ends}")
+        if ends != (0, self.options.pairs) or bool((steps < 0).any()):
+            raise ValueError(f"draft_tree.bigram_indptr must ascend from 0 to {self.options.pairs}, got {ends}")
         key = self._keys()
         ids_fit = not len(key) or 0 <= int(self.bigram_ids.min()) <= int(self.bigram_ids.max()) < V
         if not ids_fit or bool((key[1:] <= key[:-1]).any()):
@@ -128,7 +126,7 @@ class SlimTree(PruningTree):
 
     def correlations(self) -> Correlations:
         """log r of every pair, with its exponent, computed in float64."""
-        s, V, key = self.settings, self.vocab_size, self._keys()
+        s, V, key = self.options, self.vocab_size, self._keys()
         if not s.correlation:
             return Correlations.none(V, key.device)
         added = s.smoothing if s.unseen == "smoothed" else 0.0
@@ -147,21 +145,21 @@ class SlimTree(PruningTree):
 
     def most_nodes(self, draft_steps: int, topk: int) -> int:
         everything = sum(topk**depth for depth in range(1, draft_steps + 1))
-        return min(everything, draft_steps * self.settings.hypotheses) + 1
+        return min(everything, draft_steps * self.options.hypotheses) + 1
 
     def fewest_nodes(self, draft_steps: int) -> int:
         return draft_steps + 1  # of one whole hypothesis
 
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
         _check_room(draft_steps, num_nodes)
-        return SlimProposer(self.settings, self.correlations().to(device), draft_steps, topk, num_nodes)
+        return SlimProposer(self.options, self.correlations().to(device), draft_steps, topk, num_nodes)
 
     def pruner(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimPruner:
         _check_room(draft_steps, num_nodes)
         return SlimPruner(
             self.correlations().to(device),
-            length_bonus=self.settings.length_bonus,
-            hypotheses=self.settings.hypotheses,
+            length_bonus=self.options.length_bonus,
+            hypotheses=self.options.hypotheses,
             draft_steps=draft_steps,
             topk=topk,
             num_nodes=num_nodes,
@@ -182,7 +180,7 @@ class SlimProposer(Proposer):
     def __init__(
         self, settings: SlimOptions, correlations: Correlations, draft_steps: int, topk: int, num_nodes: int
     ) -> None:
-        self.settings, self.correlations = settings, correlations
+        self.options, self.correlations = settings, correlations
         self.draft_steps, self.topk, self.num_nodes = draft_steps, topk, num_nodes
 
     def rows_by_level(self) -> list[int]:
@@ -204,7 +202,7 @@ class SlimProposer(Proposer):
 
     def of_candidates(self, root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor) -> Draft:
         """The tree of candidates with their log-probabilities."""
-        s = self.settings
+        s = self.options
         found = slim_posterior(
             root_B, ids_BDk, log_p_BDk, self.correlations, s.length_bonus, s.hypotheses, self.num_nodes
         )

@@ -8,56 +8,20 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
+from pydantic import PlainValidator
 from torch import Tensor
 
 from rayspec_kernels.cpu.sibling_law import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
-from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, most_likely
+from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, TreeOptions, most_likely
 
 RankPath = tuple[int, ...]
-
-
-class StaticTree(CandidateTree):
-    """`paths`: all nodes but the root, the most useful first, so that the first of them are a smaller tree."""
-
-    kind = "static"
-
-    def __init__(self, paths: Iterable[Sequence[int]]) -> None:
-        super().__init__()
-        self.paths = checked_paths(paths)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
-        if set(options) != {"paths"}:
-            raise ValueError(f"draft_tree of kind 'static' has the option paths alone, got {sorted(options)}")
-        return cls(options["paths"])
-
-    def options(self) -> dict[str, Any]:
-        return {"paths": [list(path) for path in self.paths]}
-
-    def check_can_be_drawn(self) -> None:
-        """Any can, whose siblings have all ranks; `StaticProposer.siblings` looks at those that are verified."""
-
-    def _usable(self, draft_steps: int, topk: int) -> list[RankPath]:
-        return [path for path in self.paths if len(path) <= draft_steps and max(path) < topk]
-
-    def most_nodes(self, draft_steps: int, topk: int) -> int:
-        return len(self._usable(draft_steps, topk)) + 1
-
-    def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> StaticProposer:
-        usable = self._usable(draft_steps, topk)
-        if len(usable) < num_nodes - 1:
-            raise ValueError(
-                f"draft_tree has {len(usable) + 1} nodes within {draft_steps} draft steps and {topk} candidates of a "
-                f"position, but {num_nodes} are to be verified; lower num_draft_tokens, or use a larger tree"
-            )
-        return StaticProposer(usable[: num_nodes - 1], device)
 
 
 def checked_paths(paths: Iterable[Sequence[int]]) -> tuple[RankPath, ...]:
@@ -76,6 +40,52 @@ def checked_paths(paths: Iterable[Sequence[int]]) -> tuple[RankPath, ...]:
     if not checked:
         raise ValueError("draft_tree.paths is empty; a tree has at least [0]")
     return tuple(checked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticOptions(TreeOptions):
+    """`paths`: all nodes but the root, the most useful first, so that the first of them are a smaller tree."""
+
+    kind: ClassVar[str] = "static"
+
+    paths: Annotated[tuple[RankPath, ...], PlainValidator(checked_paths)]
+
+
+class StaticTree(CandidateTree):
+    """A tree whose nodes have the same places in every step."""
+
+    Options = StaticOptions
+    options: StaticOptions
+
+    def __init__(self, paths: Iterable[Sequence[int]]) -> None:
+        super().__init__()
+        self.options = StaticOptions(paths=checked_paths(paths))
+
+    @classmethod
+    def from_options(cls, options: StaticOptions, vocab_size: int) -> Self:
+        return cls(options.paths)
+
+    @property
+    def paths(self) -> tuple[RankPath, ...]:
+        return self.options.paths
+
+    def check_can_be_drawn(self) -> None:
+        """Any can, whose siblings have all ranks; `StaticProposer.siblings` looks at those that are verified."""
+
+    def _usable(self, draft_steps: int, topk: int) -> list[RankPath]:
+        return [path for path in self.paths if len(path) <= draft_steps and max(path) < topk]
+
+    def most_nodes(self, draft_steps: int, topk: int) -> int:
+        return len(self._usable(draft_steps, topk)) + 1
+
+    def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> StaticProposer:
+        usable = self._usable(draft_steps, topk)
+        if len(usable) < num_nodes - 1:
+            raise ValueError(
+                f"draft_tree has {len(usable) + 1} nodes within {draft_steps} draft steps and {topk} candidates of a "
+                f"position, but {num_nodes} are to be verified; lower num_draft_tokens, or use a larger tree"
+            )
+        return StaticProposer(usable[: num_nodes - 1], device)
 
 
 def read_paths(file: str | Path) -> tuple[RankPath, ...]:

@@ -27,8 +27,8 @@ from rayspec.training.origin import completed
 from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.drafters.checkpoint_config import config_json
 from sglang_ext.heads import build_head
-from sglang_ext.trees import build_tree
 from sglang_ext.trees.slim import SlimTree
+from sglang_ext.trees.static import StaticTree
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAME = "smollm2-135m"
@@ -99,7 +99,7 @@ def _tree(entry: DrafterEntry, vocab_size: int) -> Any:
         return SlimTree(asked.options(PAIRS if asked.correlation else 0), vocab_size)
     paths = [p for depth in range(1, 5) for p in product(range(asked.topk), repeat=depth) if sum(p) + depth < 12]
     likeliest = sorted(paths, key=lambda p: (sum(p) + len(p), len(p)))[: asked.nodes - 1]
-    return build_tree({"kind": "static", "paths": sorted(likeliest, key=len)}, vocab_size=vocab_size)
+    return StaticTree(sorted(likeliest, key=len))
 
 
 def write_holes(file: Path, tensors: Mapping[str, Tensor]) -> None:

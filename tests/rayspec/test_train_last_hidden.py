@@ -185,7 +185,7 @@ def test_training_learns_and_exports(
     again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
     assert again.u == pytest.approx(report["held_out"]["u"], abs=0.03)  # stored in bfloat16
     accuracy = rank_accuracy(drafter, tiny_target, answers, topk=3, sequences=4, recipe=RECIPE)
-    assert len(info.tree["paths"]) == len(greedy_paths(accuracy, 5)) == 5
+    assert len(info.tree.paths) == len(greedy_paths(accuracy, 5)) == 5
 
 
 def test_specformer_learns_and_exports(trained: Path, tiny_target: FrozenTarget, answers: AnswerSet) -> None:
@@ -293,10 +293,10 @@ def test_slim_on_a_trained_base(trained: Path, tiny_target: FrozenTarget, answer
     for head in (slim, plain):
         train_drafter(run_config(trained, head), head, tiny_target, answers, answers)
     made, info = load_drafter(trained / "out" / "slim")
-    assert (info.tree["pairs"], info.tree["hypotheses"], info.tree["unseen"]) == (9, 3, "zero")
+    assert (info.tree.pairs, info.tree.hypotheses, info.tree.unseen) == (9, 3, "zero")
     assert torch.equal(made.draft_tree.bigram_ids.long(), pairs.ids_P)
     assert set(load_file(trained / "out" / "slim" / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
-    assert load_drafter(trained / "out" / "slim-r1")[1].tree["pairs"] == 0
+    assert load_drafter(trained / "out" / "slim-r1")[1].tree.pairs == 0
     wrong = replace(
         slim, name="wrong", tree=parse_tree({"kind": "slim", "bigram": str(CALIBRATIONS / "vocabtrim-2048")})
     )

@@ -31,7 +31,7 @@ from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build
-from sglang_ext.trees.slim import SlimTree
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 FULL = DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))
 UNCORRELATED = DrafterEntry(
@@ -97,9 +97,9 @@ def test_all_but_the_pairs_is_the_bases(family: Family) -> None:
     assert [shares.drafter for shares in info.shares] == ["../full"]
     assert all(torch.equal(t, made.state_dict()[name]) for name, t in full.state_dict().items())
     assert isinstance(made.draft_tree, SlimTree)
-    assert (made.draft_tree.settings.hypotheses, made.draft_tree.settings.pairs) == (20, 9)
+    assert (made.draft_tree.options.hypotheses, made.draft_tree.options.pairs) == (20, 9)
     assert info.provenance["tree"]["unseen"] == "smoothed"
-    assert (info.tree or {})["strength"] == 0.4
+    assert info.tree == made.draft_tree.options == SlimOptions(unseen="smoothed", strength=0.4, pairs=9)
     assert info.provenance["base"]["drafter"] == "full"
     report = json.loads((out / "slim" / "training.json").read_text())
     assert report["history"] == []
@@ -111,8 +111,7 @@ def test_another_tree_on_it_without_pairs(family: Family, tiny_target: FrozenTar
     folder = make(family, tiny_target, replace(UNCORRELATED, name="r1", base="slim"))
     assert set(load_file(folder / WEIGHTS)) == {f"draft_tree.{name}" for name in BIGRAM}
     tree = load_drafter(folder)[1].tree
-    assert tree is not None
-    assert (tree["pairs"], tree["hypotheses"], tree["correlation"]) == (0, 5, False)
+    assert tree == SlimOptions(hypotheses=5, correlation=False)
     plain = make(family, tiny_target, replace(FULL, name="plain", base="slim"))
     assert load_drafter(plain)[1].tree is None
 
@@ -172,7 +171,7 @@ def test_what_is_counted_is_the_bases(family: Family) -> None:
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "static": ({"tree": {"kind": "static"}}, "only what chooses from that one fits; use tree.kind slim"),
+    "static": ({"tree": {"kind": "static"}}, "only what chooses from that one fits; use drafters.x..tree.kind slim"),
     "option": (
         {"drafter": {"kind": "eagle3", "positions": 3}},
         "unknown key 'drafter.positions'; known under drafter: none",

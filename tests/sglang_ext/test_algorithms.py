@@ -58,7 +58,7 @@ def test_an_unknown_tree_is_served_by_nothing(folders: dict[str, Path], tmp_path
     config = json.loads((folders["medusa"] / "config.json").read_text())
     config["draft_tree"]["kind"] = "oak"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"no algorithm serves draft_tree\.kind 'oak' of a medusa drafter"):
+    with pytest.raises(ValueError, match=r"unknown draft_tree\.kind 'oak'; known: static, slim"):
         algorithm_of(tmp_path, 4)
 
 

@@ -117,7 +117,10 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "tied": (lambda c: c.update(tie_word_embeddings=True), "tie_word_embeddings must be False"),
     "taps": (lambda c: c["rayspec"]["target"].update(tap_layers=[2]), r"tap_layers must be empty .* got \[2\]"),
     "vocabulary": (lambda c: c.update(vocab_size=99), "vocab_size is 99, but rayspec.target.vocab_size is 53"),
-    "tree": (lambda c: c.update(draft_tree={"kind": "static"}), "kind independent, which builds its tree as it drafts"),
+    "tree": (
+        lambda c: c.update(draft_tree={"kind": "static", "paths": [[0]]}),
+        "kind independent, which builds its tree as it drafts",
+    ),
     "head": (lambda c: c["draft_head"].update(kind="ful"), r"unknown draft_head.kind 'ful'; known: full"),
     "head_option": (lambda c: c["draft_head"].update(rank=3), "unknown key 'draft_head.rank'"),
     "layers": (lambda c: c.update(num_hidden_layers=2), r"unknown model\.layers\.2\.self_attn\.q_proj\.weight"),

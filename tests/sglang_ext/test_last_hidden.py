@@ -23,7 +23,8 @@ from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead
-from sglang_ext.trees import build_tree
+from sglang_ext.trees import parse_draft_tree
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths, greedy_paths, read_paths
 
 POSITIONS = 3
@@ -263,7 +264,7 @@ def test_trees_that_cannot_be_drawn_are_refused() -> None:
         StaticProposer(PATHS, torch.device("cpu")).siblings(False)
     StaticTree(PATHS).check_can_be_drawn()
     with pytest.raises(ValueError, match="a draft_tree of kind slim has depends on the drafted tokens"):
-        build_tree({"kind": "slim", "hypotheses": 3, "correlation": False}, vocab_size=V).check_can_be_drawn()
+        SlimTree(SlimOptions(hypotheses=3, correlation=False), V).check_can_be_drawn()
 
 
 def test_the_greedy_tree_is_the_best_of_all() -> None:
@@ -309,7 +310,7 @@ TREE_FAULTS: dict[str, tuple[Any, str]] = {
 def test_faulty_trees_are_refused(fault: str, tmp_path: Path) -> None:
     paths, message = TREE_FAULTS[fault]
     with pytest.raises(ValueError, match=message):
-        build_tree({"kind": "static", "paths": paths}, vocab_size=V)
+        parse_draft_tree({"kind": "static", "paths": paths})
     (tmp_path / "tree.json").write_text(json.dumps(paths))
     with pytest.raises(ValueError, match=message):
         read_paths(tmp_path / "tree.json")
@@ -321,9 +322,10 @@ def test_trees_of_files_and_of_unknown_kinds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tree in"):
         read_paths(tmp_path / "nowhere.json")
     with pytest.raises(ValueError, match=r"unknown draft_tree.kind 'statik'; known: static, slim"):
-        build_tree({"kind": "statik"}, vocab_size=V)
-    with pytest.raises(ValueError, match="has the option paths alone"):
-        build_tree({"kind": "static", "paths": [[0]], "nodes": 1}, vocab_size=V)
+        parse_draft_tree({"kind": "statik"})
+    with pytest.raises(ValueError, match=r"unknown key 'draft_tree\.nodes'; known under draft_tree: paths"):
+        parse_draft_tree({"kind": "static", "paths": [[0]], "nodes": 1})
+    assert parse_draft_tree(StaticTree(PATHS).spec()) == StaticTree(PATHS).options
 
 
 TARGET = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="abc", tap_layers=())

@@ -209,7 +209,7 @@ def test_checkpoint(tmp_path: Path) -> None:
     check_files(info)
     assert isinstance(loaded.draft_tree, SlimTree)
     assert isinstance(made.draft_tree, SlimTree)
-    assert loaded.draft_tree.settings == made.draft_tree.settings
+    assert loaded.draft_tree.options == made.draft_tree.options
     assert torch.equal(log_r(loaded.draft_tree), log_r(made.draft_tree))
     assert set(load_file(tmp_path / "slim" / WEIGHTS)) == {
         f"draft_tree.bigram_{name}" for name in ("indptr", "ids", "counts")

@@ -158,7 +158,7 @@ def test_round_trip(counted: bool, tmp_path: Path) -> None:
     drafter.draft_tree = make_tree(hypotheses=7) if counted else SlimTree(SlimOptions(correlation=False), V)
     save_drafter(tmp_path / "d", drafter, TARGET)
     loaded, _ = load_drafter(tmp_path / "d")
-    assert loaded.draft_tree.settings == drafter.draft_tree.settings
+    assert loaded.draft_tree.options == drafter.draft_tree.options
     assert torch.equal(log_r(loaded.draft_tree), log_r(drafter.draft_tree))
 
 
