@@ -17,6 +17,7 @@ from sglang_ext.settings import build
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).parent / "configs"
+MAX_SEED = 2**32 - 1  # NumPy takes no larger one, and SGLang hands its own on to it
 MAX_INTEGER = 10**18 - 1  # what databases, tensors and generators of random numbers can count
 
 

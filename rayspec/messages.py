@@ -18,6 +18,11 @@ def shortened(text: str, length: int = 120) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
+def gib(number: float) -> str:
+    """A number of bytes."""
+    return f"{number / 2**30:.3g} GiB"
+
+
 def quoted(value: Any) -> str:
     """A value of a file or a setting."""
     return shortened(repr(value))

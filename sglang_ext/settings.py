@@ -58,6 +58,12 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "", *, given: Map
         raise ValueError(_message(cls, first, path, given)) from error
 
 
+def require(is_valid: bool, name: str, value: object, allowed: str) -> None:
+    """Raise ValueError, naming the setting and what is `allowed`, unless its value is valid."""
+    if not is_valid:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
 def check_type(name: str, value: Any, wanted: Any) -> None:
     """Raise ValueError for a single value that is not of a type (int, float, bool, str), as `build` does."""
     try:

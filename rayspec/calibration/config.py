@@ -12,6 +12,7 @@ from rayspec.calibration.rules.base import Rule
 from rayspec.calibration.sources.kinds import SOURCES, Source
 from rayspec.entries import entry_of, parse
 from rayspec.home import home
+from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label, own_folder, target_path
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.data.sources import CorpusConfig
@@ -43,13 +44,13 @@ class NamedRule(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayConfig(Settings):
+class RayConfig(RayAddress):
     """How the counting reaches Ray, and how finely a source is cut for it."""
 
-    address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
     blocks: int | None = None  # parts of a source; None: two for each CPU of the cluster
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.blocks is not None and self.blocks < 1:
             raise ValueError(f"ray.blocks must be at least 1, got {self.blocks}")
 

@@ -4,15 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayspec.sweep.config import EngineConfig, RayConfig
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 IDENTITY = ("report", "require", "off")
 MAX_MINUTES = 1440.0
-
-
-def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
-    if not is_valid:
-        raise ValueError(f"{path} must be {allowed}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +39,18 @@ class GateConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("tau_loss", "speed_loss"):
             value = getattr(self, name)
-            _require(0 < value < 1, name, value, "a share between 0 and 1 (0.02 is 2%)")
+            require(0 < value < 1, name, value, "a share between 0 and 1 (0.02 is 2%)")
         minutes = self.max_minutes
-        _require(0 < minutes <= MAX_MINUTES, "max_minutes", minutes, f"positive and at most {MAX_MINUTES:g}")
-        _require(self.identity in IDENTITY, "identity", self.identity, f"one of {', '.join(IDENTITY)}")
+        require(0 < minutes <= MAX_MINUTES, "max_minutes", minutes, f"positive and at most {MAX_MINUTES:g}")
+        require(self.identity in IDENTITY, "identity", self.identity, f"one of {', '.join(IDENTITY)}")
         is_greedy = self.temperature == 0 or self.identity != "require"
-        _require(
-            is_greedy, "identity", self.identity, "report or off at a temperature above 0, where outputs are drawn"
-        )
-        _require(1 <= self.concurrency <= 4096, "concurrency", self.concurrency, "in 1..4096")
-        _require(2 <= self.max_new_tokens <= 10**6, "max_new_tokens", self.max_new_tokens, "in 2..1000000")
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "in 0..100")
-        _require(0 <= self.seed < 2**32, "seed", self.seed, f"in 0..{2**32 - 1}")
+        require(is_greedy, "identity", self.identity, "report or off at a temperature above 0, where outputs are drawn")
+        require(1 <= self.concurrency <= 4096, "concurrency", self.concurrency, "in 1..4096")
+        require(2 <= self.max_new_tokens <= 10**6, "max_new_tokens", self.max_new_tokens, "in 2..1000000")
+        require(0 <= self.temperature <= 100, "temperature", self.temperature, "in 0..100")
+        require(0 <= self.seed < 2**32, "seed", self.seed, f"in 0..{2**32 - 1}")
         timeout = self.request_timeout_s
-        _require(0 < timeout <= 86400, "request_timeout_s", timeout, "positive and at most 86400")
+        require(0 < timeout <= 86400, "request_timeout_s", timeout, "positive and at most 86400")
 
     @property
     def is_greedy(self) -> bool:

@@ -1,28 +1,23 @@
 """What a sweep is asked to measure. Field paths are those of configs/sweep/*.yaml."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rayspec.config import MAX_SEED
 from rayspec.farm.load import Traffic
 from rayspec.metrics import Slo
+from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 MAX_SECONDS = 1e7  # four months; Ray cannot count many times that
 MAX_TOKENS = 10**9
 MAX_COUNT = 10**6  # of passes, prompts, branches, cores, arrivals a second
-MAX_SEED = 2**32 - 1  # SGLang gives it to NumPy
 MAX_NAME_LENGTH = 200  # the name of a folder is made of it
-
-
-def _require(is_valid: bool, path: str, value: object, allowed: str) -> None:
-    if not is_valid:
-        raise ValueError(f"{path} must be {allowed}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +39,32 @@ class EngineConfig(Settings):
     def __post_init__(self) -> None:
         for name, most in (("context_length", MAX_TOKENS), ("max_total_tokens", MAX_TOKENS), ("num_threads", 4096)):
             value = getattr(self, name)
-            _require(value is None or 1 <= value <= most, f"engine.{name}", value, f"at least 1 and at most {most}")
+            require(value is None or 1 <= value <= most, f"engine.{name}", value, f"at least 1 and at most {most}")
         for name in ("tp_size", "pp_size", "dp_size", "ep_size"):
             value = self.extra.get(name, 1)
             is_number = isinstance(value, int) and not isinstance(value, bool)
-            _require(is_number and value >= 1, f"engine.extra.{name}", value, "a whole number of at least 1")
+            require(is_number and value >= 1, f"engine.extra.{name}", value, "a whole number of at least 1")
         tp_size = self.extra.get("tp_size", 1)
         is_divisible = self.nodes >= 1 and tp_size % self.nodes == 0
-        _require(is_divisible, "engine.nodes", self.nodes, f"a divisor of engine.extra.tp_size ({tp_size})")
+        require(is_divisible, "engine.nodes", self.nodes, f"a divisor of engine.extra.tp_size ({tp_size})")
         fraction = self.mem_fraction_static
-        _require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
+        require(fraction is None or 0 < fraction < 1, "engine.mem_fraction_static", fraction, "between 0 and 1")
         for name in ("start_timeout_s", "block_timeout_s"):
             value = getattr(self, name)
-            _require(0 < value <= MAX_SECONDS, f"engine.{name}", value, f"positive and at most {MAX_SECONDS:g}")
+            require(0 < value <= MAX_SECONDS, f"engine.{name}", value, f"positive and at most {MAX_SECONDS:g}")
         own = [key for key in self.extra if key in _OWN_FIELDS]
-        _require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
+        require(not own, "engine.extra", own, f"without {', '.join(_OWN_FIELDS)}, which the sweep sets itself")
         secret = [key for key in self.extra if key in ("api_key", "admin_api_key", "ssl_keyfile_password")]
-        _require(not secret, "engine.extra", secret, "without keys, which would be written into MLflow")
+        require(not secret, "engine.extra", secret, "without keys, which would be written into MLflow")
         token_map = self.extra.get("speculative_token_map")
-        _require(
+        require(
             token_map is None,
             "engine.extra.speculative_token_map",
             token_map,
             "absent, since a drafter's head names its tokens itself; a truncated head is such a list",
         )
         named = [key for key in self.extra if key in self.server_fields]
-        _require(
+        require(
             not named, "engine.extra", named, f"without {', '.join(self.server_fields)}; they stand in engine itself"
         )
 
@@ -91,14 +86,10 @@ _OWN_FIELDS = (
 )
 
 
-ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/:]+:(\d{1,5})")
-
-
 @dataclass(frozen=True, kw_only=True)
-class RayConfig(Settings):
+class RayConfig(RayAddress):
     """How the sweep reaches Ray and what one engine's actor reserves there."""
 
-    address: str | None = None  # None: the cluster of RAY_ADDRESS (so of `ray job submit`), else a local one
     num_cpus: float = 1.0  # reserved, not a limit: an idle engine leaves its cores to the measured one
     num_gpus: float | None = None  # None: half a GPU where the cluster has any, so that two engines share one
     # plain and speculative engine at once; False: they take turns, each start for a round; None: as the GPUs allow
@@ -106,12 +97,10 @@ class RayConfig(Settings):
     max_failures: int = 3  # times that a cohort starts again after the death of its actor or node
 
     def __post_init__(self) -> None:
-        _require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
-        found = ADDRESS.fullmatch("auto" if self.address is None else self.address)
-        is_address = found is not None and int(found[2] or 1) <= 65535
-        _require(is_address, "ray.address", self.address, "auto, local, HOST:PORT or ray://HOST:PORT")
-        _require(0 < self.num_cpus <= MAX_COUNT, "ray.num_cpus", self.num_cpus, f"positive and at most {MAX_COUNT}")
-        _require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
+        require(self.max_failures >= 0, "ray.max_failures", self.max_failures, "at least 0")
+        super().__post_init__()
+        require(0 < self.num_cpus <= MAX_COUNT, "ray.num_cpus", self.num_cpus, f"positive and at most {MAX_COUNT}")
+        require(self.num_gpus is None or self.num_gpus >= 0, "ray.num_gpus", self.num_gpus, "at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +112,11 @@ class StopConfig(Settings):
     max_seconds: float | None = None  # or after this time of measuring in the sweep; its cohorts share it evenly
 
     def __post_init__(self) -> None:
-        _require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
-        _require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
+        require(self.ci_width is None or self.ci_width > 0, "stop.ci_width", self.ci_width, "positive")
+        require(self.max_repeats >= 1, "stop.max_repeats", self.max_repeats, "at least 1")
         is_used = self.ci_width is not None or self.max_seconds is None
-        _require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
-        _require(is_used, "stop.max_seconds", self.max_seconds, "unset without stop.ci_width, which alone adds passes")
+        require(self.max_seconds is None or self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "positive")
+        require(is_used, "stop.max_seconds", self.max_seconds, "unset without stop.ci_width, which alone adds passes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +128,9 @@ class EarlyStopConfig(Settings):
     reduction_factor: int = 3  # random, optuna: the best 1/reduction_factor of the candidates go on (ASHA)
 
     def __post_init__(self) -> None:
-        _require(self.grace_passes >= 1, "search.early_stop.grace_passes", self.grace_passes, "at least 1")
+        require(self.grace_passes >= 1, "search.early_stop.grace_passes", self.grace_passes, "at least 1")
         factor = self.reduction_factor
-        _require(factor >= 2, "search.early_stop.reduction_factor", factor, "at least 2")
+        require(factor >= 2, "search.early_stop.reduction_factor", factor, "at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,16 +144,16 @@ class SearchConfig(Settings):
     early_stop: EarlyStopConfig | None = None
 
     def __post_init__(self) -> None:
-        _require(self.algorithm in ALGORITHMS, "search.algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
+        require(self.algorithm in ALGORITHMS, "search.algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
         for name in ("samples", "candidates_per_cohort", "max_concurrent"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"search.{name}", value, "at least 1")
+            require(value is None or value >= 1, f"search.{name}", value, "at least 1")
         if self.algorithm == "grid":
-            _require(self.samples is None, "search.samples", self.samples, "unset for algorithm=grid, which takes all")
+            require(self.samples is None, "search.samples", self.samples, "unset for algorithm=grid, which takes all")
         else:
-            _require(self.samples is not None, "search.samples", self.samples, f"given for {self.algorithm}")
+            require(self.samples is not None, "search.samples", self.samples, f"given for {self.algorithm}")
             each = self.candidates_per_cohort
-            _require(each in (None, 1), "search.candidates_per_cohort", each, f"unset for algorithm={self.algorithm}")
+            require(each in (None, 1), "search.candidates_per_cohort", each, f"unset for algorithm={self.algorithm}")
 
 
 ALGORITHMS = ("grid", "random", "optuna")
@@ -212,27 +201,25 @@ class SweepConfig(Settings):
         for name in ("name", "experiment", "target", "baseline", "workload"):
             text = getattr(self, name)
             most = MAX_NAME_LENGTH if name in ("name", "experiment") else 4096
-            _require(text.isprintable() and 1 <= len(text.strip()) <= most, name, text, f"1 to {most} characters")
+            require(text.isprintable() and 1 <= len(text.strip()) <= most, name, text, f"1 to {most} characters")
         for name in ("drafters", "draft_steps", "concurrency", "request_rate"):
             values = getattr(self, name)
             is_optional = name == "request_rate" or (name == "concurrency" and (self.request_rate or self.trace))
-            _require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
-            _require(len(set(values)) == len(values), name, values, "without repetition")
+            require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
+            require(len(set(values)) == len(values), name, values, "without repetition")
         labels = [drafter_label(d) for d in self.drafters]
-        _require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
-        _require(all(labels), "drafters", self.drafters, "shipped names, or paths that end in a name")
-        _require(
-            self.baseline in labels, "baseline", self.baseline, f"one of the drafters' names ({', '.join(labels)})"
-        )
+        require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
+        require(all(labels), "drafters", self.drafters, "shipped names, or paths that end in a name")
+        require(self.baseline in labels, "baseline", self.baseline, f"one of the drafters' names ({', '.join(labels)})")
         for name in ("draft_steps", "concurrency"):
-            _require(min(getattr(self, name), default=1) >= 1, name, getattr(self, name), "at least 1 everywhere")
+            require(min(getattr(self, name), default=1) >= 1, name, getattr(self, name), "at least 1 everywhere")
         rates = self.request_rate
         is_rate = all(0 < r <= MAX_COUNT for r in rates)
-        _require(is_rate, "request_rate", rates, f"positive everywhere, and at most {MAX_COUNT}")
+        require(is_rate, "request_rate", rates, f"positive everywhere, and at most {MAX_COUNT}")
         loads = [f"{r:g}" for r in rates]
-        _require(len(set(loads)) == len(loads), "request_rate", rates, "different in their first six digits")
+        require(len(set(loads)) == len(loads), "request_rate", rates, "different in their first six digits")
         slowest = self.block_prompts / min(rates, default=float("inf"))
-        _require(
+        require(
             slowest < self.engine.block_timeout_s,
             "request_rate",
             rates,
@@ -241,29 +228,29 @@ class SweepConfig(Settings):
         )
         if self.workload == OWN_PROMPTS and self.trace is None:
             raise ValueError("workload=trace sends what a trace says, but there is none; name its file in trace.path")
-        _require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
-        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
+        require(self.long_prompts in ("refuse", "drop"), "long_prompts", self.long_prompts, "refuse or drop")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
         for name in ("topk", "block_prompts", "repeats", "warmup_tokens"):
             value = getattr(self, name)
-            _require(1 <= value <= MAX_COUNT, name, value, f"at least 1 and at most {MAX_COUNT}")
-        _require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
-        _require(0 <= self.traces <= MAX_COUNT, "traces", self.traces, f"0, or up to {MAX_COUNT} a trial")
+            require(1 <= value <= MAX_COUNT, name, value, f"at least 1 and at most {MAX_COUNT}")
+        require(self.max_new_tokens >= 2, "max_new_tokens", self.max_new_tokens, "at least 2 (the first is prefill's)")
+        require(0 <= self.traces <= MAX_COUNT, "traces", self.traces, f"0, or up to {MAX_COUNT} a trial")
         asked = self.temperatures()
-        _require(len(asked) > 0, "temperature", self.temperature, "a number, or a list of at least one")
+        require(len(asked) > 0, "temperature", self.temperature, "a number, or a list of at least one")
         is_in_range = all(0 <= t <= 100 for t in asked)
-        _require(is_in_range, "temperature", self.temperature, "at least 0 and at most 100")
+        require(is_in_range, "temperature", self.temperature, "at least 0 and at most 100")
         is_told_apart = len({f"{t:g}" for t in asked}) == len(asked)
-        _require(is_told_apart, "temperature", self.temperature, "different in their first six digits")
+        require(is_told_apart, "temperature", self.temperature, "different in their first six digits")
         is_in_order = self.stop.ci_width is None or self.stop.max_repeats >= self.repeats
-        _require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
+        require(is_in_order, "stop.max_repeats", self.stop.max_repeats, f"at least repeats ({self.repeats})")
         early, passes = self.search.early_stop, self.max_passes()
         if early is not None:
             allowed = f"less than the passes that there may be ({passes}; repeats, or stop.max_repeats)"
-            _require(early.grace_passes < passes, "search.early_stop.grace_passes", early.grace_passes, allowed)
+            require(early.grace_passes < passes, "search.early_stop.grace_passes", early.grace_passes, allowed)
         for entry in self.drafters:
             problem = self.shape_of(entry)[1].problem(self.draft_steps)
             setting = "num_draft_tokens" if split_shape(entry)[1] is None else f"drafters: the nodes of {entry!r}"
-            _require(problem is None, setting, *(problem or ("", "")))
+            require(problem is None, setting, *(problem or ("", "")))
 
     def shape_of(self, drafter: str) -> tuple[str, DraftShape]:
         """Name or folder of an entry of `drafters`, and how much of its drafts is verified."""

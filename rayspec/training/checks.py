@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rayspec.config import MAX_SEED
 from rayspec.target import check_weights
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.data.chat import ChatTemplate
@@ -26,7 +27,6 @@ from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.folders import check_parents
 
-MAX_SEED = 2**32 - 1
 MAX_COUNT = 10**8
 
 

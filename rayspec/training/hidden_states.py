@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from rayspec.messages import gib
 from rayspec.training.data.answers import AnswerSet, missing_shards, read_answers
 from rayspec.training.drafter import autocast
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
@@ -220,9 +221,9 @@ def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
         else:
             needed += _stored_set(config, target, target_sha256, read_answers(folder)).missing_bytes
     free = _check_room(config, needed if is_known else 0)
-    state = f"{'' if is_known else 'at most '}{_gib(needed)} to compute" if needed else "complete"
+    state = f"{'' if is_known else 'at most '}{gib(needed)} to compute" if needed else "complete"
     return [
-        f"hidden states of {', '.join(layers)} in {_folder(config)}: {state}; {_gib(free)} of the disk are free"
+        f"hidden states of {', '.join(layers)} in {_folder(config)}: {state}; {gib(free)} of the disk are free"
         + (", which may be too little" if needed > free else "")
         + _where_computed(config, needed)
     ]
@@ -273,7 +274,7 @@ def _check_room(config: DrafterTrainConfig, needed: int) -> int:
     free = shutil.disk_usage(next(parent for parent in (place, *place.parents) if parent.is_dir())).free
     if needed > free:
         raise ValueError(
-            f"hidden_states=offline needs {_gib(needed)} in {place}, where {_gib(free)} are free; name a larger disk "
+            f"hidden_states=offline needs {gib(needed)} in {place}, where {gib(free)} are free; name a larger disk "
             "with work_dir, lower answers.count, or set hidden_states=online, which computes them at each step"
         )
     return free
@@ -315,7 +316,3 @@ def _compute(
             if name in found:
                 found[name] += [row_TG[:length] for row_TG, length in zip(states_BTG, lengths, strict=True)]
     return {name: torch.cat(rows).to("cpu", own.dtype).contiguous() for name, rows in found.items()}
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.3g} GiB"

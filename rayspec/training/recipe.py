@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
+from rayspec.config import MAX_SEED
 from rayspec.training.averaging import WeightAverage
 from rayspec.training.precision import Float32Muon, has_bfloat16
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.layers import is_matrix
-from sglang_ext.heads.losses import DIVERGENCES, Objective
+from sglang_ext.heads.losses import DIVERGENCES, TOP_K, Objective
 from sglang_ext.settings import Settings
 
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
-TOP_K = 10  # HASS's
 CSRA_TEMPERATURE = 0.07  # CORAL's
-MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)

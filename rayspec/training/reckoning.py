@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rayspec.messages import gib
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
@@ -206,20 +207,16 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
     answers = 5 * config.answers.count * L
     whole = weights + drafter + states + scores + logits
     terms = [
-        f"target {_gib(weights)} ({formula})",
-        f"drafter {_gib(drafter)} ({kept} a trained parameter, {each} a frozen one of a head)",
-        f"states of all layers {_gib(states)} ((layers + 1) b L G x {each})",
-        f"attention of later draft steps {_gib(scores)} (8 (K - 1) b heads L^2)",
-        f"logits {_gib(logits)} (12 V chunk_rows)",
+        f"target {gib(weights)} ({formula})",
+        f"drafter {gib(drafter)} ({kept} a trained parameter, {each} a frozen one of a head)",
+        f"states of all layers {gib(states)} ((layers + 1) b L G x {each})",
+        f"attention of later draft steps {gib(scores)} (8 (K - 1) b heads L^2)",
+        f"logits {gib(logits)} (12 V chunk_rows)",
     ]
     return (
-        f"memory of a training process, b = {b} of B = {r.batch_size} at once: {_gib(whole)} = {' + '.join(terms)}; "
-        f"and {_gib(answers)} of host memory for the answers (5 count L)"
+        f"memory of a training process, b = {b} of B = {r.batch_size} at once: {gib(whole)} = {' + '.join(terms)}; "
+        f"and {gib(answers)} of host memory for the answers (5 count L)"
     )
-
-
-def _gib(number: float) -> str:
-    return f"{number / 2**30:.3g} GiB"
 
 
 def _hours(hours: float) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rayspec.training.csra import csra_gradient
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.recipe import CSRA_TEMPERATURE
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.training import Batch, Rows
@@ -91,7 +92,7 @@ def backward_batch(
     decay: float,
     chunk_rows: int,
     csra_weight: float = 0.0,
-    csra_temperature: float = 0.07,
+    csra_temperature: float = CSRA_TEMPERATURE,
     objective: Objective = KL,
     has_hard_labels: bool = False,
     num_rows: int | None = None,

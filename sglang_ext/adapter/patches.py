@@ -88,6 +88,22 @@ def lent(target: str, ours: Any) -> Iterator[None]:
         setattr(module, name, own)
 
 
+@contextmanager
+def hooks_of(module: str) -> Iterator[None]:
+    """Within it, SGLang's registry forgets the hooks on all other modules before it applies any."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    apply = HookRegistry.apply_hooks
+
+    def apply_to_it() -> None:
+        for target in [name for name in HookRegistry._hooks if not name.startswith(f"{module}.")]:
+            del HookRegistry._hooks[target]
+        apply()
+
+    with lent("sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks", apply_to_it):
+        yield
+
+
 def prepare_scheduler(workers: tuple[Internal, ...]) -> None:
     """In a scheduler that speculates: check the hooks that all of our workers need, give it the calls of `engine.py`,
     and let SGLang's worker take its parts from us."""

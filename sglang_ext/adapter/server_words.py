@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from sglang_ext.adapter.patches import lent
+from sglang_ext.adapter.patches import hooks_of
 
 
 def check_taken(words: Sequence[str]) -> None:
@@ -24,18 +24,9 @@ def check_taken(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> None:
     """Exit with status 2 and a message where SGLang's server would."""
     from sglang.srt.plugins import load_plugins
-    from sglang.srt.plugins.hook_registry import HookRegistry
     from sglang.srt.server_args import ServerArgs
 
-    apply = HookRegistry.apply_hooks
-
-    def apply_to_the_parser() -> None:
-        """Those of other modules would import all of SGLang, some four seconds."""
-        for target in [name for name in HookRegistry._hooks if not name.startswith(f"{ServerArgs.__module__}.")]:
-            del HookRegistry._hooks[target]
-        apply()
-
-    with lent("sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks", apply_to_the_parser):
+    with hooks_of(ServerArgs.__module__):  # those of others would import all of SGLang, some four seconds
         load_plugins()  # ours names the algorithms
     parser = argparse.ArgumentParser(prog="sglang")
     ServerArgs.add_cli_args(parser)

@@ -42,6 +42,7 @@ def top_k_loss(logits_TS: Tensor, p_TS: Tensor, k: int) -> Tensor:
 
 DIVERGENCES = ("kl", "tv", "lk")
 LK_ETA = 3.0
+TOP_K = 10  # HASS's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Objective:
 
     divergence: str = "kl"
     top_k_weight: float = 0.0
-    top_k: int = 10
+    top_k: int = TOP_K
     keeps_cut_rows: bool = False
 
     def of(self, logits_TS: Tensor, p_TS: Tensor) -> Tensor:

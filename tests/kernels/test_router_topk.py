@@ -8,7 +8,7 @@ from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best,
 from rayspec_kernels.common.quantized import FORMATS, Quantized, dequantize_reference, quantize_reference
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles, indexed_head_reference
-from rayspec_kernels.router_topk import _router_scores, _union_tiles, router_scores, router_topk
+from rayspec_kernels.router_topk import _router_scores, _union_tiles, router_scores, union_tiles
 from rayspec_kernels.router_topk.kernel import router_scores_kernel, router_topk_kernel, union_tiles_kernel
 from rayspec_kernels.router_topk.reference import (
     Router,
@@ -226,5 +226,6 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     torch.library.opcheck(
         _router_scores, (wide_BH, wide_BH, *few.in_R2H, few.in_bias_R, *few.out_MR, few.out_bias_M, EPS)
     )
-    scores_BM, tiles = router_topk(x_BH, x_BH, router, 2, starts, 16, 8, EPS)
+    scores_BM = router_scores(x_BH, x_BH, router, EPS)
+    tiles = union_tiles(scores_BM, 2, starts, 16, 8)
     assert torch.equal(tiles.ranges_t2, union_tiles_reference(scores_BM, 2, starts, 16, 8).ranges_t2)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 ADAPTER = "sglang_ext/adapter/"
 # what these functions change, `patches.py` changes alone
 REGISTRATIONS = ("setattr", "delattr", "HookRegistry.register", "BaseFusedOp.register_oot_forward")
+CHANGING = ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")  # of what it has
 
 
 def sources() -> list[str]:
@@ -38,10 +39,17 @@ def imported(tree: ast.Module) -> dict[str, str]:
 
 
 def changes(tree: ast.Module) -> Iterator[str]:
-    """Assignments to attributes of what was imported from SGLang, and registrations with it."""
+    """Assignments to attributes of what was imported from SGLang, their deletion, changes of the lists and mappings
+    that they are, and registrations with it."""
     names = imported(tree)
     for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if is_single(node) else []
+        targets = [node.target] if is_single(node) else []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            owner = ast.unparse(node.func.value)
+            if "." in owner and owner.split(".")[0] in names:
+                yield ast.unparse(node)
         for target in targets:
             for part in ast.walk(target):
                 if isinstance(part, ast.Attribute) and ast.unparse(part).split(".")[0] in names:
@@ -89,7 +97,8 @@ def test_what_is_listed_as_imported_is() -> None:
 def test_sglang_is_changed_in_one_place() -> None:
     changed = {name: list(changes(tree)) for name, tree in trees(sources())}
     assert {name: found for name, found in changed.items() if found and not name.endswith("adapter/patches.py")} == {}
-    assert len(changed[f"{ADAPTER}patches.py"]) == 2, "the hooks of the registry, and the forwards of fused operations"
+    # the hooks of the registry, those that it forgets, and the forwards of fused operations
+    assert len(changed[f"{ADAPTER}patches.py"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -99,8 +108,10 @@ def test_sglang_is_changed_in_one_place() -> None:
         "def f():\n    from sglang.srt.speculative import eagle_utils\n    a, eagle_utils.b = 1, 2",
         "import sglang\nsetattr(sglang, 'x', 1)",
         "from sglang.srt.plugins.hook_registry import HookRegistry\nHookRegistry.register('a', print, 'AROUND')",
+        "from sglang.srt.plugins.hook_registry import HookRegistry\ndel HookRegistry._hooks['a']",
+        "from sglang.srt.plugins.hook_registry import HookRegistry\nHookRegistry._hooks.clear()",
     ],
-    ids=["class", "module_under_a_function", "setattr", "hook"],
+    ids=["class", "module_under_a_function", "setattr", "hook", "deletion", "clearing"],
 )
 def test_a_change_is_seen(source: str) -> None:
     assert len(list(changes(ast.parse(source)))) == 1

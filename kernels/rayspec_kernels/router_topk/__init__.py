@@ -69,18 +69,3 @@ def union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles:
     if uses_kernel(scores_BM):
         return Tiles(_union_tiles(scores_BM, k, starts, tile, num_tiles), tile)
     return union_tiles_reference(scores_BM, k, starts, tile, num_tiles)
-
-
-def router_topk(
-    embed_BH: Tensor,
-    feature_BH: Tensor,
-    router: Router,
-    k: int,
-    starts: Tensor,
-    tile: int,
-    num_tiles: int,
-    eps: float,
-) -> tuple[Tensor, Tiles]:
-    """Both in a row: scores, and what they choose."""
-    scores_BM = router_scores(embed_BH, feature_BH, router, eps)
-    return scores_BM, union_tiles(scores_BM, k, starts, tile, num_tiles)

@@ -12,8 +12,6 @@ from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.vocabulary import Vocabulary
 from sglang_ext.settings import Settings
 
-MAX_SEED = 2**32 - 1  # NumPy's
-
 
 def check_range(value: int, name: str, least: int, most: int) -> None:
     """Raise ValueError unless `value` is in least..most."""

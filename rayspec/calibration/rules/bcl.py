@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
-from rayspec.calibration.rules.base import MAX_SEED, Made, Rule, check_range
+from rayspec.calibration.rules.base import Made, Rule, check_range
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.rules.truncation import kept
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.config import MAX_SEED
 
 SEARCHES = ("scan", "tpe")
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.rules.base import MAX_SEED, Made, Rule, check_range
+from rayspec.calibration.rules.base import Made, Rule, check_range
 from rayspec.calibration.rules.kmeans import spherical_kmeans
 from rayspec.calibration.rules.ranking import rank
 from rayspec.calibration.vocabulary import Vocabulary
+from rayspec.config import MAX_SEED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rayspec.calibration.counting import pair_ids, partial_counts
-from rayspec.calibration.rules.base import MAX_SEED, check_range
+from rayspec.calibration.rules.base import check_range
+from rayspec.config import MAX_SEED
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
