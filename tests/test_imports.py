@@ -61,20 +61,20 @@ def circle(graph: Graph) -> Iterable[str]:
     return []
 
 
-def test_modules() -> None:
+def test_no_circle_of_modules() -> None:
     graph = imports(sources())
     assert len(graph) > 200, "the sources were not found"
     assert "rayspec.sweep.candidate" in graph["rayspec.sweep.plan.trials"]
     assert circle(graph) == []
 
 
-def test_packages() -> None:
+def test_no_circle_of_packages() -> None:
     graph = of_packages(imports(sources()))
     assert "rayspec.sweep" in graph["rayspec.report"]
     assert circle(graph) == []
 
 
-def test_parts_of_packages() -> None:
+def test_no_circle_of_their_parts() -> None:
     graph = of_packages(imports(sources()), depth=3)
     assert "rayspec.sweep.plan" in graph["rayspec.sweep.measure"]
     assert circle(graph) == []

@@ -80,6 +80,14 @@ def test_a_dispatch_is_seen(source: str) -> None:
     assert len(list(dispatches(source))) == 1
 
 
+def test_paths_that_pages_name_are_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    path = re.compile(r"`((?:configs|docs|jobs|kernels|rayspec|sglang_ext|tests)/[\w./-]*)`")
+    named = {(page.name, found) for page in pages for found in path.findall(page.read_text())}
+    assert len(named) > 50
+    assert sorted((page, found) for page, found in named if not (ROOT / found).exists()) == []
+
+
 def test_pins_are_exact_and_without_addresses() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) > 100

@@ -737,7 +737,7 @@ PRELOADED: tuple[str, ...] = (
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (
     "sglang.srt.entrypoints.engine.Engine",  # started by engine.py
-    "sglang.srt.environ.envs",  # policy_worker: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
+    "sglang.srt.environ.envs",  # workers/policy.py: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
     "sglang.srt.configs.draft_parallel.DraftTPExecution",
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",  # the CPU platform's attention
     "sglang.srt.layers.attention.verify_mask.VerifyMask",
@@ -757,8 +757,8 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.sampling.sampling_params.SamplingParams",
     "sglang.srt.server_args.ServerArgs",  # whose parser server_words.py asks
     "sglang.srt.sampling.sampling_params.TOP_K_ALL",
-    "sglang.srt.speculative.base_spec_worker.EagleDraftWorkerBase",  # last_hidden_worker
-    "sglang.srt.speculative.eagle_info.EagleDraftInput",  # last_hidden_worker makes it
+    "sglang.srt.speculative.base_spec_worker.EagleDraftWorkerBase",  # workers/last_hidden.py
+    "sglang.srt.speculative.eagle_info.EagleDraftInput",  # workers/last_hidden.py makes it
     "sglang.srt.speculative.eagle_info.EagleVerifyInput",  # tree_verify
     "sglang.srt.speculative.eagle_utils.TreeMaskMode",
 )

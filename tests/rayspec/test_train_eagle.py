@@ -1,6 +1,7 @@
 """Training of an EAGLE drafter: its rollout against literal drafting, its loss on features, its noise, and resuming."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from answerers import short_answers
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from rayspec.training.acceptance import measure
 from rayspec.training.data.answers import AnswerSet
@@ -245,8 +247,19 @@ def test_what_is_trained_logged_and_stored(tiny_target: FrozenTarget, answers: A
 
 
 def test_a_step_in_bfloat16(tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, num_steps=2, bfloat16=True)
-    train_drafter(run_config(tmp_path, recipe=recipe), FULL, tiny_target, answers, answers)
+    """Layers compute in that type, and the loss is a number."""
+    config = run_config(tmp_path, recipe=replace(RECIPE, num_steps=2, bfloat16=True))
+    products: set[torch.dtype] = set()
+
+    def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(module, torch.nn.Linear):
+            products.add(output.dtype)
+
+    with register_module_forward_hook(note):
+        train_drafter(config, FULL, tiny_target, answers, answers)
+    assert torch.bfloat16 in products
+    report = json.loads((Path(config.output_folder) / "full" / "training.json").read_text())
+    assert all(math.isfinite(entry["loss"]) for entry in report["history"])
 
 
 def test_another_head_on_its_body(tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What swapping heads in a running engine saves against a fresh engine for each: python -m rayspec.farm.bench_swap
+"""What swapping heads in a running engine saves against a fresh engine for each: python docs/experiments/swap.py
 
 Both ways measure the same blocks of the same heads, one way after the other in turns of one head, so that a busy
 machine slows both. Prints the seconds of each, their ratio, and whether the answers agree; exits 1 where they do not.
@@ -40,7 +40,7 @@ class WallTimes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rayspec.farm.bench_swap", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python docs/experiments/swap.py", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--heads", nargs="+", default=HEADS, metavar="NAME", help="names of the default target's drafters, or folders"
     )

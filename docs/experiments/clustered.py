@@ -1,6 +1,6 @@
 """The ways in which a clustered head can score its tokens, against the dense product over the whole vocabulary.
 
-    python -m sglang_ext.heads.bench_clustered --hidden-size 256 --vocab-size 16384
+    python docs/experiments/clustered.py --hidden-size 256 --vocab-size 16384
 
 `own`: each row gathers its own clusters; `union`: the rows gather all their clusters once; `all`: the whole
 vocabulary, of which the rest is struck out; `head`: what `candidates` does, routing left out. Numbers are multiples of
