@@ -6,6 +6,8 @@ acceptance for who serves them elsewhere. Exits 0, 1 where no candidate has earn
 be done.
 """
 
+from __future__ import annotations
+
 import argparse
 import re
 import sys
@@ -19,6 +21,7 @@ from rayspec.job import set_up
 
 if TYPE_CHECKING:
     from rayspec.sweep.record.results import TrialResult
+    from rayspec.sweep.record.stored import StoredSweep
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +36,36 @@ def main(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
+    options = _options(arguments)
+    set_up()
+    # imports torch and MLflow; a typing error should not wait for it
+    from rayspec.report.page import check_report
+    from rayspec.report.promote import PromotionRefused
+    from rayspec.sweep.record.stored import find_sweep
+    from rayspec.tracking import UNREACHABLE, connect, redacted, said
+
+    try:
+        sweep = find_sweep(connect(tracking_uri(), create=False), options.sweep)
+        folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
+        check_report(folder)
+        if options.plan:
+            _plan(sweep, folder, options)
+        else:
+            _write(sweep, folder, options)
+    except PromotionRefused as refused:
+        print(f"refused: {refused}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except UNREACHABLE as error:
+        uri = tracking_uri()
+        print(f"error: MLflow at {redacted(uri)} refuses, or cannot answer: {said(error, uri)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rayspec report", description=__doc__.split("\n\n")[0])
     parser.add_argument("--sweep", metavar="RUN", help="id or name of its parent run; without it the newest that ended")
     parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
@@ -49,68 +82,50 @@ def _report(arguments: list[str]) -> int:
             parser.error(f"--{name} is empty; name one, or leave it out")
     if not options.promote and (options.model or options.traffic or options.force or options.once):
         parser.error("--model, --traffic and --force belong to --promote, as --once does")
-    set_up()
-
-    from rayspec.report.decision import decision  # imports torch and MLflow; a typing error should not wait for it
-    from rayspec.report.page import check_report, write_report
-    from rayspec.report.promote import (
-        PromotionRefused,
-        champion_of,
-        check_promotion,
-        default_model,
-        promote,
-        winner,
-    )
-    from rayspec.sweep.record.stored import find_sweep
-    from rayspec.tracking import UNREACHABLE, connect, redacted, said
-
-    try:
-        sweep = find_sweep(connect(tracking_uri(), create=False), options.sweep)
-        folder = Path(options.out) if options.out else _default_folder(sweep.name, sweep.run_id)
-        check_report(folder)
-        if options.plan:
-            print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
-            if options.emit is not None:
-                from rayspec.report.ready_files import winners_of
-
-                names = [best.trial.name for best in winners_of(sweep, Path(options.emit))]
-                print(f"to write: what serves {', '.join(names)} elsewhere, to {options.emit}")
-            if options.promote:
-                best = winner(sweep.results, options.traffic, options.force)
-                model = options.model or default_model(sweep.params["target"])
-                is_there = options.once and champion_of(sweep, best, options.model)
-                if not is_there:
-                    check_promotion(sweep, best, model)
-                print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
-                _tell_of_one_load(sweep.results, best)
-            return 0
-        markdown, page = write_report(sweep, folder)
-        print(decision(sweep.results))
-        print(f"\n{markdown}\n{page}")
-        if options.emit is not None:
-            from rayspec.report.ready_files import emit
-
-            print("\n".join(map(str, emit(sweep, Path(options.emit), options.model))))
-        if options.promote:
-            best = winner(sweep.results, options.traffic, options.force)
-            before = champion_of(sweep, best, options.model) if options.once else None
-            done = before or promote(sweep, folder, best, options.model)
-            print(f"{done.uri} is {'still' if before else 'now'} version {done.version}: {best.trial.name}")
-            _tell_of_one_load(sweep.results, best)
-    except PromotionRefused as refused:
-        print(f"refused: {refused}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except UNREACHABLE as error:
-        uri = tracking_uri()
-        print(f"error: MLflow at {redacted(uri)} refuses, or cannot answer: {said(error, uri)}", file=sys.stderr)
-        return 2
-    return 0
+    return options
 
 
-def _tell_of_one_load(results: "Sequence[TrialResult]", best: "TrialResult") -> None:
+def _plan(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None:
+    from rayspec.report.decision import decision
+    from rayspec.report.promote import champion_of, check_promotion, default_model, winner
+
+    print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
+    if options.emit is not None:
+        from rayspec.report.ready_files import winners_of
+
+        names = [best.trial.name for best in winners_of(sweep, Path(options.emit))]
+        print(f"to write: what serves {', '.join(names)} elsewhere, to {options.emit}")
+    if options.promote:
+        best = winner(sweep.results, options.traffic, options.force)
+        model = options.model or default_model(sweep.params["target"])
+        is_there = options.once and champion_of(sweep, best, options.model)
+        if not is_there:
+            check_promotion(sweep, best, model)
+        print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
+        _tell_of_one_load(sweep.results, best)
+
+
+def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None:
+    from rayspec.report.decision import decision
+    from rayspec.report.page import write_report
+    from rayspec.report.promote import champion_of, promote, winner
+
+    markdown, page = write_report(sweep, folder)
+    print(decision(sweep.results))
+    print(f"\n{markdown}\n{page}")
+    if options.emit is not None:
+        from rayspec.report.ready_files import emit
+
+        print("\n".join(map(str, emit(sweep, Path(options.emit), options.model))))
+    if options.promote:
+        best = winner(sweep.results, options.traffic, options.force)
+        before = champion_of(sweep, best, options.model) if options.once else None
+        done = before or promote(sweep, folder, best, options.model)
+        print(f"{done.uri} is {'still' if before else 'now'} version {done.version}: {best.trial.name}")
+        _tell_of_one_load(sweep.results, best)
+
+
+def _tell_of_one_load(results: Sequence[TrialResult], best: TrialResult) -> None:
     from rayspec.serving.policy import ONE_LOAD, has_loads
 
     if not has_loads(results, best):

@@ -6,18 +6,36 @@ itself where there is one of the same settings, and measures nothing where one h
 failed, 2 for a config that cannot run.
 """
 
+from __future__ import annotations
+
 import argparse
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from rayspec.config import load_config
 from rayspec.home import home, prepared_home, tracking_uri
 from rayspec.job import INTERRUPTED, problem, set_up
 from rayspec.sweep.config import SweepConfig
 
+if TYPE_CHECKING:
+    from rayspec.sweep.plan.prepare import Prepared
+    from rayspec.sweep.record.folder import SweepFolder
+
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="rayspec sweep", description=__doc__.split("\n\n")[0])
+    options = _options(arguments)
+    set_up()
+    try:
+        found = _begin(options, arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {problem(error)}", file=sys.stderr)
+        return 2
+    return 0 if found is None else _run(*found)
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rayspec sweep", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--config", metavar="FILE", help="YAML of the sweep; defaults alone without it")
     parser.add_argument("--plan", action="store_true", help="print the trials and stop")
     parser.add_argument(
@@ -32,55 +50,59 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
-    set_up()
-
     if options.resume is not None and (options.config or options.overrides or options.plan or options.once):
         parser.error(
             "--resume takes the stored config of the sweep; no --config, --plan, --once or key=value beside it"
         )
+    return options
 
-    try:
-        # imports torch; a typing error should not wait for it
-        if options.resume is None:
-            config = load_config(SweepConfig, options.config, options.overrides)
-        from rayspec.sweep.plan.prepare import prepare
-        from rayspec.sweep.plan.sampling import check_drafts_are_said
-        from rayspec.sweep.record.folder import SweepFolder, find_resumable, find_same
 
-        begun = None
-        if options.resume is not None:
-            begun = find_resumable(prepared_home(), options.resume or None)
-        elif options.once:
-            begun = find_same(home(), config)
-            if begun is not None and begun.is_ended:
-                print(f"{begun.id} has ended with these settings: nothing to measure")
-                return 0
-        if begun is not None:
-            prepared = prepare(begun.config())
-            if not options.plan:
-                prepared.make_heads()
-                begun.check(prepared)
-            print(f"resuming {begun.id}")
-        else:
-            prepared = prepare(config)
-            check_drafts_are_said(config, prepared.plan.candidates)  # one that began before this was asked goes on
-        print(prepared.describe(), flush=True)
-        if options.plan:
-            return 0
-        # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
-        from rayspec.driver.controller import SweepStopped, resume_command, run_sweep
-        from rayspec.farm.runtime import EngineFailed
-        from rayspec.tracking import connect, how_to_look
+def _begin(options: argparse.Namespace, arguments: list[str]) -> tuple[Prepared, SweepFolder] | None:
+    """What there is to measure, and the folder that says what was measured; None where the plan was all, or a sweep of
+    these settings has ended. Raises ValueError and OSError."""
+    config = load_config(SweepConfig, options.config, options.overrides) if options.resume is None else None
+    # imports torch; a typing error should not wait for it
+    from rayspec.sweep.plan.prepare import prepare
+    from rayspec.sweep.plan.sampling import check_drafts_are_said
+    from rayspec.sweep.record.folder import SweepFolder, find_resumable, find_same
 
-        folder = begun
-        if folder is None:
-            place = prepared_home()
-            connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
+    begun = None
+    if config is None:
+        begun = find_resumable(prepared_home(), options.resume or None)
+    elif options.once:
+        begun = find_same(home(), config)
+        if begun is not None and begun.is_ended:
+            print(f"{begun.id} has ended with these settings: nothing to measure")
+            return None
+    if begun is not None:
+        prepared = prepare(begun.config())
+        if not options.plan:
             prepared.make_heads()
-            folder = SweepFolder.create(place, prepared, shlex.join(["rayspec", "sweep", *arguments]))
-    except (ValueError, OSError) as error:
-        print(f"error: {problem(error)}", file=sys.stderr)
-        return 2
+            begun.check(prepared)
+        print(f"resuming {begun.id}")
+    else:
+        assert config is not None, "without --resume there is one"
+        prepared = prepare(config)
+        check_drafts_are_said(config, prepared.plan.candidates)  # one that began before this was asked goes on
+    print(prepared.describe(), flush=True)
+    if options.plan:
+        return None
+    # imports Ray and MLflow, which a plan does without; before the folder is made, so that Ctrl-C finds none
+    import rayspec.driver.controller  # noqa: F401
+    from rayspec.tracking import connect
+
+    if begun is None:
+        place = prepared_home()
+        connect(tracking_uri())  # a store that does not answer leaves no sweep behind that could go on
+        prepared.make_heads()
+        begun = SweepFolder.create(place, prepared, shlex.join(["rayspec", "sweep", *arguments]))
+    return prepared, begun
+
+
+def _run(prepared: Prepared, folder: SweepFolder) -> int:
+    from rayspec.driver.controller import SweepStopped, resume_command, run_sweep
+    from rayspec.farm.runtime import EngineFailed
+    from rayspec.tracking import how_to_look
 
     try:
         outcome = run_sweep(prepared, folder)

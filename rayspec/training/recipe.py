@@ -14,7 +14,7 @@ from rayspec.training.precision import Float32Muon, has_bfloat16
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.layers import is_matrix
 from sglang_ext.heads.losses import DIVERGENCES, TOP_K, Objective
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
@@ -66,32 +66,35 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         for name in ("ttt_steps", "top_k", "batch_size", "accumulate", "num_steps", "chunk_rows"):
-            if not 1 <= getattr(self, name) <= MAX_SIZE:
-                raise ValueError(f"recipe.{name} must be at least 1 and at most {MAX_SIZE}, got {getattr(self, name)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"recipe.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"recipe.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("lr", "muon_lr", "clip_norm"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"recipe.{name} must be above 0 and finite, got {getattr(self, name)}")
+            self._require(name, 1 <= getattr(self, name) <= MAX_SIZE, f"at least 1 and at most {MAX_SIZE}")
+        for name, allowed in (CHOICES | {"optimizer": OPTIMIZERS}).items():
+            self._require(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        for name in ("lr", "muon_lr", "clip_norm", "csra_temperature"):
+            self._require(name, 0.0 < getattr(self, name) < math.inf, "above 0 and finite")
         for name in ("beta1", "beta2", "ema"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"recipe.{name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"recipe.weight_decay must be at least 0 and finite, got {self.weight_decay}")
-        if self.intermediate_size is not None and not 1 <= self.intermediate_size <= MAX_SIZE:
+            self._require(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
+        for name in ("top_k_weight", "csra_weight"):
+            self._require(name, 0.0 <= getattr(self, name) < math.inf, "at least 0 (0: off) and finite")
+        self._require("weight_decay", 0.0 <= self.weight_decay < math.inf, "at least 0 and finite")
+        size = self.intermediate_size
+        is_size = size is None or 1 <= size <= MAX_SIZE
+        self._require("intermediate_size", is_size, f"in 1..{MAX_SIZE}, or absent for the target's")
+        self._require("seed", 0 <= self.seed <= MAX_SEED, f"in 0..{MAX_SEED}")
+        self._require("ttt_decay", 0.0 < self.ttt_decay <= 1.0, "in (0, 1]")
+        self._require("warmup_steps", 0 <= self.warmup_steps < self.num_steps, f"in 0..{self.num_steps - 1}")
+        self._require("final_lr_share", 0.0 <= self.final_lr_share <= 1.0, "in 0..1")
+        self._check_top_k()
+        self._check_csra()
+        if self.accumulate > self.batch_size:
             raise ValueError(
-                f"recipe.intermediate_size must be in 1..{MAX_SIZE}, or absent for the target's, got "
-                f"{self.intermediate_size}"
+                f"recipe.accumulate={self.accumulate} pieces need as many sequences, but recipe.batch_size is "
+                f"{self.batch_size}; lower accumulate"
             )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"recipe.seed must be in 0..{MAX_SEED}, got {self.seed}")
-        if not 0.0 < self.ttt_decay <= 1.0:
-            raise ValueError(f"recipe.ttt_decay must be in (0, 1], got {self.ttt_decay}")
-        if not 0.0 <= self.top_k_weight < math.inf:
-            raise ValueError(f"recipe.top_k_weight must be at least 0 (0: off) and finite, got {self.top_k_weight}")
+
+    def _require(self, name: str, is_valid: bool, allowed: str) -> None:
+        require(is_valid, f"recipe.{name}", getattr(self, name), allowed)
+
+    def _check_top_k(self) -> None:
         if self.top_k != TOP_K and not self.top_k_weight:
             raise ValueError(
                 f"recipe.top_k={self.top_k} says of which tokens there is a further loss, but recipe.top_k_weight is "
@@ -102,19 +105,12 @@ class Recipe(Settings):
                 f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which "
                 "recipe.labels=hard keeps one; set labels=soft, or top_k_weight=0"
             )
-        if not 0.0 <= self.csra_weight < math.inf:
-            raise ValueError(f"recipe.csra_weight must be at least 0 (0: off) and finite, got {self.csra_weight}")
-        if not 0.0 < self.csra_temperature < math.inf:
-            raise ValueError(f"recipe.csra_temperature must be above 0 and finite, got {self.csra_temperature}")
+
+    def _check_csra(self) -> None:
         if self.csra_temperature != CSRA_TEMPERATURE and not self.csra_weight:
             raise ValueError(
                 f"recipe.csra_temperature={self.csra_temperature} is of a loss that recipe.csra_weight=0 leaves out; "
                 "set csra_weight, or leave csra_temperature out"
-            )
-        if self.accumulate > self.batch_size:
-            raise ValueError(
-                f"recipe.accumulate={self.accumulate} pieces need as many sequences, but recipe.batch_size is "
-                f"{self.batch_size}; lower accumulate"
             )
         if self.csra_weight and self.accumulate > 1:
             raise ValueError(
@@ -126,10 +122,6 @@ class Recipe(Settings):
                 f"recipe.csra_weight={self.csra_weight} aligns a position across rollout steps, so recipe.ttt_steps "
                 f"must be at least 2, got {self.ttt_steps}"
             )
-        if not 0 <= self.warmup_steps < self.num_steps:
-            raise ValueError(f"recipe.warmup_steps must be in 0..{self.num_steps - 1}, got {self.warmup_steps}")
-        if not 0.0 <= self.final_lr_share <= 1.0:
-            raise ValueError(f"recipe.final_lr_share must be in 0..1, got {self.final_lr_share}")
 
     def to_dict(self) -> dict[str, Any]:
         """What a drafter and a training state name as their recipe; an option that is off is left out, so that those
