@@ -1,6 +1,5 @@
 """What several modules need, made once a session: answers that speculative engines are held against, and drafters."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -23,9 +22,9 @@ from engines import (
     output_ids,
     running_engine,
 )
-from filelock import FileLock
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from last_hidden_cases import as_answers
+from made_once import ENGINE, TRAINING, made_once
 from toy import Toy, make_toy
 from trained_drafters import trained_drafters
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,16 +50,10 @@ def long_prompt(prompts: list[Ids]) -> Ids:
 
 
 @pytest.fixture(scope="session")
-def oracle(prompts: list[Ids], long_prompt: Ids, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Made by the worker that needs it first."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which the workers share
-    file = folder / "oracle.json"
-    with FileLock(folder / "oracle.lock"):
-        if not file.exists():
-            file.write_text(json.dumps(asdict(_ask_plain_engine(prompts, long_prompt))))
-    return Oracle(**json.loads(file.read_text()))
+def oracle(prompts: list[Ids], long_prompt: Ids, request: pytest.FixtureRequest) -> Oracle:
+    """What plain decoding answers; asked by the worker that needs it first."""
+    _, answers = made_once(request.config, "oracle", ENGINE, lambda _: asdict(_ask_plain_engine(prompts, long_prompt)))
+    return Oracle(**answers)
 
 
 def _ask_plain_engine(prompts: list[Ids], long_prompt: Ids) -> Oracle:
@@ -81,11 +74,21 @@ def demo_target() -> FrozenTarget:
 
 @pytest.fixture(scope="session")
 def drafters_of(
-    demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle, tmp_path_factory: pytest.TempPathFactory
+    demo_target: FrozenTarget, prompts: list[Ids], oracle: Oracle, request: pytest.FixtureRequest
 ) -> Callable[[str], dict[str, Path]]:
     """The drafters of a family, made when they are first asked for."""
     answers = as_answers(prompts, oracle.answers)
-    return cache(lambda family: trained_drafters(family, demo_target, answers, tmp_path_factory.mktemp(family)))
+
+    def make(family: str, folder: Path) -> dict[str, str]:
+        made = trained_drafters(family, demo_target, answers, folder)
+        return {name: os.path.relpath(path, folder) for name, path in made.items()}
+
+    @cache
+    def drafters(family: str) -> dict[str, Path]:
+        folder, made = made_once(request.config, family, TRAINING, lambda folder: make(family, folder))
+        return {name: folder / path for name, path in made.items()}
+
+    return drafters
 
 
 @pytest.fixture
