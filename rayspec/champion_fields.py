@@ -42,5 +42,5 @@ MEASURED = (
 
 
 def not_measured(names: Iterable[str]) -> list[str]:
-    """Of these ServerArgs fields, those that keep a champion from being promoted."""
+    """Those of these ServerArgs fields that keep a champion from being promoted."""
     return sorted(set(names) - set(MEASURED) - NOT_OF_A_RECORD)

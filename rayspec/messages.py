@@ -14,7 +14,7 @@ def escaped(text: str, *, but: str = "") -> str:
 
 
 def shortened(text: str, length: int = 120) -> str:
-    """Of this length at most."""
+    """The text, cut to this length at most."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

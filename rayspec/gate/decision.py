@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Of a loss -log(candidate / baseline). An infinite bound: too few observations for one."""
+    """Bounds of a loss -log(candidate / baseline). An infinite bound: too few observations for one."""
 
     low: float
     loss: float
@@ -115,7 +115,7 @@ def overall(verdicts: list[Verdict]) -> Verdict:
 
 
 def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
-    """Of the log losses of N rounds."""
+    """Bounds of the loss of speed, from the log losses of N rounds."""
     losses = np.asarray(losses_N, dtype=float)
 
     def at(low_level: float, high_level: float) -> Bounds:
@@ -126,14 +126,15 @@ def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
 
 
 def clusters_for_tau(prompts_each: int, workload: int | None) -> int:
-    """Of how many clusters of `prompts_each` a verdict about tau must know. `workload`: its prompts, where the verdict
+    """How many clusters of `prompts_each` prompts a verdict about tau needs. `workload`: its prompts, where the verdict
     is about them; None where they are a sample."""
     prompts = PROMPTS_FOR_TAU if workload is None else min(PROMPTS_FOR_TAU, workload / 2)
     return max(2, ceil(prompts / prompts_each))
 
 
 def tau_bounds(steps_C2: ArrayLike, accepted_C2: ArrayLike, *, population: int | None, needed: int) -> BoundsAt:
-    """Of verify steps and accepted drafts, summed over the answers of (baseline, candidate) to each of C clusters.
+    """Bounds of the loss of tau, from verify steps and accepted drafts, which are summed over the answers of (baseline,
+    candidate) to each of C clusters.
 
     Args:
         population: clusters of the workload, where their answers are always the same; None where they are drawn.

@@ -185,7 +185,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (latency, acceptance) those that no other beats in both, by increasing latency."""
+    """The points (latency, acceptance) that no other beats in both, by increasing latency."""
     best: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -p[1])):
         if not best or y > best[-1][1]:

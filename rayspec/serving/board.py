@@ -14,6 +14,6 @@ class Board:
         self._totals[version, replica] = totals
 
     def totals(self, version: str) -> Totals:
-        """Of all replicas that a version has had."""
+        """The sum over all replicas that a version has had."""
         found = (totals for (name, _), totals in self._totals.items() if name == version)
         return sum(found, Totals())

@@ -39,7 +39,7 @@ def check_words(more: Sequence[str], *, on_ray: bool) -> None:
 
 
 def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
-    """Of a server of its own that has ended since. Raises ValueError for files that are not what was checked,
+    """Answers of a server of its own, which has ended since. Raises ValueError for files that are not what was checked,
     ServerFailed where it does not serve."""
     champion, server = start_server(version)
     try:

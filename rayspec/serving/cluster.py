@@ -69,7 +69,7 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
 
 
 def _finder(following: Following, serving: Serving) -> Find:
-    """Of what was left under traffic, which is not to stay if another version is started in its place."""
+    """The lookup of a version left under traffic, which is not to stay if another one is started in its place."""
 
     def find(source: str) -> Champion:
         standing = following.standing

@@ -80,7 +80,7 @@ class Standing(Settings):
 
 
 def standing_tag(alias: str) -> str:
-    """Of the registered model."""
+    """The tag of the registered model that holds the alias's standing."""
     return f"{TAG}.{alias}"
 
 
@@ -101,9 +101,9 @@ def read_standing(client: MlflowClient, model: str, alias: str) -> Standing | No
 
 
 class Events:
-    """Of one `rayspec serve` that follows `alias` (model, alias). A store that is away loses no event: the next write
-    holds all, and serving goes on. What MLflow refuses is left out of it, with a warning. `experiment_id`: None for
-    no run."""
+    """The events of one `rayspec serve` that follows `alias` (model, alias). A store that is away loses no event: the
+    next write holds all, and serving goes on. What MLflow refuses is left out of it, with a warning. `experiment_id`:
+    None for no run."""
 
     def __init__(
         self, client: MlflowClient, alias: tuple[str, str], experiment_id: str | None, standing: Standing
@@ -172,7 +172,7 @@ class Events:
 
 @contextmanager
 def _refusals(of: str) -> Iterator[None]:
-    """Of what MLflow refuses it is said that it is left out. Raises other errors."""
+    """Where MLflow refuses something, warn that it is left out. Raises other errors."""
     try:
         yield
     except MlflowException as error:

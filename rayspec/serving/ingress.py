@@ -75,7 +75,7 @@ class Ingress:
         return unavailable(reason)
 
     async def _metrics(self) -> Response:
-        """Of all replicas."""
+        """The counters of all replicas in one answer."""
         asked = serve.get_deployment_handle(DEPLOYMENT, SERVERS).broadcast("metrics")
         try:
             found = await asked.results_async(timeout_s=TAKE_TIMEOUT_S, return_exceptions=True)

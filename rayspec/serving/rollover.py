@@ -50,11 +50,11 @@ class Stage(Protocol):
         """Raises ValueError for what may not take traffic, Postponed for an outage."""
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
-        """Of a server of its own that has ended since. Raises ValueError where it does not serve, Postponed where
-        there is no room for it."""
+        """Answers of a server of its own, which has ended since. Raises ValueError where it does not serve, Postponed
+        where there is no room for it."""
 
     def running_answers(self) -> list[Answer]:
-        """Of the version under traffic. Raises Postponed."""
+        """Answers of the version under traffic. Raises Postponed."""
 
     def put_in(self, champion: Champion, version: str) -> None:
         """Replace all replicas; the old ones stay where it raises ValueError."""
@@ -216,7 +216,7 @@ class Rollover:
             self._seen.popleft()
 
     def _recent(self) -> Window:
-        """Of the running version."""
+        """The window of the running version."""
         return window([seen for _, seen in self._seen])
 
 

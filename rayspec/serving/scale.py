@@ -49,7 +49,7 @@ class Scale:
 
     @property
     def actor_options(self) -> dict[str, Any]:
-        """Of a replica, and of the canary."""
+        """Ray's options for the actor of a replica, and of the canary."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
     @property

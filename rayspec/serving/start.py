@@ -61,7 +61,7 @@ def find_start(source: str, client: MlflowClient | None, find: Find, *, follows:
 
 
 def _standing(source: str, client: MlflowClient) -> Standing | None:
-    """Of the alias; None for what is none."""
+    """The standing of the alias that `source` names; None for a source that names no alias."""
     model = MODEL.fullmatch(source)
     if model is None or model["alias"] is None:
         return None

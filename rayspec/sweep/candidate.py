@@ -131,7 +131,7 @@ class Candidate:
 
     @classmethod
     def from_params(cls, label: str, params: Mapping[str, str]) -> Self:
-        """Of a run. Sweeps had no algorithms but EAGLE3, and one shape for all, before each trial named its own."""
+        """The candidate of a run. Trials of old sweeps named no algorithm and no shape: EAGLE3, one shape for all."""
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         algorithm = params.get("speculative_algorithm", STOCK)
         topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))

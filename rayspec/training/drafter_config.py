@@ -232,7 +232,7 @@ class DrafterTrainConfig(Settings):
 
     @property
     def training_device(self) -> torch.device:
-        """Of this process, or of each worker."""
+        """The device of this process, or of each worker."""
         if self.workers is not None:
             return torch.device("cuda" if self.workers.num_gpus else "cpu")
         if self.device == DEVICES[0]:

@@ -24,7 +24,7 @@ class Group:
 
     @classmethod
     def joined(cls) -> Group:
-        """Of the process group that this process has joined."""
+        """The process group that this process has joined."""
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     @property

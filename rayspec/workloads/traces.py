@@ -197,7 +197,7 @@ def _seconds(record: Mapping[str, Any], unit: str | None) -> float:
 
 
 def _date(text: str, unit: str | None) -> float:
-    """Of an ISO 8601 date, in UTC where it names no zone."""
+    """Unix time of an ISO 8601 date, which is in UTC where it names no zone."""
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -245,7 +245,7 @@ def _length(value: Any, name: str) -> int | None:
 
 
 def _messages(body: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
-    """Of a request, all that was said before it included: it is sent as it was, not turn by turn."""
+    """The messages of a request, all that was said before it included: it is sent as it was, not turn by turn."""
     if body.get("tools") or body.get("functions"):
         raise _Malformed("the request offers tools, which a replay does not send; leave such requests out")
     messages = body["messages"]

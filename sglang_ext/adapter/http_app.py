@@ -100,7 +100,7 @@ def prepare_app(original: Callable[[Any], None], app: Any) -> None:
 
 
 async def refuse_unread(request: Any, error: Exception) -> Any:
-    """Of a route that makes a request of whatever JSON it is given; elsewhere these are faults of the server."""
+    """Refuse on the route that makes a request of any JSON it is given; elsewhere it is a fault of the server."""
     if request.url.path != VERTEX_ROUTE:
         raise error
     return await refuse(request, error)

@@ -72,7 +72,7 @@ def _fields_of(file: Path) -> Iterator[tuple[str, ServerField]]:
 
 
 def _field_of(annotation: ast.expr) -> ServerField:
-    """Of `T`, `Optional[T]`, `A[T, help]` or `A[T, Arg(choices=[...])]`."""
+    """The field that is annotated as `T`, `Optional[T]`, `A[T, help]` or `A[T, Arg(choices=[...])]`."""
     choices: tuple[Any, ...] = ()
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "A":
         kind, *rest = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]

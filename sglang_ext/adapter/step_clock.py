@@ -57,7 +57,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Of a step: a field of `StepTotals` in seconds."""
+        """Time one part of a step. `name`: a field of `StepTotals` in seconds."""
         if not (self.is_running and self.is_decoding):
             yield
         elif self.on_device:

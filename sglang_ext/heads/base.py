@@ -360,14 +360,14 @@ def activation_bytes(matrix: Tensor | QuantizedMatrix) -> int:
 
 
 def dense_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, outputs: int | None = None) -> HeadCost:
-    """Of x W^T with the first `outputs` rows of W (None: all): the weight once, inputs and outputs of each row."""
+    """Cost of x W^T with the first `outputs` rows of W (None: all): the weight once, inputs and outputs of each row."""
     N, K = outputs or weight_NK.shape[0], weight_NK.shape[1]
     moved = N * row_bytes(weight_NK) + rows * (N + K) * activation_bytes(weight_NK)
     return HeadCost(bytes=moved, flops=2 * rows * N * K)
 
 
 def gather_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, choices: int) -> HeadCost:
-    """Of dot products with `choices` chosen rows of W for each row of x: those rows, their ids and the results."""
+    """Cost of dot products with `choices` chosen rows of W for each row of x: those rows, their ids and the results."""
     K = weight_NK.shape[1]
     moved = row_bytes(weight_NK) + activation_bytes(weight_NK) + 8
     return HeadCost(bytes=rows * choices * moved, flops=2 * rows * choices * K)

@@ -210,7 +210,7 @@ class ClusteredHead(DraftHead):
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
-        """Of a group: none of its rows' choices may be the same."""
+        """The most clusters that a group can choose: its rows may all choose different ones."""
         return min(self.config.clusters, rows // max(groups, 1) * budget)
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
@@ -253,8 +253,8 @@ class ClusteredHead(DraftHead):
         self._leaves_padding_out = True  # no graph captures what is packed, and wants a fixed shape
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        """Of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean over
-        the draft steps, and so the same at each."""
+        """Cost of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean
+        over the draft steps, and so the same at each."""
         c = self.config
         if c.budget(step) == c.clusters:
             return dense_cost(rows, self.weight)

@@ -133,7 +133,7 @@ class RdkConfig(HeadConfig):
         return self.base.starts_at_random
 
     def spec(self) -> dict[str, Any]:
-        """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
+        """The options of the affinity in use. Cosine is left unnamed, so that heads older than `affinity` are known."""
         left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
         return {name: value for name, value in super().spec().items() if name not in left_out}
 

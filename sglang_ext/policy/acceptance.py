@@ -30,7 +30,7 @@ class Acceptance:
         self._tokens = self._expected()
 
     def shares(self) -> list[float]:
-        """Of positions 1, 2, ..., given that all before were accepted."""
+        """Shares of drafts accepted at positions 1, 2, ..., given that all before were accepted."""
         return [accepted / reached for accepted, reached in zip(self._accepted, self._reached, strict=True)]
 
     def tokens(self, drafted: int) -> float:

@@ -96,7 +96,7 @@ class SlimTree(PruningTree):
 
     @classmethod
     def with_counts(cls, settings: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:
-        """Of a CSR matrix of pair counts [V, V]. Raises ValueError where it is none."""
+        """A tree with the pair counts of a CSR matrix [V, V]. Raises ValueError where it is none."""
         tree = cls(settings, len(indptr) - 1)
         tree.bigram_indptr.copy_(indptr)
         tree.bigram_ids.copy_(ids)
@@ -177,7 +177,7 @@ def _check_room(draft_steps: int, num_nodes: int) -> None:
 
 
 class SlimProposer(Proposer):
-    """Of `num_nodes` nodes at most; what a step does not need is padding at the end."""
+    """Proposes trees of `num_nodes` nodes at most; what a step does not need is padding at the end."""
 
     def __init__(
         self, settings: SlimOptions, correlations: Correlations, draft_steps: int, topk: int, num_nodes: int

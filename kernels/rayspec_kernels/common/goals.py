@@ -22,7 +22,7 @@ def named(t: Timing) -> str:
 
 
 def _share_of_copy(timings: Sequence[Timing]) -> Iterator[tuple[str, float]]:
-    """Of the large matrices at B = 1; a call that moves less than 10 MB is all latency, whatever it does."""
+    """Large matrices at B = 1; a call that moves less than 10 MB is all latency, whatever it does."""
     for t in timings:
         if t["batch"] == 1 and t["op"] != "grouped_rmsnorm" and t["bytes"] >= 1e7:
             yield named(t), t["floor_s"] / t["seconds"]

@@ -48,7 +48,7 @@ def random_expansion(generator: torch.Generator, B: int, depth: int, topk: int, 
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
-    """Of vocabularies for tests small ones: the interpreter takes seconds for the usual one."""
+    """One case, a small one for the small vocabularies of tests: the interpreter takes seconds for the usual one."""
     is_real = shape.vocab > 1000
     yield _case(shape, batch, *((4, 10, 40, 64) if is_real else (3, 3, 9, 14)))
 

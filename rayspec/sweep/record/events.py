@@ -68,7 +68,7 @@ class RoundMeasured(Recorded):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFailed(Recorded):
-    """Of a cohort, or before there was any."""
+    """A trial failed, in a cohort or before there was any."""
 
     IDENTITY = ("cohort", "trial")
 

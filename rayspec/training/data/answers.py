@@ -113,7 +113,7 @@ class AnswersConfig(Settings):
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence, the chat template's included."""
+        """The most tokens that a sequence may have, the chat template's included."""
         turns = 2 if self.follow_up_share else 1
         return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
 

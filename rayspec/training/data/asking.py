@@ -51,5 +51,5 @@ def in_order(results: Iterable[tuple[int, T]], numbers: Iterable[int]) -> Iterat
 
 
 def seed_of(purpose: str, seed: int, number: int) -> int:
-    """Of a request: another one for each purpose, seed and number, the same in every run. 48 bits."""
+    """The seed of a request, 48 bits: another one for each purpose, seed and number, the same in every run."""
     return int.from_bytes(hashlib.sha256(f"{purpose}/{seed}/{number}".encode()).digest()[:6], "big")

@@ -31,7 +31,7 @@ from sglang_ext.trees import Expansion, Pruner
 
 
 class HeadDraftWorker(EagleDraftWorker):
-    """Of EAGLE-3 drafters."""
+    """Draft worker for EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
     refusal: str | None = None  # why no request can be served until another drafter is swapped in
@@ -218,11 +218,11 @@ class HeadDraftWorker(EagleDraftWorker):
 
 
 class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
-    """Of independent drafters: SGLang gives them nothing of the target, and no hidden state from step to step."""
+    """Draft worker for independent drafters. SGLang gives them nothing of the target, nor a hidden state between steps."""
 
 
 def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:
-    """Of what SGLang records of each draft step; the last one's beam has no children."""
+    """The expansion, from what SGLang records of each draft step; the last one's beam has no children."""
     no_parents = parents[0][:, :0]
     return Expansion(
         torch.cat([no_parents, *parents[:-1]], dim=1), torch.cat(scores, dim=1).flatten(1), torch.cat(tokens, dim=1)

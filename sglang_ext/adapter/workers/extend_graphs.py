@@ -41,6 +41,6 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
         return output
 
     def take_answer(self) -> Answer | None:
-        """Of the replay since the last call; None where nothing was replayed, or nothing asked."""
+        """The head's answer of the replay since the last call; None where nothing was replayed, or nothing asked."""
         answer, self._answer = self._answer, None
         return answer

@@ -33,8 +33,8 @@ HISTORY_STEPS = 20_000
 
 
 def policy_file(spec: Any) -> str | None:
-    """Of a server that follows a policy of ours; with SGLang's own flag the file is SGLang's. `spec`: SGLang's
-    settings, or those of them that are about speculation."""
+    """The policy file of a server that follows a policy of ours; with SGLang's own flag the file is SGLang's. `spec`:
+    SGLang's settings, or those of them that are about speculation."""
     return None if spec.speculative_adaptive else spec.speculative_adaptive_config
 
 
