@@ -144,7 +144,7 @@ def _below_running(
 
 
 def expected_ratio(evidence: Mapping[str, str], running_evidence: Mapping[str, str]) -> float | None:
-    """The expected ratio of tau, from what was measured of both; None where that was another workload or temperature."""
+    """The expected ratio of tau, from what was measured of both; None for another workload or temperature."""
     alike = all(
         evidence.get(k) is not None and evidence.get(k) == running_evidence.get(k)
         for k in ("target", "workload", "temperature")

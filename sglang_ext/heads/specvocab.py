@@ -90,7 +90,7 @@ class SpecVocabHead(DraftHead):
         return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """For the whole vocabulary alone: kernels keep less than a shortlist, whose rescoring is one kernel as it is."""
+        """For the whole vocabulary alone: kernels keep less than a shortlist; its rescoring is a kernel already."""
         return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.vocab_size else None
 
     def loss(

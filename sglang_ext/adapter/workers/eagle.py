@@ -218,7 +218,7 @@ class HeadDraftWorker(EagleDraftWorker):
 
 
 class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
-    """Draft worker for independent drafters. SGLang gives them nothing of the target, nor a hidden state between steps."""
+    """For independent drafters. SGLang gives them nothing of the target, no hidden state between steps."""
 
 
 def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:
