@@ -16,8 +16,8 @@ boundaries that are integrated jointly, and needs no normal increments, no known
 Speed: the observation is a round, baseline and candidate in the order A B B A or B A A B by the throw of a coin, and
 the bounds are those of Wilcoxon's signed ranks. For a candidate that is the baseline the throw alone decides on which
 side of 0 a round falls, so that false alarms keep their limit exactly, under any noise, drift or burst of other load.
-That is a law of the throws: they must be new ones in every gate. A fixed series leans to one side, and what the first
-and the last place of a round cost would then be the candidate's in every build.
+That is a property of the throws: they must be new ones in every gate. A fixed series leans to one side, and what
+the first and the last place of a round cost would then be the candidate's in every build.
 
 tau: pooled over the answers; the observation is a cluster, a prompt with all answers to it, or the block of prompts
 where a side knows no less. Student's t around the linearised logarithm of the ratio (as

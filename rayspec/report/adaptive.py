@@ -20,7 +20,7 @@ def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[st
     """What `--speculative-adaptive-config` reads: for each measured number of requests, which holds up to the next, the
     lengths. None where SGLang has no rule for the drafter: others than EAGLE's, and trees.
 
-    `draws`: drafts are drawn from the drafter's law; SGLang's steps without drafts then fail.
+    `draws`: drafts are drawn from the drafter's distribution; SGLang's steps without drafts then fail.
     """
     assert trial.candidate is not None, "the winner has a drafter"
     is_adaptive = any(own.serving.is_adaptive for own in serving_families(trial.algorithm))

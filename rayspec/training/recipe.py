@@ -28,10 +28,10 @@ MAX_SEED = 2**32 - 1  # a generator's seed is made of it and of an epoch
 class Recipe(Settings):
     """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
-    `divergence`: what the head's law is trained for, kl, tv (total variation) or lk (a mixture of both).
+    `divergence`: what the head's distribution is trained for, kl, tv (total variation) or lk (a mixture of both).
     `top_k_weight`: of HASS's further loss on the `top_k` tokens that the target likes best; 0 leaves it out.
-    `labels`: soft, the target's law; hard, the answer's own token. `cut_rows`: whether a reduced head drops or keeps
-    the rows whose best token it cannot propose.
+    `labels`: soft, the target's distribution; hard, the answer's own token. `cut_rows`: whether a reduced head drops or
+    keeps the rows whose best token it cannot propose.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     `accumulate`: pieces of an update that each worker computes one after the other, whose gradients add up to those of
     the whole: memory for time. Not part of a drafter's provenance, since it changes no more than how sums are rounded
@@ -100,7 +100,7 @@ class Recipe(Settings):
             )
         if self.top_k_weight and self.labels == "hard":
             raise ValueError(
-                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which "
+                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's distribution, of which "
                 "recipe.labels=hard keeps one; set labels=soft, or top_k_weight=0"
             )
         if not 0.0 <= self.csra_weight < math.inf:

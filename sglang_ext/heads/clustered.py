@@ -32,8 +32,8 @@ TILE = 64  # tokens of a cluster that a kernel scores at a time
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClusteredConfig(HeadConfig, ABC):
     """`union`: instead of its own clusters alone a row scores what the rows beside it have chosen, too: "request",
-    those of the same request (DynaSpec's law on trees; a chain has one row), or true, all rows of the call. More tokens
-    are in reach, and a row's law depends on these rows."""
+    those of the same request (DynaSpec's distribution on trees; a chain has one row), or true, all rows of the call.
+    More tokens are in reach, and a row's distribution depends on these rows."""
 
     inference_options = HeadConfig.inference_options | {"union"}
 

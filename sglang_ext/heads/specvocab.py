@@ -78,7 +78,7 @@ class SpecVocabHead(DraftHead):
         return self.config.size
 
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the law."""
+        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the distribution."""
         return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:

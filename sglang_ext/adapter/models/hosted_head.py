@@ -47,17 +47,18 @@ class Answer(NamedTuple):
 
 @dataclass
 class HeadRequest:
-    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
+    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its
+    distribution."""
 
     step: int
     k: int
     temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
     best: Answer | None = None
-    law_TV: Tensor | None = None  # float32
+    probs_TV: Tensor | None = None  # float32
 
     def answer_with(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
         if self.temperature_T1 is not None:
-            self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
+            self.probs_TV = head.target_distribution(hidden_TH, self.step, routed, self.temperature_T1)
         elif self.k == 1:
             ids_T1 = head.best(hidden_TH, self.step, routed)
             self.best = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)

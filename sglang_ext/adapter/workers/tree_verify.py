@@ -7,7 +7,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
-from rayspec_kernels.cpu.sibling_law import Siblings
+from rayspec_kernels.cpu.sibling_distribution import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.trees import Draft
@@ -16,7 +16,7 @@ from sglang_ext.trees import Draft
 class TreeVerifyInput(EagleVerifyInput):
     """A tree without a fixed number of children a node.
 
-    `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the laws.
+    `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the distributions.
     """
 
     siblings: ClassVar[Siblings | None] = None  # of the class, so that SGLang's dataclass stays as it is
@@ -38,11 +38,11 @@ def tree_verify_input(
     *,
     draft_steps: int,
     topk: int,
-    law_BRV: Tensor | None = None,
+    probs_BRV: Tensor | None = None,
     siblings: Siblings | None = None,
 ) -> TreeVerifyInput:
-    """SGLang's form of a draft, for the target's model runner; `law_BRV` is what drafts were drawn from: one law a
-    position of a chain, of a tree as its `siblings` say.
+    """SGLang's form of a draft, for the target's model runner; `probs_BRV` is what drafts were drawn from: one
+    distribution a position of a chain, of a tree as its `siblings` say.
 
     Its width is the step's: less than was asked for where no request needs all of its nodes and no graph one width.
     """
@@ -65,7 +65,7 @@ def tree_verify_input(
         capture_hidden_mode=None,
         seq_lens_sum=None,
         seq_lens_cpu=None,
-        draft_probs=law_BRV,
+        draft_probs=probs_BRV,
     )
     if siblings is not None:
         verify_input.siblings = siblings  # type: ignore[misc]
