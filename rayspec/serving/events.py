@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rayspec.serving.logs import told_events
+from rayspec.serving.logs import event_log
 from rayspec.tracking import UNREACHABLE, Run, is_refusal
 from sglang_ext.settings import Settings, build
 
@@ -122,7 +122,7 @@ class Events:
         self.events.append(
             Event(event=event, model=self._model, version=version, reason=reason, figures=dict(figures or {}))
         )
-        told_events.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
+        event_log.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
         self.standing = self.standing.after(self.events[-1])
         self.write()
 

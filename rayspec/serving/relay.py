@@ -49,7 +49,7 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class ResponseHead:
     """The second: the answer begins. Its body follows as bytes."""
 
     status: int
@@ -67,7 +67,7 @@ class Gone:
     reason: str
 
 
-Message = Taken | Head | Gone | bytes
+Message = Taken | ResponseHead | Gone | bytes
 
 
 async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
@@ -128,7 +128,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
     try:
         request = client.build_request(passed.method, passed.path, headers=headers, content=passed.body or None)
     except (httpx.InvalidURL, ValueError) as error:
-        yield Head(status=400, headers=[("content-type", "application/json")])
+        yield ResponseHead(status=400, headers=[("content-type", "application/json")])
         yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
         return
     try:
@@ -137,7 +137,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         yield Gone(reason=_died(error))
         return
     try:
-        head = Head(status=response.status_code, headers=passed_on(response.headers.multi_items()))
+        head = ResponseHead(status=response.status_code, headers=passed_on(response.headers.multi_items()))
         if head.streams:
             yield head
             async for part in _events(response):

@@ -46,7 +46,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server watch", daemon=True).start()
 
     async def relay(self, passed: Passed) -> AsyncIterator[Message]:
-        """Hand a request to the server: Taken, then Head and the body's parts, or Gone."""
+        """Hand a request to the server: Taken, then ResponseHead and the body's parts, or Gone."""
         if not self.server.is_alive:
             yield Taken()
             yield Gone(reason="the server of this replica has ended; send the request again")

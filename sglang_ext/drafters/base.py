@@ -52,7 +52,7 @@ class DrafterConfig(Settings, ABC):
     architecture: ClassVar[str]  # what `architectures` of a checkpoint names
     of_target: ClassVar[tuple[str, ...]]
     tree_kinds: ClassVar[tuple[str, ...]] = ()  # of draft_tree that it takes
-    takes_trees: ClassVar[str] = ""  # why it takes these alone: "which ..."
+    takes_trees: ClassVar[str] = ""  # completes the error "does not fit a drafter of kind X, ..."
     expands_tree: ClassVar[bool] = False  # as it drafts, whatever its draft_tree
     feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
     reads_target: ClassVar[bool] = True  # its states, and not its tokens alone

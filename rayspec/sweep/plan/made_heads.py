@@ -87,7 +87,7 @@ def make_heads(heads: Sequence[MadeHead], config: SweepConfig, target_folder: st
     if not missing:
         return
     target = FrozenTarget.without_weights(target_folder)
-    met: dict[Path, Mapping[str, Tensor]] = {}  # by base: each takes seconds to minutes
+    met: dict[Path, Mapping[str, Tensor]] = {}  # cached by base drafter: measuring takes seconds to minutes
     for head in missing:
         print(f"making {head.label}", flush=True)
         if head.answers is not None and head.base not in met:

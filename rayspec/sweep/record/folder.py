@@ -179,7 +179,7 @@ def find_same(home: Path, config: SweepConfig) -> SweepFolder | None:
             if folder.config() == config:
                 return folder
         except ValueError as error:
-            logger.warning("left out: %s", error)
+            logger.warning("sweep folder left out because it cannot be read: %s", error)
     return None
 
 
@@ -188,7 +188,7 @@ def _names(folder: SweepFolder) -> set[str]:
     try:
         return {folder.config().name, folder.manifest().get("run_id", folder.id)}
     except ValueError as error:
-        logger.warning("left out: %s", error)
+        logger.warning("sweep folder left out because it cannot be read: %s", error)
         return set()
 
 
