@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-# of SGLang's server: what is checked, and who may reach it
+# arguments of SGLang's server that name what is checked, and who may reach it
 OWN_FLAGS = (
     *("model-path", "speculative-draft-model-path", "host", "port", "api-key", "admin-api-key", "config"),
     *("load-format", "speculative-draft-load-format", "tokenizer-path", "json-model-override-args"),

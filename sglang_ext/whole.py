@@ -14,7 +14,8 @@ from pathlib import Path
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """The name of a file to write, which takes the place of `path` at the end of the block, or nothing does."""
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")  # of its own: two processes may write at once
+    # a name of its own: two processes may write at once
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")
     try:
         yield draft
         os.replace(draft, path)

@@ -55,7 +55,7 @@ def _log_spans(client: TracingClient, experiment_id: str, spans: list[Span]) -> 
         try:
             client.log_spans(experiment_id, spans)
             return
-        except NotImplementedError as error:  # of servers before MLflow 3.4, or too busy to answer in time
+        except NotImplementedError as error:  # servers before MLflow 3.4, or too busy to answer in time
             if not left:
                 _say_once(str(error))
 

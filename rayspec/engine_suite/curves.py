@@ -58,7 +58,7 @@ def measure_engines(
                             write_drafter(drafter, model, specs[name])
                         command = _command(target, drafter, model.vocab, draft_steps, batches)
                         engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
-                    except Exception as error:  # of a head too large for the card, say: the others are worth having
+                    except Exception as error:  # a head too large for the card, say: the others are worth having
                         found["failed"][name] = f"{type(error).__name__}: {error}"
                 for engine in engines.values():
                     engine.wait_until_up()

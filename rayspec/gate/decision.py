@@ -39,8 +39,8 @@ from scipy import stats
 
 from rayspec.gate.signed_rank import signed_rank_bounds
 
-FALSE_ALARM = 0.01  # of a gate whose two sides are the same, over all its figures
-MISSED = 0.05  # of a figure that lost its margin: the gate passes it
+FALSE_ALARM = 0.01  # chance that a gate whose two sides are the same says regression, over all its figures
+MISSED = 0.05  # chance that the gate passes a figure that lost its margin
 SPENDING_POWER = 1.5
 FIRST_LOOK = 12  # rounds
 MIN_PROMPTS = 24  # of a workload

@@ -32,7 +32,7 @@ EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API 
 VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 MAX_ERROR_CHARACTERS = 300
 MAX_BODY = 2**24  # bytes of a list, of counters and of an error
-MAX_TOKEN_BYTES = 2**14  # of the stream, for each token that is asked for
+MAX_TOKEN_BYTES = 2**14  # allowed in the stream for each token that is asked for
 
 
 def is_address(source: str) -> bool:

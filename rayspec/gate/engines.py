@@ -93,7 +93,7 @@ def _sweep_config(config: GateConfig, entry: str, target: str, record: ServingRe
     flags.pop("speculative_algorithm", None)  # the drafter's kind says it
     shape = {name: flags.pop(flag) for name, flag in SHAPE.items() if flag in flags}
     if shape.get("topk") == 1:
-        shape.pop("num_draft_tokens", None)  # of a chain it follows from the draft steps
+        shape.pop("num_draft_tokens", None)  # a chain's follows from the draft steps
     shape |= {name: getattr(config, name) for name in SHAPE if getattr(config, name) is not None}
     if "draft_steps" in shape:
         shape["draft_steps"] = [shape["draft_steps"]]
@@ -217,5 +217,5 @@ def running_drafters(
             yield sides[0], sides[1]
         finally:
             for started in sides:
-                with suppress(RayError):  # of an engine that is gone already
+                with suppress(RayError):  # raised by an engine that is gone already
                     started.stop()

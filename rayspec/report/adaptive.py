@@ -13,7 +13,7 @@ from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable
 
 FILE = "adaptive.json"
-NEARLY = 0.95  # of the best length's expected tokens per second
+NEARLY = 0.95  # share of the best length's expected tokens per second
 
 
 def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[str, Any] | None:

@@ -223,7 +223,8 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
 
 def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Measured speed-up over the baseline, with its 95% interval, against what rho, nu and kappa predict."""
-    heads, (steps, _) = DrafterStyles.of(results), axes_of(results)  # of all, so that a head keeps its colour
+    # the styles of all results, so that a head keeps its colour
+    heads, (steps, _) = DrafterStyles.of(results), axes_of(results)
     results = [r for r in results if not r.is_baseline and prediction_error(r) is not None]
     if not results:
         return None

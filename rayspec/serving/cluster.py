@@ -36,7 +36,7 @@ from rayspec.tracking import UNREACHABLE, TrackingError, is_outage, is_refusal
 
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
-EXPERIMENT = "rollover"  # of a champion whose version names no run
+EXPERIMENT = "rollover"  # for a champion whose version names no run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ TAG = "rollover"
 STARTED, FOUND, POSTPONED, REFUSED = "started", "found", "postponed", "refused"
 CANARY_PASSED, SWAPPED, KEPT, ROLLED_BACK = "canary_passed", "swapped", "kept", "rolled_back"
 ROLLBACK_FAILED, WATCH_ENDED = "rollback_failed", "watch_ended"
-# of a version that was not kept: what it is called, by the last event
+# what a version that was not kept is called, by its last event
 REFUSALS = {REFUSED: "refused", ROLLED_BACK: "rolled back", ROLLBACK_FAILED: "worse, and could not be rolled back"}
 CUT_OFF = "found, but not tried to the end"
 TRIALS = {FOUND: CUT_OFF, CANARY_PASSED: CUT_OFF, SWAPPED: "put in, but not watched to the end"}

@@ -19,7 +19,7 @@ VERIFIED, DRAFTED = "rayspec_verified_requests_total", "rayspec_drafted_total"
 ACCEPTED = "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
 TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
-FALSE_ALARM = 0.005  # of each of the two figures, over all looks at one version
+FALSE_ALARM = 0.005  # chance for each of the two figures, over all looks at one version
 SPENDING_POWER = 1.5  # later looks get most of it
 PART_REQUESTS = 2  # at least, of a part: one request goes on over several looks, whose counts then go together
 

@@ -15,7 +15,7 @@ import httpx
 RETRY_AFTER_S = 5
 EVENT_STREAM = "text/event-stream"
 EVENT_END = b"\n\n"
-OF_A_CONNECTION = {  # of one hop, or set anew by each
+OF_A_CONNECTION = {  # headers that concern one hop, or are set anew by each
     "connection",
     "content-length",
     "date",

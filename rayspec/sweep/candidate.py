@@ -76,7 +76,7 @@ class Candidate:
     draft_steps: int
     shape: DraftShape = CHAIN
     family: str = DEFAULT  # of the drafter
-    algorithm: str = STOCK  # of SGLang or of ours, which serves it
+    algorithm: str = STOCK  # SGLang's or ours, which serves it
     base: str | None = None
     calibration: str | None = None
     is_made: bool = False

@@ -94,7 +94,7 @@ class FrozenTarget:
         model, found = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, **unpacking
         )
-        for parameter in model.parameters() if unpacking else ():  # of which transformers makes bfloat16
+        for parameter in model.parameters() if unpacking else ():  # transformers unpacks into bfloat16
             parameter.data = parameter.data.to(dtype)
         missing = sorted(found["missing_keys"])
         if missing:  # transformers would draw them at random

@@ -137,7 +137,7 @@ def read_base(target: FrozenTarget, entry: DrafterEntry, base: Path) -> tuple[Dr
     weights are not finite, and where its head cannot be taken over."""
     drafter, info = load_drafter(base, stop_ids=target.eos_ids)
     check_base(target, entry, drafter, info)
-    if drafter.config.tap_layers is None:  # of a stock drafter
+    if drafter.config.tap_layers is None:  # a stock drafter, which has none of its own
         drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
     return drafter, info
 

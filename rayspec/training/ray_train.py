@@ -53,7 +53,7 @@ class _Asked:
     config: DrafterTrainConfig
     target_sha256: str
     entry: DrafterEntry | None  # None: store hidden states, and train nothing
-    log: Path  # of the first worker
+    log: Path  # the first worker's
     variables: dict[str, str]
 
 

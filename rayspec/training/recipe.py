@@ -174,7 +174,7 @@ class Recipe(Settings):
         )
         kind = torch.optim.Muon if not body or has_bfloat16(body[0].device) else Float32Muon
         muon = [kind(body, lr=self.muon_lr, weight_decay=self.weight_decay)] if use_muon else []
-        average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of what the others have made
+        average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of the weights that the others make
         return [adamw, *muon, *average]
 
     def set_lr(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:

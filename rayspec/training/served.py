@@ -21,7 +21,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter
 
-TOLERANCE = 0.03  # of tau
+TOLERANCE = 0.03  # relative to tau
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ UNITS = {"s": 1.0, "ms": 1e-3}
 TIMES = ("timestamp", "created")
 INPUTS = ("input_length", "contexttokens", "request tokens")
 OUTPUTS = ("output_length", "generatedtokens", "response tokens")
-LONGEST_ANSWERS = ("max_completion_tokens", "max_tokens")  # of a body, in the order in which OpenAI's API reads them
+# fields of a body, in the order in which OpenAI's API reads them
+LONGEST_ANSWERS = ("max_completion_tokens", "max_tokens")
 MAX_TOKENS = 10**9
 ROLES = ("system", "developer", "user", "assistant")
 

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 logger = logging.getLogger(__name__)
 VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
-DEFAULT_MIB = 32  # of `rayspec serve`: far more than the longest prompts, or some pictures
+DEFAULT_MIB = 32  # the default of `rayspec serve`: far more than the longest prompts, or some pictures
 LARGEST = 2**20  # a TiB
 VERTEX_ROUTE = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate")  # as SGLang reads it
 UNREADABLE = (TypeError, AttributeError, LookupError, OverflowError)

@@ -51,13 +51,13 @@ class DrafterConfig(Settings, ABC):
     kind: ClassVar[str]  # the family's name
     architecture: ClassVar[str]  # what `architectures` of a checkpoint names
     of_target: ClassVar[tuple[str, ...]]
-    tree_kinds: ClassVar[tuple[str, ...]] = ()  # of draft_tree that it takes
+    tree_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of draft_tree that it takes
     takes_trees: ClassVar[str] = ""  # completes the error "does not fit a drafter of kind X, ..."
     expands_tree: ClassVar[bool] = False  # as it drafts, whatever its draft_tree
     feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
     reads_target: ClassVar[bool] = True  # its states, and not its tokens alone
     taps_output: ClassVar[bool] = False  # the last tap is no layer's input, but what the target's LM head reads
-    stock: ClassVar[StockForm | None] = None  # of the checkpoint of it that SGLang serves without rayspec
+    stock: ClassVar[StockForm | None] = None  # the form of its checkpoint that SGLang serves without rayspec
 
     hidden_size: int  # that the head reads
     vocab_size: int

@@ -132,7 +132,7 @@ def parse_info(config: Mapping[str, Any], path: str) -> CheckpointInfo:
             "rayspec train"
         )
     tree = config.get("draft_tree")
-    if tree is not None and tree.get("kind") in tuple(TREES):  # of others `build_tree` says more
+    if tree is not None and tree.get("kind") in tuple(TREES):  # `build_tree` says more of others
         try:
             body.check_tree(tree["kind"], "draft_tree")
         except ValueError as error:

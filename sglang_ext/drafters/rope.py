@@ -101,7 +101,7 @@ class Rope(Settings):
 @cache
 def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     half = head_dim // 2
-    if rope.rope_type == "default":  # of which transformers has a function in each model, and none for all
+    if rope.rope_type == "default":  # transformers has a function for it in each model, and none for all
         return rope.rope_theta ** (-torch.arange(half, device="cpu", dtype=torch.float32) / half), 1.0
     from transformers import LlamaConfig  # seconds, which a drafter of the default kind should not wait for
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -119,10 +119,10 @@ class Rows(NamedTuple):
 
     hidden_KNH: Tensor
     feature_KNH: Tensor | None  # without gradient; None for a head that does not route
-    embed_KNH: Tensor  # of the token that a router sees
+    embed_KNH: Tensor  # embedding of the token that a router sees
     last_hidden_NG: Tensor  # the target's, of the position before the predicted token
     next_ids_N: Tensor  # the predicted token, as it stands in the answer
-    body_loss_KN: Tensor | None = None  # of a body that is trained on more than its head's loss, to which it is added
+    body_loss_KN: Tensor | None = None  # added to the head's loss, for a body that is trained on more than that
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Rows]]:
         for start in range(0, len(self.last_hidden_NG), size):

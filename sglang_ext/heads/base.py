@@ -55,7 +55,7 @@ class Shard(NamedTuple):
 
     head: "DraftHead"
     first_id: int  # what to add to its token ids
-    rows: list[int]  # of each rank
+    rows: list[int]  # how many each rank has
     own_rows: int
     ids: Tensor | None  # of the whole head, as in `Candidates`
 

@@ -97,7 +97,7 @@ class ClusteredHead(DraftHead):
         self.register_buffer("cluster_of", torch.full((vocab_size,), -1))
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
-        self._leaves_padding_out = False  # of what is gathered, where it costs as much as a token
+        self._leaves_padding_out = False  # whether what is gathered has no padding, where it costs as much as a token
         self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 

@@ -26,7 +26,7 @@ from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 
-_ONE = 2.0**60  # of fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
+_ONE = 2.0**60  # 1 in fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
 AFFINITIES = ("cosine", "counted")
 SELF_WEIGHT, SHARE = 0.9, 0.5
 
@@ -153,7 +153,7 @@ class RdkHead(DraftHead):
     def __init__(self, config: RdkConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__(config, hidden_size, vocab_size)
         self.base = build_head(config.base, hidden_size=hidden_size, vocab_size=vocab_size)
-        self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
+        self.routes = self.base.routes  # type: ignore[misc]  # set on the instance: it depends on the base
         self.register_buffer("neighbour_ids", torch.full((vocab_size, config.neighbours), -1))
         self.register_buffer("neighbour_weights", torch.full((vocab_size, config.neighbours), float("nan")))
         if config.is_counted:

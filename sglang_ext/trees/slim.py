@@ -150,7 +150,7 @@ class SlimTree(PruningTree):
         return min(everything, draft_steps * self.settings.hypotheses) + 1
 
     def fewest_nodes(self, draft_steps: int) -> int:
-        return draft_steps + 1  # of one whole hypothesis
+        return draft_steps + 1  # the nodes of one whole hypothesis
 
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
         _check_room(draft_steps, num_nodes)

@@ -45,7 +45,7 @@ def slim_posterior_host(
     for b in range(B):
         nodes_n = _nodes(number_M[_best(scores_BM[b], count)].tolist(), k, N)
         place = {node: n for n, node in enumerate(nodes_n)}
-        paths: list[list[int]] = [[]]  # of the ancestors below the root and the node itself
+        paths: list[list[int]] = [[]]  # of each node: the ancestors below the root and the node itself
         youngest: dict[int, int] = {}
         for n, node in enumerate(nodes_n[1:], start=1):
             parent = place[(node - 1) // k]

@@ -72,7 +72,7 @@ class CohortRun:
         self.journal = journal
         self.state = SweepState(self.plan, journal.read(cohort.name))
         self.passes = 0
-        self._starting_s = 0.0  # of the round, on engines whose turn came
+        self._starting_s = 0.0  # time of the round spent on starting engines whose turn came
         self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
 
     def one_pass(self) -> PassResult:

@@ -22,7 +22,7 @@ class Request:
     temperature: float  # 0 = greedy
     max_new_tokens: int
     stop_ids: tuple[int, ...] = ()  # beside those of the target
-    seed: int | None = None  # of what is drawn, where the engine takes one (docs/training.md)
+    seed: int | None = None  # for what is drawn, where the engine takes one (docs/training.md)
 
 
 Asking = Generator[Sequence[Request], list[list[int]], T]

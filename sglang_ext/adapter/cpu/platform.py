@@ -45,7 +45,7 @@ class CpuPlatform(SRTPlatform):
             server_args.chunked_prefill_size = DEFAULT_CHUNKED_PREFILL_SIZE
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
-        if server_args.moe_runner_backend == "auto":  # of which SGLang's torch code reads the layout of the experts
+        if server_args.moe_runner_backend == "auto":  # SGLang's torch code reads the layout of the experts from it
             server_args.moe_runner_backend = "triton"
         if server_args.tp_size > 1:  # SGLang would ask for a NUMA node for each rank
             cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))

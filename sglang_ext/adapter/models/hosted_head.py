@@ -81,7 +81,7 @@ class HeadLogits(LogitsProcessor):
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
         super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
         self.request: HeadRequest | None = None
-        self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
+        self.routing: Callable[[], Tensor] | None = None  # the pass's routing, started before the layer
         self._layer_inputs = layer_inputs
         self._batch: Any = None
 
@@ -198,7 +198,7 @@ class HostsHead(nn.Module, ABC):
 
     algorithm: ClassVar[str]
     info: CheckpointInfo
-    pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
+    pruner: Pruner | None = None  # prunes what the draft loop expands; None: EAGLE-2's choice, or a chain
     extend: ForwardBatch | None = None  # whose pass it is
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
@@ -255,7 +255,7 @@ class HostsHead(nn.Module, ABC):
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
         body = ((name, t) for name, t in tensors.items() if not name.startswith((HEAD_PREFIX, TREE_PREFIX)))
-        super().load_weights(body)  # type: ignore[misc]  # of SGLang's class
+        super().load_weights(body)  # type: ignore[misc]  # SGLang's class has it
         if not has_accelerator():
             self.lm_head.pack()
             pack_model(self)

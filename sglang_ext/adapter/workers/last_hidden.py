@@ -145,7 +145,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     """Drafter and tree, with no model runner of their own."""
 
     draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
-    draft_attn_backend = draft_extend_attn_backend = None  # of which SGLang makes one for each draft length of a policy
+    draft_attn_backend = draft_extend_attn_backend = None  # SGLang makes one for each draft length of a policy
     cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:

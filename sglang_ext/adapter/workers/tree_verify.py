@@ -19,7 +19,7 @@ class TreeVerifyInput(EagleVerifyInput):
     `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the distributions.
     """
 
-    siblings: ClassVar[Siblings | None] = None  # of the class, so that SGLang's dataclass stays as it is
+    siblings: ClassVar[Siblings | None] = None  # on the class, so that SGLang's dataclass stays as it is
 
     @property
     def tree_topk(self) -> int:
@@ -55,7 +55,7 @@ def tree_verify_input(
         custom_mask=_mask(batch, tree, target_runner.attn_backend),
         positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
         retrieve_index=torch.arange(B * N, device=draft.tokens_BN.device).view(B, N),
-        # of a static tree they are views of one request's, and SGLang's kernels take no views
+        # a static tree has views of one request's, and SGLang's kernels take no views
         retrieve_next_token=tree.first_child_BN.contiguous(),
         retrieve_next_sibling=tree.next_sibling_BN.contiguous(),
         retrieve_cum_len=None,
