@@ -9,7 +9,7 @@ def first_line(error: BaseException) -> str:
 
 
 def escaped(text: str, *, but: str = "") -> str:
-    """With what would steer a terminal written as an escape; `but`: characters that stay all the same."""
+    """The text, with what would steer a terminal written as an escape; `but`: characters that stay all the same."""
     return "".join(c if c.isprintable() or c in but else ascii(c)[1:-1] for c in text)
 
 

@@ -160,7 +160,7 @@ class _Asked:
         )
 
     def serve_here(self) -> int:
-        """In SGLang's own server process; its exit status. Raises ValueError."""
+        """Serve in SGLang's own server process; returns its exit status. Raises ValueError."""
         from rayspec.serving.access import check_is_free
         from rayspec.serving.launch import serve
 
@@ -191,7 +191,7 @@ class _Asked:
             raise ValueError(f"the canary of {self.champion.name} does not serve: {error}") from error
 
     def serve_on_ray(self) -> int:
-        """Until it is ended. Raises ValueError."""
+        """Serve on Ray until it is ended. Raises ValueError."""
         from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
 
         try:

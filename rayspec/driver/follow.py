@@ -122,7 +122,7 @@ class Follower(threading.Thread):
         return []
 
     def _write(self) -> None:
-        """As much as MLflow takes now."""
+        """Write as much as MLflow takes now."""
         if time.monotonic() < self._retry_at:
             return
         try:

@@ -158,7 +158,7 @@ class EndpointSide(Side):
     def _of_block(
         self, answers: Sequence[Answer], before: tuple[float, float], after: tuple[float, float] | None
     ) -> list[Answer]:
-        """With the counts of the block at its first answer: they are only known together."""
+        """The answers, with the counts of the block at its first one: they are only known together."""
         if after is None:
             raise self._failed("no longer tells its verify steps at /metrics; look whether it was restarted")
         steps, accepted = (b - a for a, b in zip(before, after, strict=True))

@@ -47,7 +47,7 @@ class PreparedDrafter:
 
     @property
     def measured(self) -> Candidate:
-        """With its role as label: folders of the same name are two drafters, and a swap is skipped by label."""
+        """The candidate, labelled by role: folders of one name are two drafters, and a swap is skipped by label."""
         return replace(self.prepared.plan.candidates[0], label=self.role)
 
     @property
@@ -138,7 +138,7 @@ class DrafterSide(Side):
         self._traffic = Traffic(concurrency=side.prepared.config.concurrency[0])
 
     def warm_up(self) -> None:
-        """Under the load of the gate, so that nobody pays for what an engine does once."""
+        """Warm up under the load of the gate, so that nobody pays for what an engine does once."""
         config = self._side.prepared.config
         with self._readable():
             load = self._engines.load(self._side.prepared.prompts[: config.block_prompts], self._traffic)

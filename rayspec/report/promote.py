@@ -41,7 +41,7 @@ EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per
 
 
 class PromotionRefused(ValueError):
-    """No candidate has earned it; the message holds the decision."""
+    """No candidate has earned promotion; the message holds the decision."""
 
 
 @dataclass(frozen=True, kw_only=True)

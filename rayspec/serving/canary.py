@@ -48,7 +48,7 @@ class CanaryBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To one prompt. Without speculation the counts are 0."""
+    """The answer to one prompt. Without speculation the counts are 0."""
 
     output_ids: tuple[int, ...]
     verify_steps: int

@@ -166,7 +166,7 @@ def _with_resources(scale: Scale, champion: Champion) -> Scale:
 def _events(
     client: MlflowClient, alias: tuple[str, str], version: str, standing: Standing, wait: Callable[[], object]
 ) -> Events:
-    """As soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
+    """The events, as soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
     while True:
         try:
             return Events(client, alias, _experiment(client, alias[0], version), standing)
@@ -183,7 +183,7 @@ def _events(
 
 
 def _experiment(client: MlflowClient, model: str, version: str) -> str:
-    """That of the champion's own run, or one of the name `rollover`."""
+    """The experiment of the champion's own run, or one of the name `rollover`."""
     run_id = client.get_model_version(model, version).run_id
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)

@@ -50,7 +50,7 @@ NO_PROMPT = NoPrompt()
 
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
-    """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
+    """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start."""
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
     while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:

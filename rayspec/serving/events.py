@@ -127,7 +127,7 @@ class Events:
         self.write()
 
     def forget(self) -> None:
-        """That a version was refused: the alias has moved."""
+        """Forget that a version was refused: the alias has moved."""
         self.standing = Standing(kept=self.standing.kept)
         self.write()
 

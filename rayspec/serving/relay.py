@@ -62,7 +62,7 @@ class ResponseHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Gone:
-    """In place of the second: nothing of an answer was sent, and another replica may be asked."""
+    """Sent in place of the response: nothing of an answer was sent, and another replica may be asked."""
 
     reason: str
 
@@ -81,7 +81,7 @@ async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
 
 
 def path_of(scope: Mapping[str, Any]) -> str:
-    """With its query, as they came: what is escaped in them stays so."""
+    """The path with its query, as they came: what is escaped in them stays so."""
     path, query = scope.get("raw_path") or quote(scope["path"]).encode(), scope["query_string"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 
@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def error_body(reason: str) -> dict[str, Any]:
-    """In OpenAI's form."""
+    """The body of an error, in OpenAI's form."""
     return {"error": {"message": reason, "type": "service_unavailable", "param": None, "code": 503}}
 
 

@@ -55,7 +55,7 @@ class Replica:
             yield message
 
     async def canary_answers(self, told: Any = None) -> list[Answer]:
-        """To the canary prompts. `told`: what a router reads of the call."""
+        """Answers to the canary prompts. `told`: what a router reads of the call."""
         return await asyncio.to_thread(answers_of, self.server, self.champion.target, self._version)
 
     async def check_health(self) -> None:

@@ -87,7 +87,7 @@ class Rollover:
         self._postponed_for = ""  # why the last one was; each reason is recorded once
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """Until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
+        """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
         while True:
             self.poll()
             wait(self._settings.poll_s)

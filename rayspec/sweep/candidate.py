@@ -23,7 +23,7 @@ class Head:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
-        """From a `draft_head` entry {kind, options}, such as `HeadConfig.spec`."""
+        """The head of a `draft_head` entry {kind, options}, such as `HeadConfig.spec`."""
         options = dict(_flat(spec))
         return cls(kind=str(options.pop("kind")), options=options)
 
@@ -50,7 +50,7 @@ def _flat(entry: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Optio
 
 
 def text_of(option: Option) -> str:
-    """As MLflow stores it and tables show it; a number is nothing but a number."""
+    """The text that MLflow stores and tables show; a number is nothing but a number."""
     return str(list(option)) if isinstance(option, tuple) else str(option)
 
 

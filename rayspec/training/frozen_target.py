@@ -224,8 +224,8 @@ class FrozenTarget:
 
     @property
     def rope(self) -> Rope:
-        """That of the target's layers, in Gemma 3 of those that see the whole text. Raises ValueError for a rotary
-        embedding that drafters do not have."""
+        """The rotary embedding of the target's layers, in Gemma 3 of those that see the whole text. Raises ValueError
+        for one that drafters do not have."""
         found = getattr(self.model.config, "rope_parameters", None) or {}
         found = found.get("full_attention", found)
         try:

@@ -78,7 +78,7 @@ class BodyLimit:
 
 
 def max_body_bytes() -> int | None:
-    """As the environment says. Raises ValueError."""
+    """The limit that the environment sets. Raises ValueError."""
     text = os.environ.get(VARIABLE, "0")
     if not text.isascii() or not text.isdigit() or int(text) > LARGEST:
         raise ValueError(f"{VARIABLE} must be a whole number of MiB up to {LARGEST}, 0 for no limit, got {text!r}")

@@ -55,7 +55,7 @@ def _similar(name: str, known: Mapping[str, ServerField]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def server_fields() -> dict[str, ServerField]:
-    """By name, in the order of the source."""
+    """All fields by name, in the order of the source."""
     package = find_spec("sglang")
     assert package is not None, "SGLang is a dependency"
     assert package.submodule_search_locations is not None, "it is a package"

@@ -100,7 +100,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
 
 
 class SpecFormerAlgorithm(LastHiddenAlgorithm):
-    """With taps of the target, as EAGLE-3 has."""
+    """SpecFormer's algorithm, with taps of the target, as EAGLE-3 has."""
 
     def is_eagle3(self) -> bool:
         return True

@@ -66,7 +66,7 @@ class DrafterConfig(Settings, ABC):
 
     @property
     def max_draft_steps(self) -> int | None:
-        """That it was made for; None for a drafter that goes on as long as one likes."""
+        """The most draft steps that it was made for; None for a drafter that goes on as long as one likes."""
         return None
 
     @property
@@ -77,7 +77,7 @@ class DrafterConfig(Settings, ABC):
     @classmethod
     @abstractmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: Any) -> Self:
-        """From a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
+        """The config in a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -104,8 +104,8 @@ class DrafterConfig(Settings, ABC):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
-        """From a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are taken.
-        Raises ValueError for unknown options."""
+        """The config from a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are
+        taken. Raises ValueError for unknown options."""
         return build(cls, options, "drafter", given={name: sizes[name] for name in cls.of_target})
 
     @classmethod

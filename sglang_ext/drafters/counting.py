@@ -44,7 +44,7 @@ class StepShape:
 
     @property
     def rows(self) -> list[int]:
-        """That the head is asked about at each draft step of a drafter that goes step by step."""
+        """Rows that the head is asked about at each draft step of a drafter that goes step by step."""
         return [1] + [self.topk] * (self.draft_steps - 1)
 
     @property

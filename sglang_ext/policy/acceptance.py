@@ -34,7 +34,7 @@ class Acceptance:
         return [accepted / reached for accepted, reached in zip(self._accepted, self._reached, strict=True)]
 
     def tokens(self, drafted: int) -> float:
-        """That a step is expected to emit of a request: its own, and the accepted drafts."""
+        """The tokens that a step is expected to emit of a request: its own, and the accepted drafts."""
         return self._tokens[drafted]
 
     def _expected(self) -> list[float]:

@@ -120,7 +120,7 @@ class PolicyTable(Settings):
 
     @cached_property
     def lengths(self) -> list[int]:
-        """That may be chosen, ascending from 0."""
+        """The draft lengths that may be chosen, ascending from 0."""
         return sorted(curve.draft_steps for curve in self.curves)
 
     def step_ms(self, draft_steps: int, requests: int) -> float:

@@ -105,7 +105,7 @@ class CandidateTree(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_options(cls, options: Mapping[str, Any], *, vocab_size: int) -> Self:
-        """From a `draft_tree` entry without its kind. Raises ValueError."""
+        """A tree from a `draft_tree` entry without its kind. Raises ValueError."""
 
     @abstractmethod
     def options(self) -> dict[str, Any]:

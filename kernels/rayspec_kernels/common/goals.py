@@ -29,14 +29,14 @@ def _share_of_copy(timings: Sequence[Timing]) -> Iterator[tuple[str, float]]:
 
 
 def _norm(timings: Sequence[Timing]) -> Iterator[tuple[str, float]]:
-    """At the most rows: fewer than a training step's fit into the L2 cache or are all launch."""
+    """The norm at the most rows: fewer than a training step's fit into the L2 cache or are all launch."""
     for t in timings:
         if t["op"] == "grouped_rmsnorm" and t["batch"] == 64:
             yield named(t), t["floor_s"] / t["seconds"]
 
 
 def _full_heads_s(timings: Sequence[Timing]) -> dict[tuple[str, int], float]:
-    """By shape and batch, of the bf16 head: the fastest of our kernel and of what torch has, parts of it included."""
+    """Seconds of the bf16 head by shape and batch: the fastest of our kernel and torch's, parts of it included."""
     return {(t["shape"], t["batch"]): min([t["seconds"], *t["rivals_s"].values()])
             for t in timings if t["op"] == "head_topk" and t["variant"] == "bf16"}  # fmt: skip
 

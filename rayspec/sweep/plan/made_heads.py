@@ -70,7 +70,7 @@ class MadeHead:
         )
 
     def candidates(self, config: SweepConfig, target: TargetModel) -> list[Candidate]:
-        """With each of the draft steps, as `inspect_drafter` gives them of one that is there."""
+        """The head with each of the draft steps, as `inspect_drafter` gives candidates of a drafter that is there."""
         problem = None
         algorithm = algorithm_of(self.base, self.shape.topk)
         try:

@@ -78,7 +78,7 @@ def given_prompts(
 def own_prompts(
     config: AnswersConfig, name: str, folder: Path, chat: ChatTemplate | None, pool: Pool, avoid: Iterable[str] = ()
 ) -> list[Prompt]:
-    """As many that the target has written into `folder`, or writes now. Raises ValueError where it cannot."""
+    """As many prompts that the target has written into `folder`, or writes now. Raises ValueError where it cannot."""
     chat = _needed(chat, config, name)
     return [Prompt(text, chat.first_turn(text)) for text in write_prompts(folder, config, chat, pool, avoid)]
 

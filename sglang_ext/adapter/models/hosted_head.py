@@ -193,8 +193,8 @@ def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
 
 
 class HostsHead(nn.Module, ABC):
-    """Before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can be
-    swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
+    """Put before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can
+    be swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
     algorithm: ClassVar[str]
     info: CheckpointInfo

@@ -51,7 +51,7 @@ class CarriedDrafting:
     speculative_num_draft_tokens: int
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
-        """From the next step on. Raises ValueError where its head or its tree does not fit; nothing changes then."""
+        """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
         with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)

@@ -67,7 +67,7 @@ def verify_siblings(
 
 
 def _distributions_differ(info: Any) -> bool:
-    """From the batch's flags alone: asking for its values would stall an accelerator."""
+    """Decided by the batch's flags alone: asking for its values would stall an accelerator."""
     if info.top_ks.device.type == "cpu":  # SGLang has no filters for it, so all are ours
         return info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
     return info.need_min_p_sampling or (info.need_top_k_sampling and info.need_top_p_sampling)

@@ -73,7 +73,7 @@ def tree_verify_input(
 
 
 def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
-    """In the layout of the target's attention: [N, N] of each request, or [N, length + N] with all True before."""
+    """The mask as the target's attention takes it: [N, N] of each request, or [N, length + N], all True before."""
     B, N, _ = tree.mask_BNN.shape
     verify_mask = backend.verify_mask
     mode = TreeMaskMode.FULL_MASK if verify_mask is None else verify_mask.mode
@@ -96,8 +96,8 @@ def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
 
 
 def _without_padding(draft: Draft) -> Draft:
-    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
-    one width, and this looks at values."""
+    """The draft, with as many nodes as the largest tree of the batch has. An accelerator verifies the padding instead:
+    its graphs have one width, and this looks at values."""
     assert draft.num_nodes_B is not None, "the caller looked"
     most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
     mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
