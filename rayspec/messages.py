@@ -1,4 +1,4 @@
-"""What others say, as part of a message that a person reads in a terminal."""
+"""Text from elsewhere, made fit to be part of a message that a person reads in a terminal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which file it is: SHA-256 of its content, read once in a process."""
+"""Identifies files by the SHA-256 of their content, which is read once in a process."""
 
 import hashlib
 import json

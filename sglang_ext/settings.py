@@ -1,4 +1,4 @@
-"""Dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
+"""Builds dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Files and folders that are written whole or not at all: beside their place, then moved there by renaming.
 
-Whoever is killed while writing leaves what was there before, and at most a draft, whose name begins with a dot.
+A process that is killed while writing leaves what was there before, and at most a draft, whose name begins with a dot.
 """
 
 import os

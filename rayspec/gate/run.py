@@ -1,4 +1,4 @@
-"""From two sources to a finding: which kind of sides they are, started, measured and ended."""
+"""Runs a gate on two sources: decides which kind of sides they are, starts, measures and ends them."""
 
 import sys
 import time

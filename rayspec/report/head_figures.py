@@ -1,4 +1,4 @@
-"""Figures of why: what a head keeps of acceptance, what it costs, and whether the two explain the measured speed-up."""
+"""Figures that explain: what a head keeps of acceptance, what it costs, and whether both explain the speed-up."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What a head's numbers are worth: tau and speed-up against an option, along heads that differ in nothing else."""
+"""Figures of a head's numeric options: tau and speed-up against one, for heads that differ in nothing else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

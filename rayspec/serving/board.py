@@ -1,4 +1,4 @@
-"""Where replicas, wherever they run, write down their servers' counters for who watches a roll-over."""
+"""Where replicas, on whatever node they run, write down their servers' counters, which a roll-over watches."""
 
 from rayspec.serving.figures import Totals
 

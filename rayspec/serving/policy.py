@@ -1,5 +1,5 @@
-"""From a finished sweep to the policy that its winner is served with: what a step of each draft length costs at each
-load, and what is accepted."""
+"""Makes, from a finished sweep, the policy that its winner is served with: what a step of each draft length costs at
+each load, and what is accepted."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""A request handed through to a server as it came, and its answer back as it comes.
+"""Passes a request on to a server as it came, and the answer back as it comes.
 
-What streams (server-sent events) is passed on by whole events, so that a server which dies in the middle leaves room
-for an event that says so; every other answer is passed on once it is whole, so that it can still become a 503.
+A stream (server-sent events) is passed on by whole events, so that an event can still report that the server died in
+the middle. Every other answer is passed on once it is whole, so that it can still become a 503.
 """
 
 import json

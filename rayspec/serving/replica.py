@@ -1,7 +1,7 @@
 """One server of a champion in a Ray actor, as a replica of Ray Serve, which ends with it.
 
-A replica whose server has died says so to what runs and comes, and then ends itself: so Ray Serve's routers learn at
-once that it is gone, and its controller starts another.
+A replica whose server has died says so to running and new requests, and then ends itself: so Ray Serve's routers learn
+at once that it is gone, and its controller starts another.
 """
 
 import asyncio

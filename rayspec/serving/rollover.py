@@ -1,7 +1,7 @@
-"""From a moved alias to another version under traffic, or to the reason why not.
+"""When an alias has moved, puts another version under traffic, or says why not.
 
-`Rollover` decides; what it decides about is behind two small protocols: a `Registry` (which version is meant) and a
-`Stage` (check it, start a canary, put it in). Neither knows it.
+`Rollover` decides. What it decides about is behind two small protocols: a `Registry` (which version is meant) and a
+`Stage` (check it, start a canary, put it in). Neither of them knows `Rollover`.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""A version as every server of it is told, and the server: it verifies the files on its own node and starts SGLang's
+"""What every server of a version is told, and the server: it verifies the files on its own node and starts SGLang's
 server there with the command of `rayspec serve`. Knows no Ray."""
 
 import logging

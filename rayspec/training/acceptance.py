@@ -3,7 +3,7 @@
 K = draft steps, N = answer positions, R = chains, V = vocabulary.
 
 While all earlier drafts of a chain equal the target's greedy tokens, the drafter's inputs are those tokens; so one
-rollout over the known answer gives what literal drafting would accept.
+rollout over the known answer gives what real drafting would accept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What training would refuse only once it has begun, looked at before: everything but the training itself."""
+"""Checks before training what it would refuse only once it has begun: everything but the training itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter's head meets on the target's answers: the start of a head that factors the LM head depends on it.
+"""Statistics of what a drafter's head meets on the target's answers; heads that factor the LM head start from them.
 
 H = drafter hidden size, V = vocabulary.
 """

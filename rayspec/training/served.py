@@ -1,4 +1,4 @@
-"""Whether SGLang accepts of a finished drafter what training says that it does.
+"""Checks whether SGLang accepts as many of a finished drafter's drafts as training predicts.
 
 A drafter that was trained on other states, positions or embeddings than an engine gives it drafts worse there, and
 nothing but its tau shows it. So a few held-out prompts are answered in SGLang, and teacher forcing goes over the very

@@ -1,5 +1,5 @@
 """The fields of SGLang's `ServerArgs`, read from the installed source: importing it takes ten seconds and more, and a
-plan shall not wait for that."""
+plan should not wait for that."""
 
 import ast
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Which token stands in for which, for rdk. V = vocabulary, H = hidden, J = neighbours, N = states."""
+"""The affinity of rdk: which token stands in for which. V = vocabulary, H = hidden, J = neighbours, N = states."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""An entry of `heads`: every combination of its values, and what each is called. Pure."""
+"""Every combination of the values in an entry of `heads`, and what each is called. Pure."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product

@@ -1,4 +1,4 @@
-"""From a config to trials and their interleaved schedule. Pure: no Ray, no engine.
+"""Makes trials and their interleaved schedule from a config. Pure: no Ray, no engine.
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
 engines: one without speculation, and one for a value of draft_steps and a family of drafters (one kind of worker, one

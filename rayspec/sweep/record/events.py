@@ -1,7 +1,7 @@
 """What a sweep's journal says: one event a line, `{"event": kind, ...}`.
 
 The unit of measurement is the round: its trials answered the same prompts in the same window of time, on the same
-machine, and a part of it pairs with nothing that is measured later.
+machine. A part of a round cannot be paired with anything that is measured later.
 """
 
 import json
