@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-# of SGLang's server: what is checked, and who may reach it
+# arguments of SGLang's server that name what is checked, and who may reach it
 OWN_FLAGS = (
     *("model-path", "speculative-draft-model-path", "host", "port", "api-key", "admin-api-key", "config"),
     *("load-format", "speculative-draft-load-format", "tokenizer-path", "json-model-override-args"),
@@ -42,5 +42,5 @@ MEASURED = (
 
 
 def not_measured(names: Iterable[str]) -> list[str]:
-    """Of these ServerArgs fields, those that keep a champion from being promoted."""
+    """Those of these ServerArgs fields that keep a champion from being promoted."""
     return sorted(set(names) - set(MEASURED) - NOT_OF_A_RECORD)

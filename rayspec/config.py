@@ -47,7 +47,7 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
     try:
         return _build(schema, layers.values())
     except ValueError as error:
-        # of the one that is refused by itself in the same words, else of what they say together
+        # blame the layer that fails alone with this message, else all of them
         to_blame = [name for name, layer in layers.items() if _refusal(schema, layer) == str(error)]
         source = to_blame[0] if to_blame else " + ".join(layers) or schema.__name__
         raise ValueError(f"{source}: {error}") from error

@@ -47,7 +47,7 @@ def mbsu(tau: float, drafted_bytes: float, target_bytes: float) -> float:
 
 
 def target_cost(target: str) -> TargetCost:
-    """Of a Hugging Face causal language model (folder or name); only its config is read. Raises what that raises."""
+    """Cost of a Hugging Face causal LM (folder or name); only its config is read. Raises what that raises."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(target)
@@ -68,15 +68,15 @@ def target_cost(target: str) -> TargetCost:
 
 
 def drafter_cost(path: str, dtype: torch.dtype = torch.bfloat16) -> DrafterCost:
-    """Of a drafter folder, served in `dtype` but for matrices stored in fewer bits. Raises ValueError for a broken
-    one."""
+    """Cost of the drafter in a folder, served in `dtype` but for matrices stored in fewer bits. Raises ValueError for a
+    broken one."""
     drafter = drafter_shapes(path, dtype)
     return family(drafter.kind).count(drafter, dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
-    """Of the models of a sweep; drafters by label. `dtype`: that they are served in."""
+    """Costs of the models of a sweep; drafters by label. `dtype`: the one that they are served in."""
 
     target: TargetCost
     drafters: Mapping[str, DrafterCost]
@@ -100,7 +100,7 @@ def read_costs(target: str, drafters: Mapping[str, str], dtype: str | None = Non
 
 
 def step_flops(target: DecoderCost, drafter: DrafterCost | None, shape: StepShape, keys: float) -> float:
-    """Of one verify step of one request whose context is `keys` tokens long: the target sees every verified token."""
+    """FLOPs of one verify step of a request with `keys` tokens of context: the target sees every verified token."""
     verified = target.flops(shape.verified, keys)
     return verified if drafter is None else verified + drafter.drafting(shape, keys)
 

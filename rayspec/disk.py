@@ -1,4 +1,4 @@
-"""Disks that are full."""
+"""Recognises errors that mean a full disk."""
 
 import errno
 import os

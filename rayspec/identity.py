@@ -1,4 +1,4 @@
-"""What something stored was made from, against what it would be made from now.
+"""Compares what something stored was made from with what it would be made from now.
 
 Training states, answers, drafters, calibrations and sweeps on disk each carry such a description; whoever finds one
 goes on with it, or says what differs.

@@ -13,8 +13,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 MODEL_TYPE = "drafter"
 TAG_VALUE_LIMIT = 5000
-RESUME_TAG = "resume"  # of what was cut off: the command that goes on
-MODEL_ID_TAG = "model_id"  # of a registered version
+RESUME_TAG = "resume"  # the command that goes on with what was cut off
+MODEL_ID_TAG = "model_id"  # tag of a registered version
 LABEL_TAG = "head"  # the whole name, as runs have it
 _NOT_ALLOWED = re.compile(r"[/:.%\"']")  # in a model's name
 

@@ -1,4 +1,4 @@
-"""What others say, as part of a message that a person reads in a terminal."""
+"""Text from elsewhere, made fit to be part of a message that a person reads in a terminal."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ def first_line(error: BaseException) -> str:
 
 
 def escaped(text: str, *, but: str = "") -> str:
-    """With what would steer a terminal written as an escape; `but`: characters that stay all the same."""
+    """The text, with what would steer a terminal written as an escape; `but`: characters that stay all the same."""
     return "".join(c if c.isprintable() or c in but else ascii(c)[1:-1] for c in text)
 
 
 def shortened(text: str, length: int = 120) -> str:
-    """Of this length at most."""
+    """The text, cut to this length at most."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

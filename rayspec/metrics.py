@@ -1,4 +1,4 @@
-"""From raw counts to the named metrics of a trial.
+"""Turns raw counts into the named metrics of a trial.
 
 `tau` pools: 1 + accepted drafts / verify steps over all requests of the trial. The first output token comes from the
 prefill and is in neither count. SGLang counts a step's whole acceptance even where the answer ends inside it, which is

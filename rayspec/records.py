@@ -74,7 +74,7 @@ class Measured:
     wall_s: float
     requests: tuple[RequestRecord, ...]
     step_seconds: StepSeconds | None = None
-    other_cpu_share: float | None = None  # of the CPU time, what other programs used meanwhile; None if unknown
+    other_cpu_share: float | None = None  # share of the CPU time that other programs used meanwhile; None if unknown
     peak_memory_bytes: int | None = None  # host memory of the engine's processes; None where it cannot be read
 
 

@@ -77,7 +77,7 @@ def _shipped(kind: str, target: str) -> Path:
 
 
 def names(kind: str, target: str = DEFAULT_TARGET) -> list[str]:
-    """Of a target's drafters or calibrations (`kind`) that ship or were made here."""
+    """Names of a target's drafters or calibrations (`kind`) that ship or were made here."""
     places = (own_folder(kind, target), _shipped(kind, target))
     return sorted({file.parent.name for place in places for file in place.glob(f"*/{MARKS[kind]}")})
 

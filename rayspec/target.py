@@ -69,7 +69,7 @@ def read_target(
         check_weights(path)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": is_folder}
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # of a config that is none, all is said below
+    logging.set_verbosity_error()  # the error below says all about a config that cannot be read
     try:
         config = AutoConfig.from_pretrained(path, revision=revision, **options)
         found = AutoTokenizer.from_pretrained(tokenizer or path, revision=revision, **options)

@@ -33,7 +33,7 @@ CALIBRATION = Artefact(
     files=(CALIBRATED, CALIBRATION_JSON, "coverage.png", "cluster_sizes.png", "utility.png"),
     is_ours=lambda folder: all((folder / name).is_file() for name in (CALIBRATED, CALIBRATION_JSON)),
 )
-ACCEPTANCE = "acceptance.json"  # of a winner's files: what a simulator needs
+ACCEPTANCE = "acceptance.json"  # the one of a winner's files that a simulator needs
 READY_FILES = Artefact(
     what="files of a winner",
     files=("serve.sh", ACCEPTANCE, POLICY, "adaptive.json", "vllm.sh", "rayservice.yaml"),

@@ -1,4 +1,4 @@
-"""Which file it is: SHA-256 of its content, read once in a process."""
+"""Identifies files by the SHA-256 of their content, which is read once in a process."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ SETTLED_S = 2.0
 
 
 def file_sha256(file: str | Path) -> str:
-    """Of a file that stays what it is: a base may hold gigabytes, and many heads name it."""
+    """SHA-256 of a file, cached while the file stays as it is: a base may hold gigabytes, and many heads name it."""
     stat = Path(file).stat()
     # what was written a moment ago can be written again without a change of its time
     read = _sha256 if time.time() - stat.st_mtime > SETTLED_S else _sha256.__wrapped__
@@ -30,7 +30,7 @@ def combined_sha256(files: Mapping[str, str]) -> str:
 
 
 def weights_sha256(file: str | Path) -> str:
-    """Of a drafter's weights. Raises ValueError where there are none."""
+    """SHA-256 of a drafter's weights. Raises ValueError where there are none."""
     if not Path(file).is_file():
         raise ValueError(f"no drafter weights at {file} (pickled .bin files are not read)")
     return file_sha256(file)

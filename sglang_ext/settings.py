@@ -1,4 +1,4 @@
-"""Dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
+"""Builds dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -84,12 +84,12 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]) -> str:
     if error["type"] == "unexpected_keyword_argument":
         return _unknown_key(cls, error["loc"], path, given)
-    if error["type"] == "value_error":  # of a dataclass, which may not know where it stands
+    if error["type"] == "value_error":  # raised by a dataclass, which may not know where it stands
         said, (where, _) = str(error["ctx"]["error"]), _found(cls, error["loc"], path)
         field = where.rpartition(".")[2]
         if where in said:
             return said
-        if field != where and said.startswith((field, "unknown ")):  # of a parser that knows its name alone
+        if field != where and said.startswith((field, "unknown ")):  # raised by a parser that knows its name alone
             return said.replace(field, where, 1)
         return said if said.startswith(where.partition("[")[0]) else f"{where}.{said}"
     where, _ = _found(cls, error["loc"], path)
@@ -110,7 +110,7 @@ def _unknown_key(cls: type, place: Sequence[int | str], path: str, given: Mappin
 def _found(kind: Any, place: Sequence[int | str], path: str) -> tuple[str, Any]:
     """The path of a place as people write it, and the type there; steps that name a type are left out."""
     for step in place:
-        kind = next((k for k in get_args(kind) if is_dataclass(k)), kind)  # of `A | None`
+        kind = next((k for k in get_args(kind) if is_dataclass(k)), kind)  # the dataclass in `A | None`
         if isinstance(step, int):
             path, kind = f"{path}[{step}]", get_args(kind)[0] if get_args(kind) else kind
         elif get_origin(kind) is dict:

@@ -1,6 +1,6 @@
 """Files and folders that are written whole or not at all: beside their place, then moved there by renaming.
 
-Whoever is killed while writing leaves what was there before, and at most a draft, whose name begins with a dot.
+A process that is killed while writing leaves what was there before, and at most a draft, whose name begins with a dot.
 """
 
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """The name of a file to write, which takes the place of `path` at the end of the block, or nothing does."""
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")  # of its own: two processes may write at once
+    # a name of its own: two processes may write at once
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")
     try:
         yield draft
         os.replace(draft, path)

@@ -39,8 +39,8 @@ RUN_LENGTH = 40  # successive answers that are taken together
 @dataclass(frozen=True)
 class Scenario:
     """What the candidate has lost. `greedy`: the same answer to a prompt each time, but for the share `varying`, and
-    the loss of tau is that on the `prompts` of the workload; else answers are drawn, and it is that of their law.
-    `counts_blocks`: as vLLM does. `seconds`: what is left of ten minutes once both sides have started."""
+    the loss of tau is that on the `prompts` of the workload; else answers are drawn, and it is that of their
+    distribution. `counts_blocks`: as vLLM does. `seconds`: what is left of ten minutes once both sides have started."""
 
     name: str
     speed_loss: float = 0.0

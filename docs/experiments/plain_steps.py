@@ -96,8 +96,8 @@ def ratio(own_BN: np.ndarray, other_BN: np.ndarray) -> list[float | None]:
 
 
 def median_interval(values_B: np.ndarray, confidence: float = 0.95) -> list[float | None]:
-    """[median, low, high]: order statistics between which the median of the law lies with `confidence` at least,
-    whatever the law. None where there are too few values for any (fewer than 6 at 95%)."""
+    """[median, low, high]: order statistics between which the median of the distribution lies with `confidence` at
+    least, whatever the distribution. None where there are too few values for any (fewer than 6 at 95%)."""
     ordered, n = np.sort(values_B), len(values_B)
     beyond = int(binom.ppf((1 - confidence) / 2, n, 0.5))  # values beyond each end: P(X < beyond) is below a half alpha
     ends = (ordered[beyond - 1], ordered[n - beyond]) if beyond else (None, None)

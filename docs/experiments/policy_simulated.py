@@ -3,11 +3,11 @@ decoding and the best fixed length, on requests whose drafts are accepted by cha
 
 python docs/experiments/policy_simulated.py --out FOLDER [--seeds 6] [--steps 20000] [--processes 2] [--only TEXT]
 
-A request has 64 tokens and an acceptance of its own, drawn from a Beta law of a mean and a concentration (small: unlike
-requests; inf: all alike); each next draft of it is accepted with that chance. The next request takes the place of one
-that has ended. Costs are known exactly and such that the longest draft gives `gain` of plain decoding in the long run;
-a shorter one has its share of the longest's time. A plain step for which the drafter's cache is kept up takes 3% more,
-which no curve says, and requests that ran while it was not kept up accept nothing.
+A request has 64 tokens and an acceptance of its own, drawn from a Beta distribution of a mean and a concentration
+(small: unlike requests; inf: all alike); each next draft of it is accepted with that chance. The next request takes the
+place of one that has ended. Costs are known exactly and such that the longest draft gives `gain` of plain decoding in
+the long run; a shorter one has its share of the longest's time. A plain step for which the drafter's cache is kept up
+takes 3% more, which no curve says, and requests that ran while it was not kept up accept nothing.
 
 The prior is what is accepted in truth, or wrong. In a change of regime the mean acceptance is another one after half of
 the steps. Fixed lengths are given the tokens of the policy's run and their long-run rates, so that both take part in

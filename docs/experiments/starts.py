@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from policy import Server, asked_in, first_turns, order, timed
-from scipy.stats import f as f_law
+from scipy.stats import f as f_distribution
 
 from rayspec.provenance import provenance
 from sglang_ext.whole import write_whole
@@ -73,13 +73,13 @@ def spread(seconds_SBE: np.ndarray) -> dict[str, Any]:
     between, within = starts * (engines - 1), starts * (engines - 1) * (blocks - 1)  # degrees of freedom
     block_variance = float(((log_SBE - of_engine_SE[:, None]) ** 2).sum() / within)
     engine_mean_square = float((of_engine_SE**2).sum() * blocks / between)
-    low = float(f_law.ppf(0.05, between, within))
+    low = float(f_distribution.ppf(0.05, between, within))
     return {
         "ratio_of_each_engine": np.exp(of_engine_SE).round(4).tolist(),
         "block": block_variance**0.5,
         "engine": max((engine_mean_square - block_variance) / blocks, 0.0) ** 0.5,
         "engine_at_most": max((engine_mean_square / low - block_variance) / blocks, 0.0) ** 0.5,  # at 95%
-        "p_value_without_it": float(f_law.sf(engine_mean_square / block_variance, between, within)),
+        "p_value_without_it": float(f_distribution.sf(engine_mean_square / block_variance, between, within)),
     }
 
 

@@ -108,9 +108,9 @@ def certainty(target: FrozenTarget, prompts: Sequence[Any], outputs: Sequence[An
     sure = entropy = tokens = 0.0
     for prompt, output in zip(prompts, outputs, strict=True):
         hidden_LH = target.last_hidden(torch.tensor([prompt + output]))[0, len(prompt) - 1 : -1]
-        law_LV = target.distribution(hidden_LH, torch.float32)
-        sure += float(law_LV.amax(dim=1).sum())
-        entropy += float(-(law_LV * law_LV.clamp_min(1e-30).log()).sum())
+        probs_LV = target.distribution(hidden_LH, torch.float32)
+        sure += float(probs_LV.amax(dim=1).sum())
+        entropy += float(-(probs_LV * probs_LV.clamp_min(1e-30).log()).sum())
         tokens += len(output)
     return {"target_takes_with": round(sure / tokens, 4), "target_entropy": round(entropy / tokens, 4)}
 

@@ -42,7 +42,7 @@ def pair_ids(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def partial_counts(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Of token ids."""
+    """How often each token id occurs."""
     distinct, counts = np.unique(ids, return_counts=True)
     return {"id": distinct.astype(np.int64), "count": counts.astype(np.int64)}
 

@@ -30,7 +30,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: str | Path, name: str) -> Vocabulary:
-        """Of a Hugging Face folder; its weights are not read. Raises ValueError."""
+        """The vocabulary of a Hugging Face folder; its weights are not read. Raises ValueError."""
         from transformers import AutoConfig, PreTrainedTokenizerFast  # takes seconds
 
         try:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.job import INTERRUPTED, problem, set_up
-from rayspec.serving.logs import FORMATS, set_up_logs, sglang_variables, told
+from rayspec.serving.logs import FORMATS, log, set_up_logs, sglang_variables
 from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             return 0
         return asked.serve_here() if asked.scale is None else asked.serve_on_ray()
     except (ValueError, OSError) as error:
-        told.error("%s", problem(error))
+        log.error("%s", problem(error))
         return 2
 
 
@@ -130,15 +130,15 @@ class _Asked:
         from rayspec.serving.launch import described
         from rayspec.serving.policy import ONE_LOAD
 
-        told.info("%s", described(self.champion, self.command), extra=self.about)
+        log.info("%s", described(self.champion, self.command), extra=self.about)
         if self.champion.policy is None and not self.options.no_policy:
-            told.warning("%s: %s", self.champion.name, ONE_LOAD, extra=self.about)
+            log.warning("%s: %s", self.champion.name, ONE_LOAD, extra=self.about)
         if self.access.key is None and self.options.host not in LOOPBACK:
-            told.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
+            log.warning("anybody who reaches this address can send requests; set RAYSPEC_API_KEY")
         if self.scale is not None:
-            told.info("through Ray Serve: %s", self.scale.described)
+            log.info("through Ray Serve: %s", self.scale.described)
         if self.webhook is not None:
-            told.info("MLflow's webhook tells of a new version at %s", self.webhook.address)
+            log.info("MLflow's webhook tells of a new version at %s", self.webhook.address)
 
     @property
     def serving(self) -> "Serving":
@@ -160,7 +160,7 @@ class _Asked:
         )
 
     def serve_here(self) -> int:
-        """In SGLang's own server process; its exit status. Raises ValueError."""
+        """Serve in SGLang's own server process; returns its exit status. Raises ValueError."""
         from rayspec.serving.access import check_is_free
         from rayspec.serving.launch import serve
 
@@ -181,7 +181,7 @@ class _Asked:
         from rayspec.serving.process import ServerFailed
 
         said = "canary prompts are answered before there is traffic (--no-canary leaves that out); the log lies in %s"
-        told.info(said, logs, extra=self.about)
+        log.info(said, logs, extra=self.about)
         version = self.serving.version(self.champion, self.source)
         # the evidence is of the promoted draft length; a server may take as long to start as it does without a canary
         version = replace(version, follows_policy=False, start_timeout_s=math.inf)
@@ -191,14 +191,14 @@ class _Asked:
             raise ValueError(f"the canary of {self.champion.name} does not serve: {error}") from error
 
     def serve_on_ray(self) -> int:
-        """Until it is ended. Raises ValueError."""
+        """Serve on Ray until it is ended. Raises ValueError."""
         from rayspec.serving.cluster import serve_on_ray  # imports Ray Serve
 
         try:
             with self.following() as following:
                 serve_on_ray(self.champion, self.source, self.serving, following)
         except KeyboardInterrupt:
-            told.info("ended by Ctrl-C")
+            log.info("ended by Ctrl-C")
             return INTERRUPTED
         return 0
 

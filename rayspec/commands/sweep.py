@@ -109,7 +109,7 @@ def _run(prepared: Prepared, folder: SweepFolder) -> int:
     except EngineFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except (ValueError, OSError, SweepStopped) as error:  # of tracking, a sweep that runs, or what stopped this one
+    except (ValueError, OSError, SweepStopped) as error:  # from tracking, a sweep that runs, or what stopped this one
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as error:

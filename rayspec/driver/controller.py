@@ -124,7 +124,8 @@ def _run(
     text = summary(results)
 
     def close() -> None:
-        files = target_files_sha256(prepared.target)  # of a Hugging Face name known now that engines have fetched it
+        # those of a Hugging Face name are known now that engines have fetched it
+        files = target_files_sha256(prepared.target)
         parent.set_tags({TARGET_SHA256: combined_sha256(files)} if files else {})
         publisher.logs(folder.logs)
         publisher.close(results, blocks, text, state.machine, follower.last_time_s)

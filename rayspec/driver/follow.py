@@ -30,7 +30,7 @@ class Follower(threading.Thread):
     def __init__(self, folder: SweepFolder, plan: Plan, publisher: Publisher, progress: tqdm) -> None:
         super().__init__(name="follower", daemon=True)
         self.state = SweepState(plan)
-        self.last_time_s = 0.0  # of the last event
+        self.last_time_s = 0.0  # when the last event was
         self._plan = plan
         self._path = folder.journal
         self._publisher = publisher
@@ -122,7 +122,7 @@ class Follower(threading.Thread):
         return []
 
     def _write(self) -> None:
-        """As much as MLflow takes now."""
+        """Write as much as MLflow takes now."""
         if time.monotonic() < self._retry_at:
             return
         try:

@@ -214,8 +214,8 @@ def standing(result: TrialResult) -> str:
 
 
 def representatives(results: Sequence[TrialResult]) -> dict[str, TrialResult]:
-    """Of each drafter that was measured the trial with the largest speed-up over plain decoding; where none has one,
-    with the highest throughput."""
+    """For each drafter that was measured, the trial with the largest speed-up over plain decoding; where none has a
+    speed-up, the one with the highest throughput."""
 
     def rank(result: TrialResult) -> tuple[float, float]:
         gain = result.speedup("plain")

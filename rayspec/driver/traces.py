@@ -33,8 +33,8 @@ def log_traces(
     *,
     with_output_ids: bool,
 ) -> None:
-    """Of the first `limit` requests of a trial those that the last of its `blocks` has answered. Only the end of that
-    block is known (`time_s`), so each begins where the block did."""
+    """Log those of the first `limit` requests of a trial that the last of its `blocks` has answered. Only the end of
+    that block is known (`time_s`), so each begins where the block did."""
     before = sum(len(b.requests) for b in blocks[:-1])
     last = blocks[-1]
     start_ns = int((time_s - last.wall_s) * 1e9)
@@ -55,7 +55,7 @@ def _log_spans(client: TracingClient, experiment_id: str, spans: list[Span]) -> 
         try:
             client.log_spans(experiment_id, spans)
             return
-        except NotImplementedError as error:  # of servers before MLflow 3.4, or too busy to answer in time
+        except NotImplementedError as error:  # servers before MLflow 3.4, or too busy to answer in time
             if not left:
                 _say_once(str(error))
 

@@ -58,7 +58,7 @@ def measure_engines(
                             write_drafter(drafter, model, specs[name])
                         command = _command(target, drafter, model.vocab, draft_steps, batches)
                         engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
-                    except Exception as error:  # of a head too large for the card, say: the others are worth having
+                    except Exception as error:  # a head too large for the card, say: the others are worth having
                         found["failed"][name] = f"{type(error).__name__}: {error}"
                 for engine in engines.values():
                     engine.wait_until_up()
@@ -80,7 +80,7 @@ def _command(target: Path, drafter: Path | None, vocab: int, draft_steps: int, b
 
 
 def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:
-    """Over plain decoding of a head that emits `tau` tokens a step."""
+    """Speed-up over plain decoding of a head that emits `tau` tokens a step."""
     return float(tau * plain["step_ms"] / row["step_ms"])
 
 
@@ -120,7 +120,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """By batch, tokens of a step at which each head breaks even, and the predicted speed-up where its tau is known."""
+    """Draw by batch the tokens a step at which each head breaks even, and its predicted speed-up for a known tau."""
     from rayspec.plotting import STYLE, colour, panels, plt
 
     plain = {row["batch"]: row for row in found["rows"][PLAIN]}

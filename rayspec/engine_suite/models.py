@@ -39,7 +39,7 @@ SHAPES = {
 
 
 def head_specs(shape: ModelShape) -> dict[str, dict[str, Any]]:
-    """By name, at the papers' sizes for this shape."""
+    """The specs of heads by name, at the papers' sizes for this shape."""
     rank, clusters = shape.hidden // 8, min(512, shape.vocab // 32)
     routed = max(1, clusters * 28 // 128)
     return {

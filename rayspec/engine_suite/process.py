@@ -23,7 +23,7 @@ LOG_LINES = 30
 
 
 def wait_for_turn(folder: Path) -> None:
-    """Of the engine's process: say that it is up, and return when it is its turn. Raises SystemExit where the process
+    """For the engine's process: say that it is up, and return when it is its turn. Raises SystemExit where the process
     that started it has gone, so that no engine waits on a card for ever."""
     starter = os.getppid()
     (folder / READY).touch()

@@ -71,7 +71,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "dtype": "bfloat16",
             "attention_backend": "triton",
             "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.9,  # of what others leave; the tokens above are all that it takes
+            "mem_fraction_static": 0.9,  # share of what others leave; the tokens above are all that it takes
             "cuda_graph_max_bs_decode": most,
             "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
             "cuda_graph_backend_prefill": "disabled",  # prefill is not measured
@@ -119,7 +119,7 @@ def _head_time(drafter: str, rows: int, draft_steps: int) -> dict[str, Any]:
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
     try:
         seconds = head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)
-    except Exception as error:  # of whichever kernel
+    except Exception as error:  # from whichever kernel
         return {"head_error": described(error)}
     return {"head_ms": 1e3 * draft_steps * seconds["head"]}
 

@@ -64,7 +64,7 @@ def _in_turns(
 
 
 class Asked(NamedTuple):
-    """Of a head in one step: rows at position 0 and at the later ones, candidates of each."""
+    """What a head is asked in one step: rows at position 0 and at the later ones, candidates of each."""
 
     first_rows: int
     later_rows: int

@@ -1,7 +1,8 @@
-"""The loss of the Ray node that a driver hangs on.
+"""Tells a driver that the Ray node which it depends on is lost.
 
-Ray ends a driver whose raylet has died, some seconds later, from C++: no exception, no word on what to do, nothing
-closed. Here the driver learns of it at once, while it can still say and close.
+When a driver's raylet has died, Ray ends the driver some seconds later, from C++: without an exception, without a hint
+what to do, and with nothing closed. Here the driver learns of the loss at once, while it can still report it and close
+what is open.
 """
 
 import contextlib

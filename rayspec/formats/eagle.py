@@ -27,7 +27,8 @@ def read(source: Source, target: Target) -> Converted:
     path, config = str(source.path), dict(source.config)
     check_host(target.frozen.model.config)
     check_keys(config, OWN_MUST, READ | HARMLESS, path)
-    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))  # of before grouped queries
+    # configs from before grouped queries lack it
+    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     try:
         body = EagleConfig.from_json({**config, "bias": True}, config.get("hidden_size", 0), ())
     except ValueError as error:

@@ -43,7 +43,7 @@ class Target:
 
     @property
     def dtype(self) -> str | None:
-        """That SGLang computes in; None where its config.json does not say."""
+        """The type that SGLang computes in; None where the target's config.json does not say."""
         named = getattr(self.frozen.model.config, "dtype", None)
         return None if named is None else str(named).removeprefix("torch.")
 

@@ -112,5 +112,5 @@ class Source:
             raise ValueError(f"{file} is no file of tensors alone ({first_line(error)}); it is not read") from error
 
     def sha256(self) -> str:
-        """Of the files that were read."""
+        """One hash of all files that were read."""
         return combined_sha256({file.name: file_sha256(file) for file in self.used})

@@ -16,8 +16,8 @@ boundaries that are integrated jointly, and needs no normal increments, no known
 Speed: the observation is a round, baseline and candidate in the order A B B A or B A A B by the throw of a coin, and
 the bounds are those of Wilcoxon's signed ranks. For a candidate that is the baseline the throw alone decides on which
 side of 0 a round falls, so that false alarms keep their limit exactly, under any noise, drift or burst of other load.
-That is a law of the throws: they must be new ones in every gate. A fixed series leans to one side, and what the first
-and the last place of a round cost would then be the candidate's in every build.
+That is a property of the throws: they must be new ones in every gate. A fixed series leans to one side, and what
+the first and the last place of a round cost would then be the candidate's in every build.
 
 tau: pooled over the answers; the observation is a cluster, a prompt with all answers to it, or the block of prompts
 where a side knows no less. Student's t around the linearised logarithm of the ratio (as
@@ -39,8 +39,8 @@ from scipy import stats
 
 from rayspec.gate.signed_rank import signed_rank_bounds
 
-FALSE_ALARM = 0.01  # of a gate whose two sides are the same, over all its figures
-MISSED = 0.05  # of a figure that lost its margin: the gate passes it
+FALSE_ALARM = 0.01  # chance that a gate whose two sides are the same says regression, over all its figures
+MISSED = 0.05  # chance that the gate passes a figure that lost its margin
 SPENDING_POWER = 1.5
 FIRST_LOOK = 12  # rounds
 MIN_PROMPTS = 24  # of a workload
@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Of a loss -log(candidate / baseline). An infinite bound: too few observations for one."""
+    """Bounds of a loss -log(candidate / baseline). An infinite bound: too few observations for one."""
 
     low: float
     loss: float
@@ -115,7 +115,7 @@ def overall(verdicts: list[Verdict]) -> Verdict:
 
 
 def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
-    """Of the log losses of N rounds."""
+    """Bounds of the loss of speed, from the log losses of N rounds."""
     losses = np.asarray(losses_N, dtype=float)
 
     def at(low_level: float, high_level: float) -> Bounds:
@@ -126,14 +126,15 @@ def speed_bounds(losses_N: ArrayLike) -> BoundsAt:
 
 
 def clusters_for_tau(prompts_each: int, workload: int | None) -> int:
-    """Of how many clusters of `prompts_each` a verdict about tau must know. `workload`: its prompts, where the verdict
+    """How many clusters of `prompts_each` prompts a verdict about tau needs. `workload`: its prompts, where the verdict
     is about them; None where they are a sample."""
     prompts = PROMPTS_FOR_TAU if workload is None else min(PROMPTS_FOR_TAU, workload / 2)
     return max(2, ceil(prompts / prompts_each))
 
 
 def tau_bounds(steps_C2: ArrayLike, accepted_C2: ArrayLike, *, population: int | None, needed: int) -> BoundsAt:
-    """Of verify steps and accepted drafts, summed over the answers of (baseline, candidate) to each of C clusters.
+    """Bounds of the loss of tau, from verify steps and accepted drafts, which are summed over the answers of (baseline,
+    candidate) to each of C clusters.
 
     Args:
         population: clusters of the workload, where their answers are always the same; None where they are drawn.

@@ -32,7 +32,7 @@ EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API 
 VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 MAX_ERROR_CHARACTERS = 300
 MAX_BODY = 2**24  # bytes of a list, of counters and of an error
-MAX_TOKEN_BYTES = 2**14  # of the stream, for each token that is asked for
+MAX_TOKEN_BYTES = 2**14  # allowed in the stream for each token that is asked for
 
 
 def is_address(source: str) -> bool:
@@ -57,8 +57,8 @@ def checked_address(source: str) -> str:
 
 
 def endpoint_key(role: str, file: str | None) -> str | None:
-    """Of a file, of RAYSPEC_BASELINE_API_KEY or RAYSPEC_CANDIDATE_API_KEY, or of RAYSPEC_API_KEY, which is sent to
-    both. Raises ValueError for one that no header can hold, without repeating it."""
+    """The key of a file, of RAYSPEC_BASELINE_API_KEY or RAYSPEC_CANDIDATE_API_KEY, or of RAYSPEC_API_KEY, which is sent
+    to both. Raises ValueError for one that no header can hold, without repeating it."""
     variable = f"RAYSPEC_{role.upper()}_API_KEY"
     name = next((v for v in (variable, KEY_VARIABLE) if v in os.environ), variable)
     if file is not None:
@@ -158,7 +158,7 @@ class EndpointSide(Side):
     def _of_block(
         self, answers: Sequence[Answer], before: tuple[float, float], after: tuple[float, float] | None
     ) -> list[Answer]:
-        """With the counts of the block at its first answer: they are only known together."""
+        """The answers, with the counts of the block at its first one: they are only known together."""
         if after is None:
             raise self._failed("no longer tells its verify steps at /metrics; look whether it was restarted")
         steps, accepted = (b - a for a, b in zip(before, after, strict=True))
@@ -278,7 +278,7 @@ class EndpointSide(Side):
         return answer, text
 
     async def _lines(self, response: httpx.Response, name: str) -> AsyncGenerator[str, None]:
-        """Of a stream. httpx's own keep whatever has no end."""
+        """The lines of a stream. httpx's own iterator would keep a line that never ends."""
         most, taken, line = MAX_BODY + MAX_TOKEN_BYTES * self.config.max_new_tokens, 0, bytearray()
         async with _pieces(response) as pieces:
             async for piece in pieces:
@@ -407,5 +407,5 @@ class EndpointSide(Side):
 
 
 def _pieces(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
-    """Of a body, whose generator ends with the block: left to itself, it would when its event loop is closed."""
+    """The pieces of a body. Their generator is closed with the block, not first when its event loop is closed."""
     return aclosing(cast(AsyncGenerator[bytes, None], response.aiter_bytes()))

@@ -47,7 +47,7 @@ class PreparedDrafter:
 
     @property
     def measured(self) -> Candidate:
-        """With its role as label: folders of the same name are two drafters, and a swap is skipped by label."""
+        """The candidate, labelled by role: folders of one name are two drafters, and a swap is skipped by label."""
         return replace(self.prepared.plan.candidates[0], label=self.role)
 
     @property
@@ -93,7 +93,7 @@ def _sweep_config(config: GateConfig, entry: str, target: str, record: ServingRe
     flags.pop("speculative_algorithm", None)  # the drafter's kind says it
     shape = {name: flags.pop(flag) for name, flag in SHAPE.items() if flag in flags}
     if shape.get("topk") == 1:
-        shape.pop("num_draft_tokens", None)  # of a chain it follows from the draft steps
+        shape.pop("num_draft_tokens", None)  # a chain's follows from the draft steps
     shape |= {name: getattr(config, name) for name in SHAPE if getattr(config, name) is not None}
     if "draft_steps" in shape:
         shape["draft_steps"] = [shape["draft_steps"]]
@@ -138,7 +138,7 @@ class DrafterSide(Side):
         self._traffic = Traffic(concurrency=side.prepared.config.concurrency[0])
 
     def warm_up(self) -> None:
-        """Under the load of the gate, so that nobody pays for what an engine does once."""
+        """Warm up under the load of the gate, so that nobody pays for what an engine does once."""
         config = self._side.prepared.config
         with self._readable():
             load = self._engines.load(self._side.prepared.prompts[: config.block_prompts], self._traffic)
@@ -217,5 +217,5 @@ def running_drafters(
             yield sides[0], sides[1]
         finally:
             for started in sides:
-                with suppress(RayError):  # of an engine that is gone already
+                with suppress(RayError):  # raised by an engine that is gone already
                     started.stop()

@@ -39,7 +39,7 @@ class Counts:
         self.accepted.setdefault(cluster, [0, 0])[side] += answer.accepted_drafts
 
     def known(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Of those clusters in which both have taken a step."""
+        """(steps, accepted drafts) of the clusters in which both sides have taken a step."""
         clusters = [c for c, steps in self.steps.items() if all(steps)]
         return [self.steps[c] for c in clusters], [self.accepted[c] for c in clusters]
 

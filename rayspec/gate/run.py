@@ -1,4 +1,4 @@
-"""From two sources to a finding: which kind of sides they are, started, measured and ended."""
+"""Runs a gate on two sources: decides which kind of sides they are, starts, measures and ends them."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """Of one endpoint; None: the only model that is served, and the key of the environment."""
+    """Options of one endpoint. None: the only model that is served, and the key of the environment."""
 
     model: str | None = None
     key_file: str | None = None

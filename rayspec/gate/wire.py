@@ -1,5 +1,5 @@
-"""What the gate reads of an OpenAI-compatible server's answers. Fields that it does not need are ignored; those that it
-does must be what they are called, since a server that says anything else is no server that can be measured."""
+"""What the gate reads of an OpenAI-compatible server's answers. Fields that it does not need are ignored. Those
+that it needs must have the right type, since a server that says anything else cannot be measured."""
 
 from typing import Annotated, Any
 

@@ -13,14 +13,14 @@ from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable
 
 FILE = "adaptive.json"
-NEARLY = 0.95  # of the best length's expected tokens per second
+NEARLY = 0.95  # share of the best length's expected tokens per second
 
 
 def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[str, Any] | None:
     """What `--speculative-adaptive-config` reads: for each measured number of requests, which holds up to the next, the
     lengths. None where SGLang has no rule for the drafter: others than EAGLE's, and trees.
 
-    `draws`: drafts are drawn from the drafter's law; SGLang's steps without drafts then fail.
+    `draws`: drafts are drawn from the drafter's distribution; SGLang's steps without drafts then fail.
     """
     assert trial.candidate is not None, "the winner has a drafter"
     is_adaptive = any(own.serving.is_adaptive for own in serving_families(trial.algorithm))

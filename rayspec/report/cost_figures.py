@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from rayspec.plotting import colour, legend_below, marker, panels, steps_entries
-from rayspec.report.heads import Heads
+from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.speed_figures import axes_of, bounds
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def work_figure(results: "Sequence[TrialResult]") -> Figure | None:
     if len(drafted) < 2:
         return None
     lightest = min(r.trial.traffic for r in drafted)
-    heads, (steps, _) = Heads.of(drafted), axes_of(drafted)
+    heads, (steps, _) = DrafterStyles.of(drafted), axes_of(drafted)
     figure, (axis,) = panels(1, width=7.0, height=4.8)
     for r in (r for r in results if r.trial.traffic == lightest and "gflops_per_token" in r.metrics):
         x = r.metrics["gflops_per_token"]

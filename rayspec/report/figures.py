@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rayspec.plotting import attempt, save_figures
 from rayspec.report.categories import RequestsOf
 from rayspec.report.cost_figures import budget_figure, work_figure
+from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.head_figures import (
     acceptance_figure,
     category_figure,
@@ -17,7 +18,6 @@ from rayspec.report.head_figures import (
     shortlist_figure,
     tradeoff_figure,
 )
-from rayspec.report.heads import Heads
 from rayspec.report.option_figures import option_figure
 from rayspec.report.speed_figures import load_figure, pareto_figure, speedup_figure
 
@@ -50,7 +50,7 @@ def sweep_figures(results: "Sequence[TrialResult]", requests: RequestsOf | None 
     `requests` gives those of a trial, for intervals by category.
     """
     measured = [r for r in results if r.error is None]
-    all_heads = Heads.of(measured).names
+    all_heads = DrafterStyles.of(measured).names
     if len(all_heads) > MAX_HEADS:
         measured = _of_the_fastest(measured)
     figures = {name: attempt(name, partial(draw, measured)) for name, draw in FIGURES.items()}

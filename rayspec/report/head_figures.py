@@ -1,4 +1,4 @@
-"""Figures of why: what a head keeps of acceptance, what it costs, and whether the two explain the measured speed-up."""
+"""Figures that explain: what a head keeps of acceptance, what it costs, and whether both explain the speed-up."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from rayspec.metrics import TAU_CATEGORY, break_even_rho
 from rayspec.plotting import counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.categories import RequestsOf, category_taus
-from rayspec.report.heads import Heads
+from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.point_labels import label_points
 from rayspec.report.speed_figures import axes_of, bounds
 from rayspec.statistics import Interval
@@ -34,7 +34,7 @@ def acceptance_figure(results: "Sequence[TrialResult]") -> Figure | None:
         return None
     lightest = min(r.trial.traffic for r in results)
     results = [r for r in results if r.trial.traffic == lightest]
-    heads, (steps, _) = Heads.of(results), axes_of(results)
+    heads, (steps, _) = DrafterStyles.of(results), axes_of(results)
     figure, (left, *right) = panels(1 + len(steps), width=3.9, height=3.6, columns=3)
     width = 0.8 / len(heads.names)
     for r in results:
@@ -81,7 +81,7 @@ def category_figure(results: "Sequence[TrialResult]", requests: RequestsOf | Non
     if len(names) > MAX_CATEGORIES:
         names = sorted(names, key=lambda n: min(taus[n]) - max(taus[n]))[:MAX_CATEGORIES]
     names.sort(key=lambda n: -max(taus[n]))
-    heads = Heads.of(results)
+    heads = DrafterStyles.of(results)
     figure, (axis,) = panels(1, width=7.5, height=1.4 + len(names) * (0.2 + 0.09 * len(results)))
     counts: dict[str, int] = {}
     for i, r in enumerate(results):
@@ -125,7 +125,7 @@ def tradeoff_figure(results: "Sequence[TrialResult]") -> Figure | None:
     results = [r for r in results if {"nu", "rho"} <= set(r.metrics)]
     if not results:
         return None
-    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    heads, (steps, traffics) = DrafterStyles.of(results), axes_of(results)
     cells = [(traffic, s) for traffic in traffics for s in steps]
     columns = min(3, max(2, len(steps)), len(cells))
     scale = 1.5 if heads.is_crowded else 1.2
@@ -170,7 +170,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
     results = [r for r in results if {"shortlist_mean", "rho"} <= set(r.metrics)]
     if len({r.metrics["shortlist_mean"] for r in results}) < 2:
         return None
-    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    heads, (steps, traffics) = DrafterStyles.of(results), axes_of(results)
     figure, axes = panels(len(steps), width=4.6, height=3.7, share=True, columns=min(3, len(steps)))
     for axis, s in zip(axes, steps, strict=True):
         for r in results:
@@ -185,7 +185,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (latency, acceptance) those that no other beats in both, by increasing latency."""
+    """The points (latency, acceptance) that no other beats in both, by increasing latency."""
     best: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -p[1])):
         if not best or y > best[-1][1]:
@@ -223,7 +223,8 @@ def _speedup_lines(axis: Axes, kappa: float, right: float, low: float, high: flo
 
 def prediction_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Measured speed-up over the baseline, with its 95% interval, against what rho, nu and kappa predict."""
-    heads, (steps, _) = Heads.of(results), axes_of(results)  # of all, so that a head keeps its colour
+    # the styles of all results, so that a head keeps its colour
+    heads, (steps, _) = DrafterStyles.of(results), axes_of(results)
     results = [r for r in results if not r.is_baseline and prediction_error(r) is not None]
     if not results:
         return None

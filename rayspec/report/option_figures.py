@@ -1,4 +1,4 @@
-"""What a head's numbers are worth: tau and speed-up against an option, along heads that differ in nothing else."""
+"""Figures of a head's numeric options: tau and speed-up against one, for heads that differ in nothing else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +140,7 @@ def _draw_speedup(
 
 
 def _draw_baseline(axis: Axes, line: Line, option: str, y: float, look: Mapping[Line, Mapping[str, Any]]) -> None:
-    """Over the values of the line, with its marker of the draft steps."""
+    """Draw the baseline over the values of the line, with its marker of the draft steps."""
     ends = [_value(line.results[i], option) for i in (0, -1)]
     axis.plot(ends, [y, y], **{**look[line], "color": "0.4"}, markersize=4, linestyle=":", linewidth=1.2)
 

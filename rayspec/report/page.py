@@ -61,7 +61,7 @@ def write_report(sweep: StoredSweep, folder: Path) -> tuple[Path, Path]:
     """Write report.md with its figures/ and report.html, which holds everything, into `folder`; returns the two."""
     pictures = folder / FIGURES
     pictures.mkdir(parents=True, exist_ok=True)
-    for name in CAPTIONS:  # of an earlier report
+    for name in CAPTIONS:  # figures of an earlier report
         for suffix in (".png", ".svg"):
             (pictures / f"{name}{suffix}").unlink(missing_ok=True)
     speedups, counts = chosen_category_speedups(sweep)

@@ -20,7 +20,7 @@ def label_points(axes: Sequence[Axes], points: Sequence[Sequence[tuple[float, fl
     figure = axes[0].get_figure(root=True)
     assert figure is not None, "axes of a figure"
     figure.draw_without_rendering()  # fixes where the axes are
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # of Agg
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg has it
     pixels = figure.dpi / 72
     for axis, own in zip(axes, points, strict=True):
         room = axis.get_window_extent(renderer)

@@ -41,7 +41,7 @@ EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per
 
 
 class PromotionRefused(ValueError):
-    """No candidate has earned it; the message holds the decision."""
+    """No candidate has earned promotion; the message holds the decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
         if policy is not None:
             write_whole(copy / POLICY, policy_text(policy))
         pinned = replace(record, files=files_sha256(copy)).write(copy)
-        place = f"{ARTIFACT}-{pinned[:12]}"  # of these very files: those of an earlier version stay as they are
+        place = f"{ARTIFACT}-{pinned[:12]}"  # named by these very files: those of an earlier version stay as they are
         for name in ("report.md", "report.html"):
             client.log_artifact(sweep.run_id, str(report / name), REPORT)
         client.log_artifacts(sweep.run_id, str(report / "figures"), f"{REPORT}/figures")

@@ -46,7 +46,7 @@ def emit(sweep: StoredSweep, folder: Path, model: str | None = None) -> list[Pat
 
 
 def winners_of(sweep: StoredSweep, folder: Path) -> list[TrialResult]:
-    """Whose files `emit` writes into `folder`. Raises ValueError as it does."""
+    """The winners whose files `emit` writes into `folder`. Raises ValueError as it does."""
     winners = [c.best for c in choices(sweep.results) if c.pays and c.best]
     if not winners:
         raise ValueError(f"no setting of sweep {sweep.name} is clearly faster than plain decoding: nothing to emit")

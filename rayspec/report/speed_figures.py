@@ -1,6 +1,6 @@
 """Figures of what a user feels: speed-up over plain decoding, by load, against latency, and by prompt category.
 
-Everywhere: colour is the head (style.Heads), the marker its draft steps, black is plain decoding.
+Everywhere: colour is the head (drafter_styles.DrafterStyles), the marker its draft steps, black is plain decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from rayspec.farm.load import Traffic
 from rayspec.plotting import colour, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.decision import beats_one
-from rayspec.report.heads import Heads
+from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.point_labels import CLEAR
 from rayspec.statistics import Interval
 
@@ -35,7 +35,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
     results = [r for r in results if r.speedup("plain")]
     if not results:
         return None
-    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    heads, (steps, traffics) = DrafterStyles.of(results), axes_of(results)
     height = 1.3 + 0.3 * len(heads.names) * max(2, len(steps))
     figure, axes = panels(len(traffics), width=4.4, height=height, share=True, columns=3)
     gap = 0.6 / len(steps)
@@ -71,7 +71,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
 def load_figure(results: "Sequence[TrialResult]") -> Figure | None:
     """Speed-up over plain decoding against the number of streams, with its 95% interval: where it stops paying."""
     results = [r for r in results if r.speedup("plain") and not r.trial.traffic.is_open]
-    heads, (steps, traffics) = Heads.of(results), axes_of(results)
+    heads, (steps, traffics) = DrafterStyles.of(results), axes_of(results)
     streams = sorted({t.concurrency for t in traffics})
     if len(streams) < MIN_LOADS:
         return None
@@ -109,7 +109,7 @@ def pareto_figure(results: "Sequence[TrialResult]") -> Figure | None:
     results = [r for r in results if needed <= set(r.metrics) and not r.trial.traffic.is_open]
     if len(results) < 2:
         return None
-    heads, (steps, _) = Heads.of(results), axes_of(results)
+    heads, (steps, _) = DrafterStyles.of(results), axes_of(results)
     temperatures = sorted({r.trial.traffic.temperature for r in results}, key=lambda t: t or 0.0)
     figure, axes = panels(len(temperatures), width=7.0, height=4.8, share=True, columns=2)
     for axis, temperature in zip(axes, temperatures, strict=True):

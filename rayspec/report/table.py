@@ -13,7 +13,7 @@ HEADERS = ["drafter", "steps", "traffic", "tau", "rho", "scored", "head us", "nu
 HEADERS += ["vs plain [95% CI]", "vs {baseline} [95% CI]", "predicted"]
 
 
-MAX_OTHER_CPU = 0.1  # of the CPU time, from which on speed-ups are not to be trusted
+MAX_OTHER_CPU = 0.1  # share of the CPU time from which on speed-ups are not to be trusted
 
 
 NOTES = (

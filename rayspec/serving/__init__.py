@@ -1,1 +1,1 @@
-"""From a champion to an endpoint: what it is served with, where it comes from, whether it may take traffic."""
+"""Serves a champion: where it comes from, whether it may take traffic, what it is served with."""

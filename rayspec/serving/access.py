@@ -30,7 +30,7 @@ class Access:
 
     @classmethod
     def given(cls, key_file: str | None, max_body_mib: int) -> "Access":
-        """By the command line and the environment. Raises ValueError for a key that is empty or no word."""
+        """The access that command line and environment give. Raises ValueError for a key that is empty or no word."""
         given = cls(key=api_key(key_file), admin_key=_of_environment(ADMIN_VARIABLE), max_body_mib=max_body_mib)
         if given.key is not None and given.key == given.admin_key:
             raise ValueError(

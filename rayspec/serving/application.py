@@ -25,7 +25,7 @@ class Server(Replica):
 
 
 def ray_logging(log_format: str) -> LoggingConfig | None:
-    """Of Ray Serve's own log files; None for what the cluster says."""
+    """Settings of Ray Serve's own log files; None for what the cluster says."""
     return LoggingConfig(encoding=EncodingType.JSON) if log_format == "json" else None
 
 

@@ -1,4 +1,4 @@
-"""Where replicas, wherever they run, write down their servers' counters for who watches a roll-over."""
+"""Where replicas, on whatever node they run, write down their servers' counters, which a roll-over watches."""
 
 from rayspec.serving.figures import Totals
 
@@ -14,6 +14,6 @@ class Board:
         self._totals[version, replica] = totals
 
     def totals(self, version: str) -> Totals:
-        """Of all replicas that a version has had."""
+        """The sum over all replicas that a version has had."""
         found = (totals for (name, _), totals in self._totals.items() if name == version)
         return sum(found, Totals())

@@ -48,7 +48,7 @@ class CanaryBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To one prompt. Without speculation the counts are 0."""
+    """The answer to one prompt. Without speculation the counts are 0."""
 
     output_ids: tuple[int, ...]
     verify_steps: int
@@ -69,7 +69,7 @@ def requests(tokenizer: ChatTokenizer | None) -> list[dict[str, Any]]:
 
 
 def read_answer(body: Mapping[str, Any]) -> Answer:
-    """Of SGLang's answer to /generate."""
+    """The answer in what SGLang answers to /generate."""
     meta = body["meta_info"]
     return Answer(
         output_ids=tuple(body["output_ids"]),
@@ -144,7 +144,7 @@ def _below_running(
 
 
 def expected_ratio(evidence: Mapping[str, str], running_evidence: Mapping[str, str]) -> float | None:
-    """Of tau, by what both were measured to have; None where that was on another workload or temperature."""
+    """The expected ratio of tau, from what was measured of both; None for another workload or temperature."""
     alike = all(
         evidence.get(k) is not None and evidence.get(k) == running_evidence.get(k)
         for k in ("target", "workload", "temperature")
@@ -154,7 +154,7 @@ def expected_ratio(evidence: Mapping[str, str], running_evidence: Mapping[str, s
 
 
 def _standard_error(new: Sequence[Answer], running: Sequence[Answer]) -> float:
-    """Of the logarithm of the ratio, by leaving out one prompt after the other."""
+    """Standard error of the logarithm of the ratio, by leaving out one prompt after the other (jackknife)."""
     ratios = []
     for left_out in range(len(new)):
         taus = [tau([*side[:left_out], *side[left_out + 1 :]]) for side in (new, running)]

@@ -27,8 +27,8 @@ class Canary:
 
 
 def canary_on_ray(version: ServedVersion, scale: Scale, place_timeout_s: float = PLACE_TIMEOUT_S) -> list[Answer]:
-    """With the promoted draft length: the evidence is of that one, and a policy's tau depends on the load. Raises
-    ValueError where the version does not serve, Postponed where there is no room for it or Ray fails."""
+    """Answers with the promoted draft length: the evidence is of that one, and a policy's tau depends on the load.
+    Raises ValueError where the version does not serve, Postponed where there is no room for it or Ray fails."""
     actor: Any = ray.remote(**scale.actor_options, max_restarts=0)(Canary).remote()
     try:
         with _readable(version.name, place_timeout_s):

@@ -11,7 +11,7 @@ from rayspec.champion_fields import SHAPE
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
-from rayspec.serving.logs import told
+from rayspec.serving.logs import log
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
 from rayspec.serving.version import ServedVersion, start_server
 
@@ -39,7 +39,7 @@ def check_words(more: Sequence[str], *, on_ray: bool) -> None:
 
 
 def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
-    """Of a server of its own that has ended since. Raises ValueError for files that are not what was checked,
+    """Answers of a server of its own, which has ended since. Raises ValueError for files that are not what was checked,
     ServerFailed where it does not serve."""
     champion, server = start_server(version)
     try:
@@ -54,7 +54,7 @@ def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[
     about = {"version": champion.name}
     others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
     if others:
-        told.warning(
+        log.warning(
             "%s: its evidence is of another draft length, so tau is not held against it", others[0], extra=about
         )
     reason = below_promise(answers, {} if others else champion.record.evidence, CanaryBounds())
@@ -63,7 +63,7 @@ def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[
             f"{champion.name} takes no traffic: {reason}; promote another, or serve this one all the same with "
             "--no-canary"
         )
-    told.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
+    log.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
 
 
 def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> list[Answer]:

@@ -199,7 +199,7 @@ def _is_whole(folder: Path, pinned: str) -> bool:
 
 
 def _artifacts(address: str, place: str, client: MlflowClient) -> str:
-    """Where they lie now. Raises ValueError for a source that is no folder that MLflow can fetch here."""
+    """Where the artifacts lie now. Raises ValueError for a source that is no folder that MLflow can fetch here."""
     try:
         got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
     except (ImportError, TypeError, ValueError) as error:  # what its stores raise for addresses that they cannot read

@@ -27,7 +27,7 @@ from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
-from rayspec.serving.logs import told
+from rayspec.serving.logs import log
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
 from rayspec.serving.start import Find
@@ -36,7 +36,7 @@ from rayspec.tracking import UNREACHABLE, TrackingError, is_outage, is_refusal
 
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
-EXPERIMENT = "rollover"  # of a champion whose version names no run
+EXPERIMENT = "rollover"  # for a champion whose version names no run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
         find = None if following is None else _finder(following, serving)
         with deployed(champion, source, serving, find) as (board, champion, source):
             about = {"version": champion.name, "port": serving.port}
-            told.info("serving %s on http://%s:%d", champion.name, serving.host, serving.port, extra=about)
+            log.info("serving %s on http://%s:%d", champion.name, serving.host, serving.port, extra=about)
             if following is None:
                 _wait()
             else:
@@ -69,7 +69,7 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
 
 
 def _finder(following: Following, serving: Serving) -> Find:
-    """Of what was left under traffic, which is not to stay if another version is started in its place."""
+    """The lookup of a version left under traffic, which is not to stay if another one is started in its place."""
 
     def find(source: str) -> Champion:
         standing = following.standing
@@ -142,7 +142,7 @@ class RayStage:
             found: Totals = ray.get(self._board.totals.remote(champion.name), timeout=BOARD_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
             if self._is_counted:
-                told.warning(
+                log.warning(
                     "the counters of the replicas cannot be read (%s), so no version is watched meanwhile; if that "
                     "stays so, start rayspec serve again",
                     type(error).__name__,
@@ -166,24 +166,24 @@ def _with_resources(scale: Scale, champion: Champion) -> Scale:
 def _events(
     client: MlflowClient, alias: tuple[str, str], version: str, standing: Standing, wait: Callable[[], object]
 ) -> Events:
-    """As soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
+    """The events, as soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
     while True:
         try:
             return Events(client, alias, _experiment(client, alias[0], version), standing)
         except UNREACHABLE as error:
             if is_refusal(error):
-                told.warning(
+                log.warning(
                     "MLflow refuses a run for the events of roll-overs (%s); the alias is followed without one, and "
                     "events are on stdout. Restore the experiment, or let this login write, and start again",
                     first_line(error),
                 )
                 return Events(client, alias, None, standing)
-            told.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", first_line(error))
+            log.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", first_line(error))
             wait()
 
 
 def _experiment(client: MlflowClient, model: str, version: str) -> str:
-    """That of the champion's own run, or one of the name `rollover`."""
+    """The experiment of the champion's own run, or one of the name `rollover`."""
     run_id = client.get_model_version(model, version).run_id
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)

@@ -25,7 +25,7 @@ from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
 from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
-from rayspec.serving.logs import adopt_loggers, told
+from rayspec.serving.logs import adopt_loggers, log
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
 from rayspec.serving.start import Find
@@ -50,7 +50,7 @@ NO_PROMPT = NoPrompt()
 
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
-    """By Ray Serve's rolling update, until all replicas are of it. Raises ValueError where they do not start."""
+    """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start."""
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
     while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
@@ -97,7 +97,7 @@ def deployed(
             _try(champion, serving.version(champion, source), serving, beside_others=left is not None)
         stack.callback(_delete, SERVERS)
         if found:
-            told.info("takes over the applications of a rayspec serve that has ended")
+            log.info("takes over the applications of a rayspec serve that has ended")
             stack.callback(_delete, INGRESS)
         try:
             put_in(serving.version(champion, source), serving.scale, board)
@@ -115,7 +115,7 @@ def deployed(
 def _try(champion: Champion, version: ServedVersion, serving: Serving, *, beside_others: bool) -> None:
     """Raises ValueError for one that may take no traffic."""
     about = {"version": version.name}
-    told.info(
+    log.info(
         "%s answers canary prompts before it takes traffic (--no-canary leaves that out)", version.name, extra=about
     )
     # alone it has room, or a node that brings it is yet to come
@@ -171,7 +171,7 @@ def to_keep(champion: Champion, source: str, left: str, find: Find | None) -> tu
     try:
         return find(left), left
     except ValueError as error:
-        told.warning(
+        log.warning(
             "%s is under traffic and may not be served any more: %s; %s comes in its place", left, error, source
         )
         return champion, source

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rayspec.serving.logs import told_events
+from rayspec.serving.logs import event_log
 from rayspec.tracking import UNREACHABLE, Run, is_refusal
 from sglang_ext.settings import Settings, build
 
@@ -23,7 +23,7 @@ TAG = "rollover"
 STARTED, FOUND, POSTPONED, REFUSED = "started", "found", "postponed", "refused"
 CANARY_PASSED, SWAPPED, KEPT, ROLLED_BACK = "canary_passed", "swapped", "kept", "rolled_back"
 ROLLBACK_FAILED, WATCH_ENDED = "rollback_failed", "watch_ended"
-# of a version that was not kept: what it is called, by the last event
+# what a version that was not kept is called, by its last event
 REFUSALS = {REFUSED: "refused", ROLLED_BACK: "rolled back", ROLLBACK_FAILED: "worse, and could not be rolled back"}
 CUT_OFF = "found, but not tried to the end"
 TRIALS = {FOUND: CUT_OFF, CANARY_PASSED: CUT_OFF, SWAPPED: "put in, but not watched to the end"}
@@ -80,7 +80,7 @@ class Standing(Settings):
 
 
 def standing_tag(alias: str) -> str:
-    """Of the registered model."""
+    """The tag of the registered model that holds the alias's standing."""
     return f"{TAG}.{alias}"
 
 
@@ -101,9 +101,9 @@ def read_standing(client: MlflowClient, model: str, alias: str) -> Standing | No
 
 
 class Events:
-    """Of one `rayspec serve` that follows `alias` (model, alias). A store that is away loses no event: the next write
-    holds all, and serving goes on. What MLflow refuses is left out of it, with a warning. `experiment_id`: None for
-    no run."""
+    """The events of one `rayspec serve` that follows `alias` (model, alias). A store that is away loses no event: the
+    next write holds all, and serving goes on. What MLflow refuses is left out of it, with a warning. `experiment_id`:
+    None for no run."""
 
     def __init__(
         self, client: MlflowClient, alias: tuple[str, str], experiment_id: str | None, standing: Standing
@@ -122,12 +122,12 @@ class Events:
         self.events.append(
             Event(event=event, model=self._model, version=version, reason=reason, figures=dict(figures or {}))
         )
-        told_events.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
+        event_log.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
         self.standing = self.standing.after(self.events[-1])
         self.write()
 
     def forget(self) -> None:
-        """That a version was refused: the alias has moved."""
+        """Forget that a version was refused: the alias has moved."""
         self.standing = Standing(kept=self.standing.kept)
         self.write()
 
@@ -172,7 +172,7 @@ class Events:
 
 @contextmanager
 def _refusals(of: str) -> Iterator[None]:
-    """Of what MLflow refuses it is said that it is left out. Raises other errors."""
+    """Where MLflow refuses something, warn that it is left out. Raises other errors."""
     try:
         yield
     except MlflowException as error:

@@ -19,7 +19,7 @@ VERIFIED, DRAFTED = "rayspec_verified_requests_total", "rayspec_drafted_total"
 ACCEPTED = "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
 TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
-FALSE_ALARM = 0.005  # of each of the two figures, over all looks at one version
+FALSE_ALARM = 0.005  # chance for each of the two figures, over all looks at one version
 SPENDING_POWER = 1.5  # later looks get most of it
 PART_REQUESTS = 2  # at least, of a part: one request goes on over several looks, whose counts then go together
 
@@ -82,7 +82,7 @@ Window = Sequence[Totals]  # successive parts
 
 
 def window(marks: Sequence[Totals]) -> Window:
-    """Of what the counters said, one time after the other."""
+    """What was counted between each reading of the counters and the next."""
     return [later - earlier for earlier, later in pairwise(marks)]
 
 
@@ -91,7 +91,7 @@ def pooled(parts: Window) -> Totals:
 
 
 def read_totals(text: str) -> Totals:
-    """Of what a server's /metrics says."""
+    """The totals in the text of a server's /metrics."""
     found: dict[str, float] = {}
     first: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -151,7 +151,7 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
 
 
 def spent(share: float) -> float:
-    """Of FALSE_ALARM, by all looks until this share (0..1) of the time for which a version is watched."""
+    """The part of FALSE_ALARM that all looks may spend in this share (0..1) of the time that a version is watched."""
     return FALSE_ALARM * share**SPENDING_POWER
 
 

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from rayspec.serving.relay import (
     RETRY_AFTER_S,
     Gone,
-    Head,
     Passed,
+    ResponseHead,
     Taken,
     body_of,
     error_body,
@@ -75,7 +75,7 @@ class Ingress:
         return unavailable(reason)
 
     async def _metrics(self) -> Response:
-        """Of all replicas."""
+        """The counters of all replicas in one answer."""
         asked = serve.get_deployment_handle(DEPLOYMENT, SERVERS).broadcast("metrics")
         try:
             found = await asked.results_async(timeout_s=TAKE_TIMEOUT_S, return_exceptions=True)
@@ -102,13 +102,13 @@ class Ingress:
             return f"the replica has ended ({type(error).__name__}); send the request again"
         if isinstance(head, Gone):
             return head.reason
-        assert isinstance(head, Head), "the answer begins with it"
+        assert isinstance(head, ResponseHead), "the answer begins with it"
         response = StreamingResponse(_body(rest, head), head.status)
         response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in head.headers]
         return response
 
 
-async def _body(messages: AsyncIterator[bytes], head: Head) -> AsyncIterator[bytes]:
+async def _body(messages: AsyncIterator[bytes], head: ResponseHead) -> AsyncIterator[bytes]:
     try:
         async for part in messages:
             yield part

@@ -1,6 +1,6 @@
 """What `rayspec serve` says: as text for a reader at a terminal, or with --log-format json as one JSON object a line.
 
-`told` is what the command tells its user, `told_events` what a roll-over does; both go to stdout, warnings and errors
+`log` is what the command tells its user, `event_log` what a roll-over does; both go to stdout, warnings and errors
 to stderr. The servers' lines follow SGLang's SGLANG_LOGGING_CONFIG_PATH, for which `sglang_variables` writes a file.
 """
 
@@ -20,8 +20,8 @@ from sglang_ext.json_log import FORMATTER, VARIABLE, JsonLine
 from sglang_ext.whole import write_whole
 
 FORMATS = ("text", "json")
-told = logging.getLogger("rayspec.serve")
-told_events = logging.getLogger("rayspec.serve.events")
+log = logging.getLogger("rayspec.serve")
+event_log = logging.getLogger("rayspec.serve.events")
 # SGLang gives these a handler of their own unless they have one
 SGLANG_LOGGERS = ("sglang.srt.utils.request_logger.stdout", "sglang.srt.utils.scheduler_status_logger.stdout")
 
@@ -44,14 +44,14 @@ class _Text(logging.Formatter):
 def set_up_logs(log_format: str) -> None:
     """For this process. In text an event is a line of JSON with its own fields alone, as it is in MLflow."""
     if log_format == "json":
-        _print_by(told, JsonLine())
-        _print_by(told_events, JsonLine())
+        _print_by(log, JsonLine())
+        _print_by(event_log, JsonLine())
         _print_by(logging.getLogger(), JsonLine(), logging.WARNING)
         logging.captureWarnings(True)
         sys.excepthook = _log_exception
         return
-    _print_by(told, _Text())
-    _print_by(told_events, JsonFormatter([]))
+    _print_by(log, _Text())
+    _print_by(event_log, JsonFormatter([]))
 
 
 def adopt_loggers() -> None:
@@ -114,4 +114,4 @@ def _print_by(logger: logging.Logger, formatter: logging.Formatter, level: int =
 def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
     if issubclass(kind, KeyboardInterrupt):
         return sys.__excepthook__(kind, error, trace)
-    told.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+    log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))

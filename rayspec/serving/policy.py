@@ -1,5 +1,5 @@
-"""From a finished sweep to the policy that its winner is served with: what a step of each draft length costs at each
-load, and what is accepted."""
+"""Makes, from a finished sweep, the policy that its winner is served with: what a step of each draft length costs at
+each load, and what is accepted."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def has_loads(results: Iterable[TrialResult], best: TrialResult) -> bool:
 
 
 def _trials(results: Iterable[TrialResult], best: TrialResult) -> dict[int, dict[int, Trial]]:
-    """By draft length (0: plain decoding) and streams, what speaks of the drafter and shape of `best`."""
+    """Trials of the drafter and shape of `best`, by draft length (0: plain decoding) and streams."""
     assert best.trial.candidate is not None, "the winner has a drafter"
     lengths = None if best.trial.candidate.shape.topk == 1 else {best.trial.draft_steps}
     found: dict[int, dict[int, Trial]] = {}
@@ -101,7 +101,7 @@ def milliseconds_a_step(requests: Iterable[Request], draft_steps: int) -> float 
 
 
 def accepted_if_reached(requests: Iterable[Request], draft_steps: int) -> list[float]:
-    """At positions 1, 2, ..., among the steps that accepted all before; 0 where none did."""
+    """The share accepted at positions 1, 2, ..., among the steps that accepted all before; 0 where none did."""
     exactly = [0] * (draft_steps + 1)
     for r in requests:
         for accepted, count in enumerate(r["accepted_histogram"]):

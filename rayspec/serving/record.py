@@ -64,7 +64,7 @@ def read_record(folder: Path) -> ServingRecord:
 
 
 def files_sha256(folder: Path) -> dict[str, str]:
-    """Of every file below a folder but its record, by its path there. Raises ValueError for what is no plain file."""
+    """Hash of every file below a folder but its record, by the file's path. Raises ValueError for no plain file."""
     found = sorted(p for p in folder.rglob("*") if p != folder / RECORD and not (p.is_dir() and not p.is_symlink()))
     odd = [str(p.relative_to(folder)) for p in found if p.is_symlink() or not p.is_file()]
     if odd or (folder / RECORD).is_symlink():

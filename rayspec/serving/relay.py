@@ -1,7 +1,7 @@
-"""A request handed through to a server as it came, and its answer back as it comes.
+"""Passes a request on to a server as it came, and the answer back as it comes.
 
-What streams (server-sent events) is passed on by whole events, so that a server which dies in the middle leaves room
-for an event that says so; every other answer is passed on once it is whole, so that it can still become a 503.
+A stream (server-sent events) is passed on by whole events, so that an event can still report that the server died in
+the middle. Every other answer is passed on once it is whole, so that it can still become a 503.
 """
 
 import json
@@ -15,7 +15,7 @@ import httpx
 RETRY_AFTER_S = 5
 EVENT_STREAM = "text/event-stream"
 EVENT_END = b"\n\n"
-OF_A_CONNECTION = {  # of one hop, or set anew by each
+OF_A_CONNECTION = {  # headers that concern one hop, or are set anew by each
     "connection",
     "content-length",
     "date",
@@ -49,7 +49,7 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class ResponseHead:
     """The second: the answer begins. Its body follows as bytes."""
 
     status: int
@@ -62,12 +62,12 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Gone:
-    """In place of the second: nothing of an answer was sent, and another replica may be asked."""
+    """Sent in place of the response: nothing of an answer was sent, and another replica may be asked."""
 
     reason: str
 
 
-Message = Taken | Head | Gone | bytes
+Message = Taken | ResponseHead | Gone | bytes
 
 
 async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
@@ -81,7 +81,7 @@ async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
 
 
 def path_of(scope: Mapping[str, Any]) -> str:
-    """With its query, as they came: what is escaped in them stays so."""
+    """The path with its query, as they came: what is escaped in them stays so."""
     path, query = scope.get("raw_path") or quote(scope["path"]).encode(), scope["query_string"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 
@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def error_body(reason: str) -> dict[str, Any]:
-    """In OpenAI's form."""
+    """The body of an error, in OpenAI's form."""
     return {"error": {"message": reason, "type": "service_unavailable", "param": None, "code": 503}}
 
 
@@ -128,7 +128,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
     try:
         request = client.build_request(passed.method, passed.path, headers=headers, content=passed.body or None)
     except (httpx.InvalidURL, ValueError) as error:
-        yield Head(status=400, headers=[("content-type", "application/json")])
+        yield ResponseHead(status=400, headers=[("content-type", "application/json")])
         yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
         return
     try:
@@ -137,7 +137,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         yield Gone(reason=_died(error))
         return
     try:
-        head = Head(status=response.status_code, headers=passed_on(response.headers.multi_items()))
+        head = ResponseHead(status=response.status_code, headers=passed_on(response.headers.multi_items()))
         if head.streams:
             yield head
             async for part in _events(response):

@@ -1,7 +1,7 @@
 """One server of a champion in a Ray actor, as a replica of Ray Serve, which ends with it.
 
-A replica whose server has died says so to what runs and comes, and then ends itself: so Ray Serve's routers learn at
-once that it is gone, and its controller starts another.
+A replica whose server has died says so to running and new requests, and then ends itself: so Ray Serve's routers learn
+at once that it is gone, and its controller starts another.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Replica:
         threading.Thread(target=self._watch, name="server watch", daemon=True).start()
 
     async def relay(self, passed: Passed) -> AsyncIterator[Message]:
-        """Hand a request to the server: Taken, then Head and the body's parts, or Gone."""
+        """Hand a request to the server: Taken, then ResponseHead and the body's parts, or Gone."""
         if not self.server.is_alive:
             yield Taken()
             yield Gone(reason="the server of this replica has ended; send the request again")
@@ -55,7 +55,7 @@ class Replica:
             yield message
 
     async def canary_answers(self, told: Any = None) -> list[Answer]:
-        """To the canary prompts. `told`: what a router reads of the call."""
+        """Answers to the canary prompts. `told`: what a router reads of the call."""
         return await asyncio.to_thread(answers_of, self.server, self.champion.target, self._version)
 
     async def check_health(self) -> None:

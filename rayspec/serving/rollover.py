@@ -1,7 +1,7 @@
-"""From a moved alias to another version under traffic, or to the reason why not.
+"""When an alias has moved, puts another version under traffic, or says why not.
 
-`Rollover` decides; what it decides about is behind two small protocols: a `Registry` (which version is meant) and a
-`Stage` (check it, start a canary, put it in). Neither knows it.
+`Rollover` decides. What it decides about is behind two small protocols: a `Registry` (which version is meant) and a
+`Stage` (check it, start a canary, put it in). Neither of them knows `Rollover`.
 """
 
 import time
@@ -50,11 +50,11 @@ class Stage(Protocol):
         """Raises ValueError for what may not take traffic, Postponed for an outage."""
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
-        """Of a server of its own that has ended since. Raises ValueError where it does not serve, Postponed where
-        there is no room for it."""
+        """Answers of a server of its own, which has ended since. Raises ValueError where it does not serve, Postponed
+        where there is no room for it."""
 
     def running_answers(self) -> list[Answer]:
-        """Of the version under traffic. Raises Postponed."""
+        """Answers of the version under traffic. Raises Postponed."""
 
     def put_in(self, champion: Champion, version: str) -> None:
         """Replace all replicas; the old ones stay where it raises ValueError."""
@@ -87,7 +87,7 @@ class Rollover:
         self._postponed_for = ""  # why the last one was; each reason is recorded once
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """Until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
+        """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
         while True:
             self.poll()
             wait(self._settings.poll_s)
@@ -216,7 +216,7 @@ class Rollover:
             self._seen.popleft()
 
     def _recent(self) -> Window:
-        """Of the running version."""
+        """The window of the running version."""
         return window([seen for _, seen in self._seen])
 
 

@@ -19,7 +19,7 @@ class Scale:
     minimum: int = 1
     maximum: int = 1
     requests_each: int = 16  # that autoscaling aims at
-    scale_down_s: float = 600.0  # of less load before a replica is ended, since a new one takes minutes to start
+    scale_down_s: float = 600.0  # this long with less load before a replica is ended: a new one takes minutes to start
     router: str = "balanced"
     drain_s: float = 600.0  # that a replica may take to answer what runs
     cpus: float = 1.0  # of each replica, as Ray counts them
@@ -49,7 +49,7 @@ class Scale:
 
     @property
     def actor_options(self) -> dict[str, Any]:
-        """Of a replica, and of the canary."""
+        """Ray's options for the actor of a replica, and of the canary."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
     @property

@@ -1,4 +1,4 @@
-"""The counters of several servers as one text for Prometheus, which else would meet another one at each scrape."""
+"""Merges the counters of several servers for Prometheus, whose scrapes would else meet another server each time."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from mlflow.exceptions import MlflowException
 from rayspec.serving.alias import pinned_source
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.events import Standing, read_standing, standing_tag
-from rayspec.serving.logs import told
+from rayspec.serving.logs import log
 from rayspec.tracking import TrackingError, redacted
 
 Find = Callable[[str], Champion]  # by its source; raises ValueError for one that may take no traffic
@@ -54,14 +54,14 @@ def find_start(source: str, client: MlflowClient | None, find: Find, *, follows:
                 raise ValueError(f"{said}; {way_out}") from error
         else:
             then = "until the alias moves" if standing.is_refused else f"until version {version} has been tried again"
-            told.warning("%s; version %s is served %s", said, standing.kept, then)
+            log.warning("%s; version %s is served %s", said, standing.kept, then)
             return Start(champion=champion, source=before, standing=standing)
-    told.warning("%s; it is served all the same", said)
+    log.warning("%s; it is served all the same", said)
     return Start(champion=find(pinned), source=pinned)
 
 
 def _standing(source: str, client: MlflowClient) -> Standing | None:
-    """Of the alias; None for what is none."""
+    """The standing of the alias that `source` names; None for a source that names no alias."""
     model = MODEL.fullmatch(source)
     if model is None or model["alias"] is None:
         return None

@@ -1,4 +1,4 @@
-"""A version as every server of it is told, and the server: it verifies the files on its own node and starts SGLang's
+"""What every server of a version is told, and the server: it verifies the files on its own node and starts SGLang's
 server there with the command of `rayspec serve`. Knows no Ray."""
 
 import logging
@@ -99,8 +99,8 @@ class Serving:
 
 
 def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
-    """On a loopback port of its own, once it is healthy. Raises ValueError for files that are not what was checked,
-    ServerFailed where it does not start."""
+    """Start a server on a loopback port of its own; returns once it is healthy. Raises ValueError for files that are
+    not what was checked, ServerFailed where it does not start."""
     champion = _checked(version)
     port = free_port()
     command = server_command(champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)

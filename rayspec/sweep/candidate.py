@@ -23,7 +23,7 @@ class Head:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
-        """From a `draft_head` entry {kind, options}, such as `HeadConfig.spec`."""
+        """The head of a `draft_head` entry {kind, options}, such as `HeadConfig.spec`."""
         options = dict(_flat(spec))
         return cls(kind=str(options.pop("kind")), options=options)
 
@@ -50,7 +50,7 @@ def _flat(entry: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Optio
 
 
 def text_of(option: Option) -> str:
-    """As MLflow stores it and tables show it; a number is nothing but a number."""
+    """The text that MLflow stores and tables show; a number is nothing but a number."""
     return str(list(option)) if isinstance(option, tuple) else str(option)
 
 
@@ -76,7 +76,7 @@ class Candidate:
     draft_steps: int
     shape: DraftShape = CHAIN
     family: str = DEFAULT  # of the drafter
-    algorithm: str = STOCK  # of SGLang or of ours, which serves it
+    algorithm: str = STOCK  # SGLang's or ours, which serves it
     base: str | None = None
     calibration: str | None = None
     is_made: bool = False
@@ -131,7 +131,7 @@ class Candidate:
 
     @classmethod
     def from_params(cls, label: str, params: Mapping[str, str]) -> Self:
-        """Of a run. Sweeps had no algorithms but EAGLE3, and one shape for all, before each trial named its own."""
+        """The candidate of a run. Trials of old sweeps named no algorithm and no shape: EAGLE3, one shape for all."""
         own = {k.removeprefix("head."): v for k, v in params.items() if k.startswith("head.")}
         algorithm = params.get("speculative_algorithm", STOCK)
         topk = int(params.get("speculative_eagle_topk", params.get("sweep.topk", 1)))

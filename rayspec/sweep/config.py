@@ -271,11 +271,11 @@ class SweepConfig(Settings):
         ]
 
     def temperatures(self) -> list[float]:
-        """In the order of measurement."""
+        """The temperatures in the order of measurement."""
         return self.temperature if isinstance(self.temperature, list) else [self.temperature]
 
     def temperature_of(self, traffic: Traffic) -> float:
-        """That of requests under this traffic."""
+        """The temperature of requests under this traffic."""
         return self.temperatures()[0] if traffic.temperature is None else traffic.temperature
 
     def max_passes(self) -> int:

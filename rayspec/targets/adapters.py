@@ -1,4 +1,4 @@
-"""Folders of PEFT adapters (LoRA and its kin), which are no targets."""
+"""Recognises folders of PEFT adapters (LoRA and its kin), which are no targets."""
 
 import json
 import os

@@ -3,7 +3,7 @@
 K = draft steps, N = answer positions, R = chains, V = vocabulary.
 
 While all earlier drafts of a chain equal the target's greedy tokens, the drafter's inputs are those tokens; so one
-rollout over the known answer gives what literal drafting would accept.
+rollout over the known answer gives what real drafting would accept.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Acceptance:
     overlap: list[float]  # sum_v min(p, q) of each step: acceptance when sampling at temperature 1
     support: list[float]  # tokens that a row scores at each step, mean
     mass: list[float]  # p(S), of the target on these tokens
-    tv_on_support: list[float]  # total variation of q from the target's law on them, p(. | S)
+    tv_on_support: list[float]  # total variation of q from the target's distribution on them, p(. | S)
     chains: int
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-OF_LAWS = ("overlap", "support", "mass", "tv_on_support")
+OF_DISTRIBUTIONS = ("overlap", "support", "mass", "tv_on_support")
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def measure(
         conditional=(u / before.clamp_min(1e-12)).tolist(),
         tau=(1 + u.cumsum(dim=0)).tolist(),
         tau_walk=1 + accepted / steps,
-        **{name: (sum_K / rows).tolist() for name, sum_K in zip(OF_LAWS, sums_4K, strict=True)},
+        **{name: (sum_K / rows).tolist() for name, sum_K in zip(OF_DISTRIBUTIONS, sums_4K, strict=True)},
         chains=len(prefix_RK),
     )
 
@@ -137,11 +137,11 @@ def _answer_lengths(batch: Batch) -> list[int]:
 def _rollout(
     drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """(draft == answer token, bool [K, N]; sums over rows of each of `OF_LAWS` [4, K]), on the CPU."""
+    """(draft == answer token, bool [K, N]; sums over rows of each of `OF_DISTRIBUTIONS` [4, K]), on the CPU."""
     all_rows = roll_out(drafter, target, batch, num_steps)
     next_ids_N = batch.next_ids_N
     match_KN = torch.zeros(all_rows.hidden_KNH.shape[:2], dtype=torch.bool, device=target.device)
-    sums_4K = torch.zeros(len(OF_LAWS), num_steps, device=target.device)
+    sums_4K = torch.zeros(len(OF_DISTRIBUTIONS), num_steps, device=target.device)
     for rows, chunk in all_rows.chunks(chunk_rows):
         p_nV = target.distribution(chunk.last_hidden_NG, torch.float32)
         for i, hidden_nH in enumerate(chunk.hidden_KNH):

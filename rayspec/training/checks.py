@@ -1,4 +1,4 @@
-"""What training would refuse only once it has begun, looked at before: everything but the training itself."""
+"""Checks before training what it would refuse only once it has begun: everything but the training itself."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_sets(config: DrafterTrainConfig, target: FrozenTarget) -> None:
 
 
 def _check_device(config: DrafterTrainConfig) -> None:
-    """Of this machine, and of a cluster that is started on it; what another cluster has, it knows itself."""
+    """Check the GPUs of this machine and of a cluster started on it; what another cluster has, it knows itself."""
     if config.workers is None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ValueError(

@@ -268,7 +268,7 @@ class _Training:
         return update
 
     def _measured(self, log: DrafterLog, limit: int | None) -> Acceptance:
-        """On `limit` of the held-out sequences, None for all."""
+        """Acceptance on `limit` of the held-out sequences, None for all."""
         with autocast(self.recipe, self.target.device):
             found = measure(
                 self.drafter,

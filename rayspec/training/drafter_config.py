@@ -232,7 +232,7 @@ class DrafterTrainConfig(Settings):
 
     @property
     def training_device(self) -> torch.device:
-        """Of this process, or of each worker."""
+        """The device of this process, or of each worker."""
         if self.workers is not None:
             return torch.device("cuda" if self.workers.num_gpus else "cpu")
         if self.device == DEVICES[0]:
@@ -241,8 +241,8 @@ class DrafterTrainConfig(Settings):
 
     @property
     def target_dtype(self) -> torch.dtype:
-        """In which the target runs beside the training. Workers without a GPU are taken to have this machine's kind of
-        processor."""
+        """The type in which the target runs beside the training. Workers without a GPU are taken to have this machine's
+        kind of processor."""
         return torch.bfloat16 if self.recipe.in_bfloat16(self.training_device) else torch.float32
 
     def base_folder(self, entry: DrafterEntry) -> Path | None:

@@ -94,7 +94,7 @@ class FrozenTarget:
         model, found = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, **unpacking
         )
-        for parameter in model.parameters() if unpacking else ():  # of which transformers makes bfloat16
+        for parameter in model.parameters() if unpacking else ():  # transformers unpacks into bfloat16
             parameter.data = parameter.data.to(dtype)
         missing = sorted(found["missing_keys"])
         if missing:  # transformers would draw them at random
@@ -224,8 +224,8 @@ class FrozenTarget:
 
     @property
     def rope(self) -> Rope:
-        """That of the target's layers, in Gemma 3 of those that see the whole text. Raises ValueError for a rotary
-        embedding that drafters do not have."""
+        """The rotary embedding of the target's layers, in Gemma 3 of those that see the whole text. Raises ValueError
+        for one that drafters do not have."""
         found = getattr(self.model.config, "rope_parameters", None) or {}
         found = found.get("full_attention", found)
         try:

@@ -1,4 +1,4 @@
-"""The workers that train one drafter together: of torch.distributed, what the loop needs.
+"""The workers that train one drafter together: what the loop needs of torch.distributed.
 
 Each worker holds the whole drafter and its optimizers, and computes the gradients of its own part of every update's
 sequences. They are added up once, after the last backward pass: the trainer goes backward chunk by chunk into leaf
@@ -24,7 +24,7 @@ class Group:
 
     @classmethod
     def joined(cls) -> Group:
-        """Of the process group that this process has joined."""
+        """The process group that this process has joined."""
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     @property

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def layer_name(layer: int, num_layers: int) -> str:
-    """Of a tap: the input of a layer, or behind the last one what the LM head reads."""
+    """Name of what is tapped: the input of a layer, or behind the last one what the LM head reads."""
     return LAST if layer == num_layers else f"layer-{layer:03d}"
 
 
@@ -151,7 +151,7 @@ class StoredStates:
 
 
 def _key(ids_T: Tensor) -> bytes:
-    """Of a sequence, whatever it is padded to with 0."""
+    """Key of a sequence, the same however far it is padded with 0."""
     tokens = ids_T.int()
     used = tokens.nonzero()
     end = int(used[-1]) + 1 if len(used) else 0

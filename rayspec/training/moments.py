@@ -1,4 +1,4 @@
-"""What a drafter's head meets on the target's answers: the start of a head that factors the LM head depends on it.
+"""Statistics of what a drafter's head meets on the target's answers; heads that factor the LM head start from them.
 
 H = drafter hidden size, V = vocabulary.
 """
@@ -18,7 +18,7 @@ from sglang_ext.drafters.training import Batch
 SEQUENCES = 128  # thousands of rows, some ten times the hidden size
 BATCH = 8
 BATCH_STATES = 1024  # kept of a batch
-CHUNK_ROWS = 512  # whose target laws are held at once
+CHUNK_ROWS = 512  # whose target distributions are held at once
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def head_moments(
     target: FrozenTarget, answers: AnswerSet, drafter: Drafter | None = None, num_steps: int = 1
 ) -> dict[str, Tensor]:
     """`hidden_moment` [H, H], the second moment E[h h^T] of the states that the head reads, and `token_share` [V], the
-    mean of the target's laws, both float32, over the first answers.
+    mean of the target's distributions, both float32, over the first answers.
 
     The states are those of a trained `drafter` along its rollout of `num_steps`, of which some come along as `states`
     [N, H]; without one the target's own last hidden states, which a new drafter starts near and learns to foresee. All

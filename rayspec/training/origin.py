@@ -75,12 +75,12 @@ def _read_artifacts(
 
 
 def calibration_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
-    """Of a calibration's tensors; None for an entry without artifacts."""
+    """Hash of a calibration's tensors; None for an entry without artifacts."""
     return None if entry.artifacts is None else _sha256_of(entry.artifacts, config.target_name)
 
 
 def pairs_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
-    """Of the calibration that a tree's pairs are of; None for an entry without such a tree."""
+    """Hash of the calibration that a tree's pairs are from; None for an entry without such a tree."""
     bigram = entry.tree.bigram if isinstance(entry.tree, SlimTreeConfig) else None
     return None if bigram is None else _sha256_of(bigram, config.target_name)
 
@@ -109,7 +109,7 @@ def new_drafter(
 
 
 def _freeze_rows(lm_head: DraftHead, dtype: torch.dtype) -> None:
-    """Of the rows taken from the target; in its dtype, which saves training a cast at each product."""
+    """Freeze the rows taken from the target, in the target's dtype, which saves training a cast at each product."""
     for name in lm_head.config.taken_over:
         parameter = lm_head.get_parameter(name)
         parameter.requires_grad_(False)
@@ -137,13 +137,13 @@ def read_base(target: FrozenTarget, entry: DrafterEntry, base: Path) -> tuple[Dr
     weights are not finite, and where its head cannot be taken over."""
     drafter, info = load_drafter(base, stop_ids=target.eos_ids)
     check_base(target, entry, drafter, info)
-    if drafter.config.tap_layers is None:  # of a stock drafter
+    if drafter.config.tap_layers is None:  # a stock drafter, which has none of its own
         drafter.config = replace(drafter.config, tap_layers=target.taps)  # type: ignore[type-var]
     return drafter, info
 
 
 def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info: CheckpointInfo) -> None:
-    """Of a loaded base: raise ValueError as `read_base`."""
+    """Check a loaded base: raise ValueError as `read_base` does."""
     base = info.path
     if info.target is not None:
         info.target.check_served_with(target.info(tap_layers=info.body.tap_layers), base)

@@ -46,7 +46,7 @@ def _iterations_in_float32() -> Iterator[None]:
 
 
 def _orthogonalised(grad_MN: Tensor, ns_coefficients: tuple[float, float, float], ns_steps: int, eps: float) -> Tensor:
-    """In the place of PyTorch's function, of its arguments: about the nearest orthogonal matrix, [M, N] as given."""
+    """Replaces PyTorch's function, with its arguments: about the nearest orthogonal matrix, [M, N] as given."""
     a, b, c = ns_coefficients
     is_tall = grad_MN.shape[0] > grad_MN.shape[1]
     x_SL = grad_MN.float().mT if is_tall else grad_MN.float()

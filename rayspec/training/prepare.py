@@ -108,9 +108,9 @@ def prepare(config: DrafterTrainConfig) -> None:
 
 
 def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> FrozenTarget:
-    """As this process trains with it. Hidden states that are asked for and not stored yet are computed by who has the
-    device: this process, or the workers, beside whom it keeps the target to check what was trained. Raises ValueError,
-    and as `states_by_workers`."""
+    """The target as this process trains with it. Hidden states that are asked for and not stored yet are computed by
+    who has the device: this process, or the workers, beside whom it keeps the target to check what was trained. Raises
+    ValueError, and as `states_by_workers`."""
     if config.workers is None:
         return with_states(config, load_target(config, sha256), sets)
     store_by_workers(config, sha256, sets)
@@ -126,7 +126,7 @@ def store_by_workers(config: DrafterTrainConfig, sha256: str, sets: Collection[A
 
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:
-    """As this process trains with it; `sha256` is the folder's. Raises ValueError."""
+    """The target as this process trains with it; `sha256` is the folder's. Raises ValueError."""
     return FrozenTarget.load(config.target_folder, config.target_dtype, device=own_device(config), sha256=sha256)
 
 

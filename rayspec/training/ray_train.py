@@ -53,7 +53,7 @@ class _Asked:
     config: DrafterTrainConfig
     target_sha256: str
     entry: DrafterEntry | None  # None: store hidden states, and train nothing
-    log: Path  # of the first worker
+    log: Path  # the first worker's
     variables: dict[str, str]
 
 
@@ -103,7 +103,7 @@ def _by_workers(
 
 
 def _variables() -> dict[str, str]:
-    """Of this process's environment, what says where names lead to; no login, which each machine has by itself."""
+    """The variables of this process that say where names lead; no login, which each machine has by itself."""
     uri = tracking_uri()
     scheme, _, path = uri.rpartition(":///")
     if scheme == "sqlite" or "://" not in uri:  # a file, or a folder

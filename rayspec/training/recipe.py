@@ -27,10 +27,10 @@ CSRA_TEMPERATURE = 0.07  # CORAL's
 class Recipe(Settings):
     """`optimizer`: muon takes the body's matrices and leaves head, norms and a token embedding to AdamW.
 
-    `divergence`: what the head's law is trained for, kl, tv (total variation) or lk (a mixture of both).
+    `divergence`: what the head's distribution is trained for, kl, tv (total variation) or lk (a mixture of both).
     `top_k_weight`: of HASS's further loss on the `top_k` tokens that the target likes best; 0 leaves it out.
-    `labels`: soft, the target's law; hard, the answer's own token. `cut_rows`: whether a reduced head drops or keeps
-    the rows whose best token it cannot propose.
+    `labels`: soft, the target's distribution; hard, the answer's own token. `cut_rows`: whether a reduced head drops or
+    keeps the rows whose best token it cannot propose.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     `accumulate`: pieces of an update that each worker computes one after the other, whose gradients add up to those of
     the whole: memory for time. Not part of a drafter's provenance, since it changes no more than how sums are rounded
@@ -102,7 +102,7 @@ class Recipe(Settings):
             )
         if self.top_k_weight and self.labels == "hard":
             raise ValueError(
-                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's law, of which "
+                f"recipe.top_k_weight={self.top_k_weight} weighs tokens by the target's distribution, of which "
                 "recipe.labels=hard keeps one; set labels=soft, or top_k_weight=0"
             )
 
@@ -165,7 +165,7 @@ class Recipe(Settings):
         )
         kind = torch.optim.Muon if not body or has_bfloat16(body[0].device) else Float32Muon
         muon = [kind(body, lr=self.muon_lr, weight_decay=self.weight_decay)] if use_muon else []
-        average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of what the others have made
+        average = [WeightAverage(trained.values(), self.ema)] if self.ema else []  # of the weights that the others make
         return [adamw, *muon, *average]
 
     def set_lr(self, optimizers: list[torch.optim.Optimizer], step: int) -> float:

@@ -54,7 +54,7 @@ class TargetSize:
 
     @classmethod
     def of(cls, model: Any) -> TargetSize:
-        """Of a model on any device. Experts are told by their parameters' names, as transformers gives them."""
+        """The size of a model on any device. Experts are told by transformers' names of their parameters."""
         config = model.config.get_text_config()
         parameters = dict(model.named_parameters())
         total = sum(p.numel() for p in parameters.values())
@@ -190,7 +190,7 @@ def training_cost(
 
 
 def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSize, drafters: list[DrafterSize]) -> str:
-    """Of one worker, or of the process that trains alone; of the largest drafter."""
+    """The memory of one worker, or of the process that trains alone, with the largest drafter."""
     r, model = config.recipe, target.model.config
     b, L = config.sequences_at_once, config.answers.most_tokens
     each = config.target_dtype.itemsize

@@ -1,4 +1,4 @@
-"""Whether SGLang accepts of a finished drafter what training says that it does.
+"""Checks whether SGLang accepts as many of a finished drafter's drafts as training predicts.
 
 A drafter that was trained on other states, positions or embeddings than an engine gives it drafts worse there, and
 nothing but its tau shows it. So a few held-out prompts are answered in SGLang, and teacher forcing goes over the very
@@ -21,7 +21,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter
 
-TOLERANCE = 0.03  # of tau
+TOLERANCE = 0.03  # relative to tau
 
 logger = logging.getLogger(__name__)
 

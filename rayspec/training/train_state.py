@@ -59,7 +59,7 @@ def load_state(
         return None
     progress = Progress(**json.loads((found[-1] / "progress.json").read_text()))
     before = progress.fingerprint
-    if "draft_head" in before:  # of earlier releases without the options that were left at their defaults
+    if "draft_head" in before:  # earlier releases left out the options that were at their defaults
         before = {**before, "draft_head": parse_head(before["draft_head"]).spec()}
     for key, was, now in differences(before, fingerprint):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The tree of a trained drafter, by what its candidates are worth.
+"""The tree of a trained drafter, made by how good its candidates are.
 
 K = draft positions, N = answer positions, k = candidates of a draft position.
 """

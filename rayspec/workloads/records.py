@@ -95,7 +95,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
     try:
         frame = pd.read_parquet(file)
-    except (OSError, ValueError) as error:  # of what pyarrow raises, each is one of the two
+    except (OSError, ValueError) as error:  # whatever pyarrow raises is one of the two
         raise ValueError(f"{file}: no parquet file that can be read ({error})") from error
     for number, row in enumerate(frame.to_dict("records"), start=1):
         # a column of lists comes as arrays

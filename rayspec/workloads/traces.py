@@ -29,7 +29,8 @@ UNITS = {"s": 1.0, "ms": 1e-3}
 TIMES = ("timestamp", "created")
 INPUTS = ("input_length", "contexttokens", "request tokens")
 OUTPUTS = ("output_length", "generatedtokens", "response tokens")
-LONGEST_ANSWERS = ("max_completion_tokens", "max_tokens")  # of a body, in the order in which OpenAI's API reads them
+# fields of a body, in the order in which OpenAI's API reads them
+LONGEST_ANSWERS = ("max_completion_tokens", "max_tokens")
 MAX_TOKENS = 10**9
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -197,7 +198,7 @@ def _seconds(record: Mapping[str, Any], unit: str | None) -> float:
 
 
 def _date(text: str, unit: str | None) -> float:
-    """Of an ISO 8601 date, in UTC where it names no zone."""
+    """Unix time of an ISO 8601 date, which is in UTC where it names no zone."""
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -245,7 +246,7 @@ def _length(value: Any, name: str) -> int | None:
 
 
 def _messages(body: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
-    """Of a request, all that was said before it included: it is sent as it was, not turn by turn."""
+    """The messages of a request, all that was said before it included: it is sent as it was, not turn by turn."""
     if body.get("tools") or body.get("functions"):
         raise _Malformed("the request offers tools, which a replay does not send; leave such requests out")
     messages = body["messages"]

@@ -8,7 +8,7 @@ from sglang_ext.drafters import Family, families, family
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, is_language_model, read_config, read_info
 from sglang_ext.drafters.stock import EAGLE
 
-STOCK, STOCK_EAGLE, LANGUAGE_MODEL = "EAGLE3", "EAGLE", "STANDALONE"  # of drafters that SGLang serves by itself
+STOCK, STOCK_EAGLE, LANGUAGE_MODEL = "EAGLE3", "EAGLE", "STANDALONE"  # for drafters that SGLang serves by itself
 
 
 def serving_families(algorithm: str) -> list[Family]:

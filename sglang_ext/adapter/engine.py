@@ -130,9 +130,9 @@ def step_times(engine: Any) -> StepTimes | None:
 
 
 def policy_report(engine: Any) -> dict[str, Any] | None:
-    """Of the policy that a speculative engine follows: `steps` by draft length, `switches`, steps that the drafter
-    `rested` in, `lost` results, `acceptance` by position, and `history`, [unix time, requests, draft length] of the
-    last steps; None without a policy."""
+    """What the policy that a speculative engine follows has done: `steps` by draft length, `switches`, steps that the
+    drafter `rested` in, `lost` results, `acceptance` by position, and `history`, [unix time, requests, draft length] of
+    the last steps; None without a policy."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "policy.json"
         engine.collective_rpc("rayspec_write_policy", path=str(file))

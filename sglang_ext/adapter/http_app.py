@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 logger = logging.getLogger(__name__)
 VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
-DEFAULT_MIB = 32  # of `rayspec serve`: far more than the longest prompts, or some pictures
+DEFAULT_MIB = 32  # the default of `rayspec serve`: far more than the longest prompts, or some pictures
 LARGEST = 2**20  # a TiB
 VERTEX_ROUTE = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate")  # as SGLang reads it
 UNREADABLE = (TypeError, AttributeError, LookupError, OverflowError)
@@ -78,7 +78,7 @@ class BodyLimit:
 
 
 def max_body_bytes() -> int | None:
-    """As the environment says. Raises ValueError."""
+    """The limit that the environment sets. Raises ValueError."""
     text = os.environ.get(VARIABLE, "0")
     if not text.isascii() or not text.isdigit() or int(text) > LARGEST:
         raise ValueError(f"{VARIABLE} must be a whole number of MiB up to {LARGEST}, 0 for no limit, got {text!r}")
@@ -100,7 +100,7 @@ def prepare_app(original: Callable[[Any], None], app: Any) -> None:
 
 
 async def refuse_unread(request: Any, error: Exception) -> Any:
-    """Of a route that makes a request of whatever JSON it is given; elsewhere these are faults of the server."""
+    """Refuse on the route that makes a request of any JSON it is given; elsewhere it is a fault of the server."""
     if request.url.path != VERTEX_ROUTE:
         raise error
     return await refuse(request, error)

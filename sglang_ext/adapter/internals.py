@@ -267,7 +267,7 @@ CHAIN_VERIFICATION = Internal(
 )
 
 # Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler or is
-# answered with 500, the last two so that sampling follows one law.
+# answered with 500, the last two so that sampling follows one distribution.
 WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.observability.http_request_metrics.add_http_request_metrics_middleware",
@@ -360,7 +360,7 @@ WRAPPED: tuple[Internal, ...] = (
             "watermark_state",
             "watermark_full_mask",
         ),
-        "sglang_ext.adapter.workers.sampling.verify_plain_law",
+        "sglang_ext.adapter.workers.sampling.verify_plain_distribution",
     ),
     Internal(
         "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",

@@ -13,8 +13,8 @@ from sglang_ext.adapter.step_clock import CLOCK, StepTotals
 
 
 class ServingMetrics:
-    """Of speculative decoding: tau over any window is `1 + rate(accepted drafts) / rate(verified requests)` of the
-    verified that drafted (`draft_steps` not 0)."""
+    """Counters of speculative decoding: tau over any window is `1 + rate(accepted drafts) / rate(verified requests)` of
+    the verified requests that drafted (`draft_steps` not 0)."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter  # reads the environment when it is imported
@@ -58,7 +58,7 @@ class ServingMetrics:
             self._seconds.labels(part).inc(max(0.0, seconds))
 
     def accepted(self, drafts: Sequence[int]) -> None:
-        """Of each request of a verify step."""
+        """Count the accepted drafts of each request of a verify step."""
         for position in range(1, max(drafts, default=0) + 1):
             self._accepted.labels(position).inc(sum(n >= position for n in drafts))
 

@@ -31,7 +31,7 @@ def on_cpu_platform() -> bool:
 
 
 def register_hooks() -> None:
-    """In every process, before SGLang resolves its arguments. It logs a hook that fails, and goes on without it."""
+    """Called in every process before SGLang resolves its arguments. It logs a hook that fails and goes on without."""
     for internal in WRAPPED + (CPU_WRAPPED if on_cpu_platform() else ()):
         wrap(internal.target, pkgutil.resolve_name(internal.replacement))
     for internal in CPU_REPLACEMENTS if on_cpu_platform() else ():

@@ -88,7 +88,7 @@ def check_prompts(request: Any) -> None:
 
 @cache
 def _types() -> dict[str, Any]:
-    """Of the sampling parameters that a request may have."""
+    """Types of the sampling parameters that a request may have, by name."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     return {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in INTERNAL}

@@ -1,4 +1,4 @@
-"""Requests to SGLang's rarely used routes that it answers with 500, or breaks off: they are refused with 400 before."""
+"""Refuses with 400 those requests to SGLang's rarely used routes that it would answer with 500, or break off."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,5 +1,5 @@
 """The fields of SGLang's `ServerArgs`, read from the installed source: importing it takes ten seconds and more, and a
-plan shall not wait for that."""
+plan should not wait for that."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def _similar(name: str, known: Mapping[str, ServerField]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def server_fields() -> dict[str, ServerField]:
-    """By name, in the order of the source."""
+    """All fields by name, in the order of the source."""
     package = find_spec("sglang")
     assert package is not None, "SGLang is a dependency"
     assert package.submodule_search_locations is not None, "it is a package"
@@ -72,7 +72,7 @@ def _fields_of(file: Path) -> Iterator[tuple[str, ServerField]]:
 
 
 def _field_of(annotation: ast.expr) -> ServerField:
-    """Of `T`, `Optional[T]`, `A[T, help]` or `A[T, Arg(choices=[...])]`."""
+    """The field that is annotated as `T`, `Optional[T]`, `A[T, help]` or `A[T, Arg(choices=[...])]`."""
     choices: tuple[Any, ...] = ()
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "A":
         kind, *rest = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]

@@ -1,4 +1,4 @@
-"""Whether SGLang's server takes the words of a command line, by its own parser.
+"""Asks SGLang's own parser whether its server takes the words of a command line.
 
 It is asked in a process of its own: SGLang takes ten seconds to import, and leaves variables and loggers behind.
 """

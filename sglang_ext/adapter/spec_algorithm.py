@@ -39,7 +39,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         return True
 
     def has_draft_kv(self) -> bool:
-        """Of the drafter that the server has started with; those that are swapped in are alike."""
+        """Whether the drafter that the server has started with has a KV cache; those that are swapped in are alike."""
         return _has_cache(get_spec().speculative_draft_model_path)
 
     def handle_server_args(self, server_args: Any) -> None:
@@ -100,7 +100,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
 
 
 class SpecFormerAlgorithm(LastHiddenAlgorithm):
-    """With taps of the target, as EAGLE-3 has."""
+    """SpecFormer's algorithm, with taps of the target, as EAGLE-3 has."""
 
     def is_eagle3(self) -> bool:
         return True

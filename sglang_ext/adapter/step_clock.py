@@ -33,7 +33,7 @@ class StepTotals:
     requests: int = 0  # of all steps, each as often as it took part in one
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
-    routing_s: float = 0.0  # of it, what chooses a routed head's candidates
+    routing_s: float = 0.0  # the part of head_s that chooses a routed head's candidates
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
@@ -57,7 +57,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Of a step: a field of `StepTotals` in seconds."""
+        """Time one part of a step. `name`: a field of `StepTotals` in seconds."""
         if not (self.is_running and self.is_decoding):
             yield
         elif self.on_device:

@@ -1,8 +1,8 @@
 """Which `stop_regex` may be searched for.
 
 SGLang's scheduler searches the end of each answer after every step, with Python's `re`, which tries one way to match
-after the other: a pattern with many of them holds up every request of the server, and `re` knows no time limit. So
-the ways are counted before.
+after the other: a pattern with many ways holds up every request of the server, and `re` knows no time limit. So the
+ways are counted before.
 """
 
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "swap"):
         raise ValueError(
-            f"the running {type(worker).__name__} is none of rayspec's, whose drafters can be swapped live"
+            f"the running {type(worker).__name__} is none of rayspec's; start the engine with a drafter of rayspec"
         )
     worker.check_swappable()
     if not scheduler.flush_cache():

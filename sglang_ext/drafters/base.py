@@ -51,13 +51,13 @@ class DrafterConfig(Settings, ABC):
     kind: ClassVar[str]  # the family's name
     architecture: ClassVar[str]  # what `architectures` of a checkpoint names
     of_target: ClassVar[tuple[str, ...]]
-    tree_kinds: ClassVar[tuple[str, ...]] = ()  # of draft_tree that it takes
-    takes_trees: ClassVar[str] = ""  # why it takes these alone: "which ..."
+    tree_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of draft_tree that it takes
+    takes_trees: ClassVar[str] = ""  # completes the error "does not fit a drafter of kind X, ..."
     expands_tree: ClassVar[bool] = False  # as it drafts, whatever its draft_tree
     feeds_back: ClassVar[bool] = False  # what one draft step made is what the next one reads
     reads_target: ClassVar[bool] = True  # its states, and not its tokens alone
     taps_output: ClassVar[bool] = False  # the last tap is no layer's input, but what the target's LM head reads
-    stock: ClassVar[StockForm | None] = None  # of the checkpoint of it that SGLang serves without rayspec
+    stock: ClassVar[StockForm | None] = None  # the form of its checkpoint that SGLang serves without rayspec
 
     hidden_size: int  # that the head reads
     vocab_size: int
@@ -66,7 +66,7 @@ class DrafterConfig(Settings, ABC):
 
     @property
     def max_draft_steps(self) -> int | None:
-        """That it was made for; None for a drafter that goes on as long as one likes."""
+        """The most draft steps that it was made for; None for a drafter that goes on as long as one likes."""
         return None
 
     @property
@@ -77,7 +77,7 @@ class DrafterConfig(Settings, ABC):
     @classmethod
     @abstractmethod
     def from_json(cls, config: Mapping[str, Any], target_hidden: int, taps: Any) -> Self:
-        """From a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
+        """The config in a checkpoint's config.json. Raises ValueError for fields that are missing or do not fit."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -104,8 +104,8 @@ class DrafterConfig(Settings, ABC):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
-        """From a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are taken.
-        Raises ValueError for unknown options."""
+        """The config from a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are
+        taken. Raises ValueError for unknown options."""
         return build(cls, options, "drafter", given={name: sizes[name] for name in cls.of_target})
 
     @classmethod

@@ -268,7 +268,7 @@ def save_drafter(
 
 
 def _shared_with(tensors: Mapping[str, Tensor], path: Path, other: Path) -> list[SharedTensors]:
-    """Of the other drafter and of those with which it shares, each with what is equal there."""
+    """Which tensors equal those of the other drafter and of those that it shares tensors with; an entry each."""
     folders = [other, *(other / entry.drafter for entry in read_info(other).shares)]
     shares: list[SharedTensors] = []
     for folder in folders:

@@ -57,7 +57,7 @@ class CheckpointInfo:
 
     @property
     def kind(self) -> str:
-        """Of the drafter: its family."""
+        """The drafter's family."""
         return self.body.kind
 
     @property

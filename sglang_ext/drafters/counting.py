@@ -26,7 +26,7 @@ class DecoderCost:
     flops_per_row_and_key: int
 
     def flops(self, rows: float, keys: float) -> float:
-        """Of `rows` rows that each attend to `keys` keys."""
+        """FLOPs of `rows` rows that each attend to `keys` keys."""
         return rows * (self.flops_per_row + keys * self.flops_per_row_and_key)
 
 
@@ -44,7 +44,7 @@ class StepShape:
 
     @property
     def rows(self) -> list[int]:
-        """That the head is asked about at each draft step of a drafter that goes step by step."""
+        """Rows that the head is asked about at each draft step of a drafter that goes step by step."""
         return [1] + [self.topk] * (self.draft_steps - 1)
 
     @property
@@ -67,11 +67,11 @@ class DrafterCost(Protocol):
         ...
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Of one step; `embedding_bytes` are the target's token embedding."""
+        """Bytes read in one step; `embedding_bytes` are the target's token embedding."""
         ...
 
 
-Count = Callable[[Drafter, int], DrafterCost]  # of a drafter on `meta`, whose parameters are served in so many bytes
+Count = Callable[[Drafter, int], DrafterCost]  # takes a drafter on `meta` and the bytes that a parameter is served in
 
 
 def sizes(drafter: Drafter, itemsize: int) -> dict[str, Any]:
@@ -87,18 +87,18 @@ def sizes(drafter: Drafter, itemsize: int) -> dict[str, Any]:
 
 
 def row_flops(*modules: nn.Module) -> int:
-    """Of the linear layers, for one row."""
+    """FLOPs of the linear layers, for one row."""
     return 2 * sum(m.weight.numel() for module in modules for m in module.modules() if isinstance(m, nn.Linear))
 
 
 def head_cost(head: DraftHead | PositionHeads, rows: Sequence[int], shape: StepShape) -> HeadCost:
-    """Of a step that asks the head about so many rows at each draft position."""
+    """Cost of the head in a step that asks it about so many rows at each draft position."""
     parts = [head.at(i).cost(n, i, shape.scored) for i, n in enumerate(rows)]
     return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))
 
 
 def step_by_step_flops(shape: StepShape, keys: float, layers: DecoderCost, head: DraftHead | PositionHeads) -> float:
-    """Of one step of a drafter that extends by every verified token, scores the last of them, and makes
+    """FLOPs of one step of a drafter that extends by every verified token, scores the last of them, and makes
     draft_steps - 1 further forwards of `topk` rows with their scores."""
     later = (shape.draft_steps - 1) * shape.topk
     return layers.flops(shape.verified + later, keys) + head_cost(head, shape.rows, shape).flops

@@ -60,7 +60,7 @@ class Family:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """By kind. Raises ValueError where two packages claim one."""
+    """All families by kind. Raises ValueError where two packages claim one."""
     found = {kind: Family(kind, f"sglang_ext.drafters.{kind}") for kind in BUILT_IN}
     for point in entry_points(group=ENTRY_POINTS):
         if point.name in found and found[point.name].package != point.value:

@@ -15,7 +15,7 @@ from sglang_ext.settings import Settings, build
 
 
 class Parameters(NamedTuple):
-    """Of one rope_type, besides rope_theta: those that it must have, and those that it may."""
+    """Parameters of one rope_type, besides rope_theta: those that it must have, and those that it may have."""
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
@@ -71,9 +71,9 @@ class Rope(Settings):
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """Of a model's config.json in any of Hugging Face's forms: `rope_parameters`, or `rope_scaling` with
-        `rope_theta` beside it. What neither library reads of a kind is left out. Raises ValueError for a rotary
-        embedding that drafters do not have."""
+        """The rotary embedding of a model's config.json in any of Hugging Face's forms: `rope_parameters`, or
+        `rope_scaling` with `rope_theta` beside it. What neither library reads of a kind is left out. Raises ValueError
+        for a rotary embedding that drafters do not have."""
         path = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         stored = {name: value for name, value in (config.get(path) or {}).items() if value is not None}
         kind = stored.setdefault("rope_type", stored.pop("type", "default"))
@@ -101,7 +101,7 @@ class Rope(Settings):
 @cache
 def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     half = head_dim // 2
-    if rope.rope_type == "default":  # of which transformers has a function in each model, and none for all
+    if rope.rope_type == "default":  # transformers has a function for it in each model, and none for all
         return rope.rope_theta ** (-torch.arange(half, device="cpu", dtype=torch.float32) / half), 1.0
     from transformers import LlamaConfig  # seconds, which a drafter of the default kind should not wait for
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -25,7 +25,7 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all its algorithms."""
+        """Names of all algorithms that serve the family."""
         return tuple(dict.fromkeys((self.chain, *self.trees.values())))
 
     def tree_kinds(self, algorithm: str) -> tuple[str | None, ...]:

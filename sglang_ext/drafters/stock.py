@@ -38,7 +38,7 @@ class StockForm(ABC):
         head that this form cannot express."""
 
     def rows(self, head: Head, provenance: Mapping[str, Any], where: object) -> int:
-        """Of the matrix that serves as its head. Raises ValueError as `matrix`."""
+        """Rows of the matrix that serves as the drafter's head. Raises ValueError as `matrix`."""
         found = self.matrix(head, provenance, where)
         return head.at(0).vocab_size if found is None else len(found[1])
 

@@ -37,7 +37,7 @@ class TargetInfo(Settings):
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """From the checkpoint's `rayspec.target`. Raises ValueError for a missing or unknown field."""
+        """Info from the checkpoint's `rayspec.target`. Raises ValueError for a missing or unknown field."""
         if not isinstance(entry, Mapping):
             raise ValueError(f"rayspec.target must be a JSON object, got {entry!r}")
         return build(cls, entry, "rayspec.target")

@@ -57,7 +57,7 @@ class Target(Protocol):
 
 
 class Steps(Protocol):
-    """Of the recipe, what decides on the body."""
+    """The settings of a recipe that decide on the body."""
 
     @property
     def ttt_steps(self) -> int: ...
@@ -119,10 +119,10 @@ class Rows(NamedTuple):
 
     hidden_KNH: Tensor
     feature_KNH: Tensor | None  # without gradient; None for a head that does not route
-    embed_KNH: Tensor  # of the token that a router sees
+    embed_KNH: Tensor  # embedding of the token that a router sees
     last_hidden_NG: Tensor  # the target's, of the position before the predicted token
     next_ids_N: Tensor  # the predicted token, as it stands in the answer
-    body_loss_KN: Tensor | None = None  # of a body that is trained on more than its head's loss, to which it is added
+    body_loss_KN: Tensor | None = None  # added to the head's loss, for a body that is trained on more than that
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Rows]]:
         for start in range(0, len(self.last_hidden_NG), size):
@@ -147,8 +147,8 @@ class Training(Protocol):
     """The functions of a family's training.py."""
 
     def config_for(self, target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> DrafterConfig:
-        """Of a new drafter for the target. Raises ValueError for options that do not exist, and for a target that the
-        family cannot draft for."""
+        """The config of a new drafter for the target. Raises ValueError for options that do not exist, and for a target
+        that the family cannot draft for."""
         ...
 
     def draft_steps(self, config: DrafterConfig, recipe: Steps) -> int:
@@ -170,6 +170,6 @@ class Training(Protocol):
         ...
 
     def carried(self, drafter: Drafter, target: Target, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Of families with `max_draft_steps` alone, which draft at once from one vector: it [B, T, H], after each
-        token, and the target's last hidden state [B, T, G]."""
+        """The vector [B, T, H], after each token, from which a family with `max_draft_steps` drafts at once, and the
+        target's last hidden state [B, T, G]. Other families lack this function."""
         ...

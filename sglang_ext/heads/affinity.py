@@ -1,4 +1,4 @@
-"""Which token stands in for which, for rdk. V = vocabulary, H = hidden, J = neighbours, N = states."""
+"""The affinity of rdk: which token stands in for which. V = vocabulary, H = hidden, J = neighbours, N = states."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from sglang_ext.heads.base import DraftHead
 
 AFFINITY_TEMPERATURE = 0.1
-MAX_PAIRS = 32  # likeliest tokens of each law of a row whose pairs are counted
+MAX_PAIRS = 32  # likeliest tokens of each distribution of a row whose pairs are counted
 _CHUNK = 1024
 
 
@@ -31,9 +31,10 @@ def nearest_tokens(weight_VH: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count: int) -> dict[str, Tensor]:
     """The counted affinity of a base to the full head `weight_VH` along states, by the names of `RdkHead`'s tensors.
 
-    With q the base's law of a row and l the full head's outside of its support: a token v hands on
+    With q the base's distribution of a row and l the full head's outside of its support: a token v hands on
     E[q(v) sum_u l(u)] / E[q(v)], to u by E[q(v) l(u)], both over the rows. Pairs are counted between the likeliest
-    tokens of either law; `fallback` is E[l] less what they hold. A token that is never proposed keeps everything.
+    tokens of either distribution; `fallback` is E[l] less what they hold. A token that is never proposed keeps
+    everything.
     """
     V = base.vocab_size
     proposed_V, shared_V, lost_V = (torch.zeros(V) for _ in range(3))
@@ -42,7 +43,7 @@ def count_affinity(base: DraftHead, weight_VH: Tensor, states_NH: Tensor, count:
     )
     most = min(MAX_PAIRS, V)
     for states_nH in states_NH.float().split(_CHUNK // 4):
-        q_nV = base.float().target_law(states_nH, 0)
+        q_nV = base.float().target_distribution(states_nH, 0)
         l_nV = torch.where(q_nV > 0, 0.0, (states_nH @ weight_VH.float().T).softmax(dim=-1))
         lost_n = l_nV.sum(dim=1)
         proposed_V += q_nV.sum(dim=0)

@@ -55,7 +55,7 @@ class Shard(NamedTuple):
 
     head: "DraftHead"
     first_id: int  # what to add to its token ids
-    rows: list[int]  # of each rank
+    rows: list[int]  # how many each rank has
     own_rows: int
     ids: Tensor | None  # of the whole head, as in `Candidates`
 
@@ -290,7 +290,7 @@ class DraftHead(nn.Module, ABC):
     def distribution(
         self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None, temperature_T1: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(q float32 [T, S], ids as in `Candidates`): the law that the drafter samples from, rows sum to 1.
+        """(q float32 [T, S], ids as in `Candidates`): the distribution that the drafter samples from, rows sum to 1.
 
         `temperature_T1`: of each row; None for 1.
         """
@@ -298,16 +298,16 @@ class DraftHead(nn.Module, ABC):
         logits_TS = logits_TS.float()
         return (logits_TS if temperature_T1 is None else logits_TS / temperature_T1).softmax(dim=-1), ids
 
-    def target_law(
+    def target_distribution(
         self, hidden_TH: Tensor, step: int, routed: Tensor | None = None, temperature_T1: Tensor | None = None
     ) -> Tensor:
         """`distribution` over target ids, float32 [T, V]: 0 off the support."""
         q_TS, ids = self.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
             return q_TS
-        law_TV = q_TS.new_zeros(len(q_TS), self.vocab_size)
+        probs_TV = q_TS.new_zeros(len(q_TS), self.vocab_size)
         # where rows have their own ids, a padding column may name any token: it adds nothing to it
-        return law_TV.index_copy_(1, ids, q_TS) if ids.dim() == 1 else law_TV.scatter_add_(1, ids, q_TS)
+        return probs_TV.index_copy_(1, ids, q_TS) if ids.dim() == 1 else probs_TV.scatter_add_(1, ids, q_TS)
 
     def target_logits(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         """Float32 logits [T, V] in target ids, `NO_TOKEN` off the support."""
@@ -360,14 +360,14 @@ def activation_bytes(matrix: Tensor | QuantizedMatrix) -> int:
 
 
 def dense_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, outputs: int | None = None) -> HeadCost:
-    """Of x W^T with the first `outputs` rows of W (None: all): the weight once, inputs and outputs of each row."""
+    """Cost of x W^T with the first `outputs` rows of W (None: all): the weight once, inputs and outputs of each row."""
     N, K = outputs or weight_NK.shape[0], weight_NK.shape[1]
     moved = N * row_bytes(weight_NK) + rows * (N + K) * activation_bytes(weight_NK)
     return HeadCost(bytes=moved, flops=2 * rows * N * K)
 
 
 def gather_cost(rows: int, weight_NK: Tensor | QuantizedMatrix, choices: int) -> HeadCost:
-    """Of dot products with `choices` chosen rows of W for each row of x: those rows, their ids and the results."""
+    """Cost of dot products with `choices` chosen rows of W for each row of x: those rows, their ids and the results."""
     K = weight_NK.shape[1]
     moved = row_bytes(weight_NK) + activation_bytes(weight_NK) + 8
     return HeadCost(bytes=rows * choices * moved, flops=2 * rows * choices * K)

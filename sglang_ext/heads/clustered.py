@@ -32,8 +32,8 @@ TILE = 64  # tokens of a cluster that a kernel scores at a time
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClusteredConfig(HeadConfig, ABC):
     """`union`: instead of its own clusters alone a row scores what the rows beside it have chosen, too: "request",
-    those of the same request (DynaSpec's law on trees; a chain has one row), or true, all rows of the call. More tokens
-    are in reach, and a row's law depends on these rows."""
+    those of the same request (DynaSpec's distribution on trees; a chain has one row), or true, all rows of the call.
+    More tokens are in reach, and a row's distribution depends on these rows."""
 
     inference_options = HeadConfig.inference_options | {"union"}
 
@@ -97,7 +97,7 @@ class ClusteredHead(DraftHead):
         self.register_buffer("cluster_of", torch.full((vocab_size,), -1))
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
-        self._leaves_padding_out = False  # of what is gathered, where it costs as much as a token
+        self._leaves_padding_out = False  # whether what is gathered has no padding, where it costs as much as a token
         self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
@@ -210,7 +210,7 @@ class ClusteredHead(DraftHead):
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
-        """Of a group: none of its rows' choices may be the same."""
+        """The most clusters that a group can choose: its rows may all choose different ones."""
         return min(self.config.clusters, rows // max(groups, 1) * budget)
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
@@ -253,8 +253,8 @@ class ClusteredHead(DraftHead):
         self._leaves_padding_out = True  # no graph captures what is packed, and wants a fixed shape
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        """Of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean over
-        the draft steps, and so the same at each."""
+        """Cost of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean
+        over the draft steps, and so the same at each."""
         c = self.config
         if c.budget(step) == c.clusters:
             return dense_cost(rows, self.weight)

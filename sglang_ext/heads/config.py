@@ -25,7 +25,7 @@ class HeadConfig(Settings):
 
     kind: ClassVar[str]
     inference_options: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
-    added: ClassVar[frozenset[str]] = frozenset()  # options that go without saying at their default: they came later
+    added: ClassVar[frozenset[str]] = frozenset()  # options added later: left out of checkpoints at their default
 
     weight_format: str | None = None
     group_size: int = 64

@@ -1,12 +1,13 @@
 """RDK: gives mass back to the tokens that a reduced head cannot propose, along a fixed affinity between tokens.
 
-q'' = q M with q the base head's law at the request's temperature and M [V, V] row-stochastic. The paper's affinity was
-not published; ours is one of
+q'' = q M with q the base head's distribution at the request's temperature and M [V, V] row-stochastic. The paper's
+affinity was not published; ours is one of
 - cosine: a token keeps `self_weight` and hands the rest to its nearest neighbours, by the cosine of output-embedding
   rows less their mean row (which a softmax does not see), softmax weights;
-- counted: along the states of the full drafter, whose law is q_full, a token v hands on a `share` of what the base
-  cannot propose where it proposes v, E[q(v) q_full(u)] / E[q(v)] to u outside of the support, and keeps the rest. The
-  largest entries of a row are stored, and the others are handed to one law for all tokens, so that all of it arrives.
+- counted: along the states of the full drafter, whose distribution is q_full, a token v hands on a `share` of what the
+  base cannot propose where it proposes v, E[q(v) q_full(u)] / E[q(v)] to u outside of the support, and keeps the rest.
+  The largest entries of a row are stored, and the others are handed to one distribution for all tokens, so that all of
+  it arrives.
 affinity.py makes either. T = rows, V = vocabulary, H = hidden, J = neighbours.
 """
 
@@ -25,7 +26,7 @@ from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 
-_ONE = 2.0**60  # of fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
+_ONE = 2.0**60  # 1 in fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
 AFFINITIES = ("cosine", "counted")
 SELF_WEIGHT, SHARE = 0.9, 0.5
 
@@ -50,7 +51,7 @@ def _parse_base(entry: Any) -> HeadConfig:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RdkConfig(HeadConfig):
-    """`base`: the head whose law is redistributed. `self_weight`: what a token keeps
+    """`base`: the head whose distribution is redistributed. `self_weight`: what a token keeps
     with affinity cosine (None: 0.9). `share`: of the counted mass that is handed on (None: 0.5). Whole, it would be
     right in the mean, but where nothing was cut all of it is lost: about a half accepts most (docs/heads.md)."""
 
@@ -133,14 +134,14 @@ class RdkConfig(HeadConfig):
         return self.base.starts_at_random
 
     def spec(self) -> dict[str, Any]:
-        """Of the affinity's own; cosine goes without saying, so that heads from before there was another are known."""
+        """The options of the affinity in use. Cosine is left unnamed, so that heads older than `affinity` are known."""
         left_out = {"self_weight"} if self.is_counted else {"affinity", "share"}
         return {name: value for name, value in super().spec().items() if name not in left_out}
 
 
 class RdkHead(DraftHead):
     """`neighbour_ids` [V, J] and `neighbour_weights` [V, J], shares of what a token hands on. Cosine: their rows sum
-    to 1. Counted: to at most 1, the rest follows the law `fallback` [V]; a token keeps `kept_share` [V]."""
+    to 1. Counted: to at most 1, the rest follows the distribution `fallback` [V]; a token keeps `kept_share` [V]."""
 
     Config = RdkConfig
     config: RdkConfig
@@ -152,7 +153,7 @@ class RdkHead(DraftHead):
     def __init__(self, config: RdkConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__(config, hidden_size, vocab_size)
         self.base = build_head(config.base, hidden_size=hidden_size, vocab_size=vocab_size)
-        self.routes = self.base.routes  # type: ignore[misc]  # of this instance: it depends on the base
+        self.routes = self.base.routes  # type: ignore[misc]  # set on the instance: it depends on the base
         self.register_buffer("neighbour_ids", torch.full((vocab_size, config.neighbours), -1))
         self.register_buffer("neighbour_weights", torch.full((vocab_size, config.neighbours), float("nan")))
         if config.is_counted:
@@ -193,8 +194,8 @@ class RdkHead(DraftHead):
             )
         sums_V = self.neighbour_weights.float().sum(dim=1)
         # the weights are stored in bfloat16, whose rounding `distribution` undoes
-        is_law = (sums_V < 1.02) & ((sums_V > 0.98) | self.config.is_counted)
-        if bool((self.neighbour_weights < 0).any()) or not bool(is_law.all()):
+        is_distribution = (sums_V < 1.02) & ((sums_V > 0.98) | self.config.is_counted)
+        if bool((self.neighbour_weights < 0).any()) or not bool(is_distribution.all()):
             bound = "at most 1" if self.config.is_counted else "1"
             raise ValueError(
                 f"neighbour_weights must be non-negative rows that sum to {bound}, got sums of "
@@ -204,8 +205,8 @@ class RdkHead(DraftHead):
             is_share = bool(((self.kept_share >= 0) & (self.kept_share <= 1)).all())
             if not is_share or bool((self.fallback < 0).any()) or not 0.98 < float(self.fallback.float().sum()) < 1.02:
                 raise ValueError(
-                    "kept_share must be in 0..1 and fallback a law over the vocabulary; make the head again with "
-                    "rayspec train"
+                    "kept_share must be in 0..1 and fallback a distribution over the vocabulary; make the head again "
+                    "with rayspec train"
                 )
         self.base.check(stop_ids)
 
@@ -222,7 +223,7 @@ class RdkHead(DraftHead):
     def distribution(
         self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None, temperature_T1: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The base's law at the temperature, redistributed: q'' at a temperature is not a tempered q''."""
+        """The base's distribution at the temperature, redistributed: q'' at a temperature is not a tempered q''."""
         c = self.config
         q_TS, ids = self.base.distribution(hidden_TH, step, routed, temperature_T1)
         if ids is None:
@@ -241,8 +242,8 @@ class RdkHead(DraftHead):
         q_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), kept_TS) + given_TV
         if c.is_counted:
             rest_T1 = (handed_TS - given_TSJ.sum(dim=-1)).sum(dim=-1, keepdim=True).clamp(min=0)
-            law_V = self.fallback.float()
-            q_TV += rest_T1 * (law_V / law_V.sum())
+            fallback_V = self.fallback.float()
+            q_TV += rest_T1 * (fallback_V / fallback_V.sum())
         return q_TV, None
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
@@ -256,7 +257,8 @@ class RdkHead(DraftHead):
         return self.base.loss(hidden_TH, step, routed, p_TV, objective)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        """The base's, and writing each row's law; how much is redistributed depends on the base's candidates."""
+        """The base's, and writing each row's distribution; how much is redistributed depends on the base's
+        candidates."""
         base = self.base.cost(rows, step, scored)
         return HeadCost(bytes=base.bytes + rows * self.vocab_size * 4, flops=base.flops)
 

@@ -16,8 +16,8 @@ from rayspec_kernels.slim_head import slim_head
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.config import HeadConfig
 
-MOMENT_FLOOR = 1e-4  # of the mean of the diagonal
-SHARE_FLOOR = 1e-2  # of the mean share
+MOMENT_FLOOR = 1e-4  # as a share of the mean of the diagonal
+SHARE_FLOOR = 1e-2  # as a share of the mean share
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -78,7 +78,7 @@ class SpecVocabHead(DraftHead):
         return self.config.size
 
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the law."""
+        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the distribution."""
         return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
@@ -90,7 +90,7 @@ class SpecVocabHead(DraftHead):
         return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """Of the whole vocabulary; a shortlist is longer than what kernels keep, and its rescoring is one as it is."""
+        """For the whole vocabulary alone: kernels keep less than a shortlist; its rescoring is a kernel already."""
         return head_topk(hidden_TH, self.stored("weight"), k) if self.config.size == self.vocab_size else None
 
     def loss(

@@ -147,8 +147,8 @@ class TruncatedHead(DraftHead):
             self.pack_rows("weight", size)
 
     def training_targets(self, p_TV: Tensor, objective: Objective = KL) -> tuple[Tensor, Tensor]:
-        """The target's law over the kept tokens, renormalised; rows whose likeliest token is not kept do not count
-        (EAGLE-3's scheme), unless the objective keeps them."""
+        """The target's distribution over the kept tokens, renormalised; rows whose likeliest token is not kept do not
+        count (EAGLE-3's scheme), unless the objective keeps them."""
         p_TS = p_TV[:, self.ids]
         kept_V = torch.zeros(p_TV.shape[1], dtype=torch.bool, device=p_TV.device).index_fill_(0, self.ids, True)
         # a target without any mass on the kept tokens does not count, but 0/0 would

@@ -30,11 +30,11 @@ class Acceptance:
         self._tokens = self._expected()
 
     def shares(self) -> list[float]:
-        """Of positions 1, 2, ..., given that all before were accepted."""
+        """Shares of drafts accepted at positions 1, 2, ..., given that all before were accepted."""
         return [accepted / reached for accepted, reached in zip(self._accepted, self._reached, strict=True)]
 
     def tokens(self, drafted: int) -> float:
-        """That a step is expected to emit of a request: its own, and the accepted drafts."""
+        """The tokens that a step is expected to emit of a request: its own, and the accepted drafts."""
         return self._tokens[drafted]
 
     def _expected(self) -> list[float]:

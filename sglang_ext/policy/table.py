@@ -120,7 +120,7 @@ class PolicyTable(Settings):
 
     @cached_property
     def lengths(self) -> list[int]:
-        """That may be chosen, ascending from 0."""
+        """The draft lengths that may be chosen, ascending from 0."""
         return sorted(curve.draft_steps for curve in self.curves)
 
     def step_ms(self, draft_steps: int, requests: int) -> float:
@@ -140,8 +140,8 @@ def read_table(file: Path | str) -> PolicyTable:
 
 
 def _with_tries(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a file from before there were tries: without what they replaced, and without the half-life that was written
-    into each file then, which forgot so fast that a few poor requests ended all drafting."""
+    """The values of a policy file. One from before there were tries loses what they replaced, and the half-life that
+    was written into each file then, which forgot so fast that a few poor requests ended all drafting."""
     if "retry_after_steps" not in values:
         return values
     dropped = {"retry_after_steps"} | ({"half_life_steps"} if values.get("half_life_steps") == 100 else set())

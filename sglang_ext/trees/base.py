@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from rayspec_kernels.cpu.sibling_law import Siblings
+from rayspec_kernels.cpu.sibling_distribution import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import Expansion
 from sglang_ext.heads import DraftHead
@@ -72,8 +72,8 @@ class Proposer(ABC):
         """How many nodes have children at each depth that is drafted: the rows of a path-reading drafter."""
 
     def siblings(self, reads_path: bool) -> Siblings | None:
-        """Which nodes are drawn together: of each level one law, or of a drafter that reads the path one for each
-        parent, in the order in which `propose` asks for them. None for a tree that cannot be drawn."""
+        """Which nodes are drawn together: of each level one distribution, or of a drafter that reads the path one for
+        each parent, in the order in which `propose` asks for them. None for a tree that cannot be drawn."""
         return None
 
     @abstractmethod

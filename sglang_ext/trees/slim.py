@@ -97,7 +97,7 @@ class SlimTree(PruningTree):
 
     @classmethod
     def with_counts(cls, options: SlimOptions, indptr: Tensor, ids: Tensor, counts: Tensor) -> Self:
-        """Of a CSR matrix of pair counts [V, V]. Raises ValueError where it is none."""
+        """A tree with the pair counts of a CSR matrix [V, V]. Raises ValueError where it is none."""
         tree = cls(options, len(indptr) - 1)
         tree.bigram_indptr.copy_(indptr)
         tree.bigram_ids.copy_(ids)
@@ -148,7 +148,7 @@ class SlimTree(PruningTree):
         return min(everything, draft_steps * self.options.hypotheses) + 1
 
     def fewest_nodes(self, draft_steps: int) -> int:
-        return draft_steps + 1  # of one whole hypothesis
+        return draft_steps + 1  # the nodes of one whole hypothesis
 
     def fit(self, draft_steps: int, topk: int, num_nodes: int, device: torch.device) -> SlimProposer:
         _check_room(draft_steps, num_nodes)
@@ -175,7 +175,7 @@ def _check_room(draft_steps: int, num_nodes: int) -> None:
 
 
 class SlimProposer(Proposer):
-    """Of `num_nodes` nodes at most; what a step does not need is padding at the end."""
+    """Proposes trees of `num_nodes` nodes at most; what a step does not need is padding at the end."""
 
     def __init__(
         self, settings: SlimOptions, correlations: Correlations, draft_steps: int, topk: int, num_nodes: int

@@ -17,7 +17,7 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor
 
-from rayspec_kernels.cpu.sibling_law import Siblings
+from rayspec_kernels.cpu.sibling_distribution import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
 from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, TreeOptions, most_likely
 
@@ -168,9 +168,10 @@ class StaticProposer(Proposer):
         return [len(level.path_Pd) for level in self.levels]
 
     def siblings(self, reads_path: bool) -> Siblings:
-        """Raises ValueError where a tree leaves out a rank: a draw that is not verified changes the law of the next."""
-        parents, children, laws = [], [], []
-        first_law = 0
+        """Raises ValueError where a tree leaves out a rank: a draw that is not verified changes the distribution of the
+        next."""
+        parents, children, distributions = [], [], []
+        first_distribution = 0
         for depth, level in enumerate(self.levels):
             places, ranks = level.place_n.tolist(), level.rank_n.tolist()
             for place, path in enumerate(level.path_Pd.tolist()):
@@ -183,12 +184,12 @@ class StaticProposer(Proposer):
                     )
                 parents.append(path[-1])
                 children.append([level.nodes.start + i for i in own])
-                laws.append(first_law + place if reads_path else depth)
-            first_law += len(level.path_Pd)
+                distributions.append(first_distribution + place if reads_path else depth)
+            first_distribution += len(level.path_Pd)
         most = max(map(len, children))
         device = self.levels[0].place_n.device
         padded = [[*own, *[-1] * (most - len(own))] for own in children]
-        return Siblings(*(torch.tensor(x, device=device) for x in (parents, padded, laws)))
+        return Siblings(*(torch.tensor(x, device=device) for x in (parents, padded, distributions)))
 
     def propose(
         self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely

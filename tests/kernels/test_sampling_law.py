@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayspec_kernels.cpu.sampling_law import sampling_law_reference
+from rayspec_kernels.cpu.sampling_distribution import sampling_distribution_reference
 
 T, V = 60, 37
 ALL = 1 << 30
@@ -48,7 +48,7 @@ def columns(names: list[str]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "in_turn"])
 def test_keeps_the_tokens_that_pass(names: list[str], in_turn: bool) -> None:
     p_TV, flags = rows(0), torch.full((T,), in_turn)
-    law = sampling_law_reference(p_TV, *columns(names), top_p_after_top_k_T=flags)
+    law = sampling_distribution_reference(p_TV, *columns(names), top_p_after_top_k_T=flags)
     for t in range(T):
         expected = one_by_one(p_TV[t], *FILTERS[names[t % len(names)]], in_turn)
         torch.testing.assert_close(law[t], expected, rtol=1e-5, atol=1e-7)  # float32 sums in another order
@@ -56,19 +56,21 @@ def test_keeps_the_tokens_that_pass(names: list[str], in_turn: bool) -> None:
 
 def test_filters_that_are_not_given_do_nothing() -> None:
     p_TV, off = rows(2), columns(["off"])
-    torch.testing.assert_close(sampling_law_reference(p_TV), p_TV)
+    torch.testing.assert_close(sampling_distribution_reference(p_TV), p_TV)
     for i, value in enumerate((torch.full((T,), 4), torch.full((T,), 0.6), torch.full((T,), 0.2))):
         alone: list[torch.Tensor | None] = [None, None, None]
         alone[i] = value
         among = [*off]
         among[i] = value
-        torch.testing.assert_close(sampling_law_reference(p_TV, *alone), sampling_law_reference(p_TV, *among))
+        torch.testing.assert_close(
+            sampling_distribution_reference(p_TV, *alone), sampling_distribution_reference(p_TV, *among)
+        )
 
 
 def test_a_bound_on_top_k_changes_nothing() -> None:
     p_TV, top_k, top_p = rows(3), torch.arange(T) % 9 + 1, torch.full((T,), 0.9)
-    bounded = sampling_law_reference(p_TV, top_k, top_p, max_top_k=9)
-    torch.testing.assert_close(bounded, sampling_law_reference(p_TV, top_k, top_p))
+    bounded = sampling_distribution_reference(p_TV, top_k, top_p, max_top_k=9)
+    torch.testing.assert_close(bounded, sampling_distribution_reference(p_TV, top_k, top_p))
 
 
 @pytest.mark.parametrize("peak", [6.0, 2.0, 0.1], ids=["few_columns", "more_columns", "all_columns"])
@@ -77,7 +79,7 @@ def test_wide_vocabulary(peak: float) -> None:
     width, filters = 5000, [(ALL, 0.9, 0.0), (40, 0.9, 0.0), (1, 1.0, 0.0), (ALL, 1.0, 0.01), (ALL, 1.0, 0.0)]
     for some in (filters[:3], filters, [*filters, (2500, 1.0, 0.0)]):
         p_TV = torch.softmax(peak * torch.randn(len(some), width, generator=torch.Generator().manual_seed(4)), dim=-1)
-        law = sampling_law_reference(p_TV, *(torch.tensor(x) for x in zip(*some, strict=True)))
+        law = sampling_distribution_reference(p_TV, *(torch.tensor(x) for x in zip(*some, strict=True)))
         for t, filter_ in enumerate(some):
             torch.testing.assert_close(law[t], one_by_one(p_TV[t], *filter_), rtol=1e-4, atol=1e-7)
 
@@ -86,7 +88,7 @@ def test_wide_vocabulary(peak: float) -> None:
 def test_greedy_rows_are_one_hot_at_the_lowest_of_equal_ids(max_top_k: int | None) -> None:
     p_TV = torch.full((3, V), 0.5 / (V - 2))
     p_TV[:, [30, 11]] = 0.25
-    law = sampling_law_reference(p_TV, torch.tensor([1, 1, 2]), max_top_k=max_top_k)
+    law = sampling_distribution_reference(p_TV, torch.tensor([1, 1, 2]), max_top_k=max_top_k)
     assert law[0].nonzero().tolist() == [[11]]
     assert float(law[0, 11]) == 1.0
     assert law[2].nonzero().tolist() == [[11], [30]]

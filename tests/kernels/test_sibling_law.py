@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayspec_kernels.cpu.sibling_law import Siblings, sibling_law_reference
+from rayspec_kernels.cpu.sibling_distribution import Siblings, sibling_distribution_reference
 
 V = 5
 P_V = torch.tensor([0.35, 0.05, 0.25, 0.3, 0.05])
@@ -49,7 +49,7 @@ def law_of_next_token(p_V: Tensor, q_V: Tensor, verified_V: Tensor, k: int) -> T
     for ids, chance in draws(q_V, k):
         tokens_BN = torch.tensor([[0, *ids]])
         target_BNV = p_V.expand(1, k + 1, V)
-        law_BNV = sibling_law_reference(target_BNV, verified_V.view(1, 1, V), tokens_BN, siblings_of_root(k))
+        law_BNV = sibling_distribution_reference(target_BNV, verified_V.view(1, 1, V), tokens_BN, siblings_of_root(k))
         assert bool((law_BNV >= 0).all())
         torch.testing.assert_close(law_BNV.sum(dim=-1), torch.ones(1, k + 1))
         torch.testing.assert_close(law_BNV[:, 1:], target_BNV[:, 1:], rtol=0, atol=0)  # leaves have no children
@@ -67,7 +67,7 @@ def test_the_next_token_follows_the_target(name: str, k: int) -> None:
 def test_a_child_that_q_cannot_draw_takes_nothing_from_it(p: tuple[float, ...]) -> None:
     """As the likeliest tokens of a greedy request are children of a law that has one token."""
     p_V, q_V = torch.tensor(p), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
-    law_BNV = sibling_law_reference(
+    law_BNV = sibling_distribution_reference(
         p_V.expand(1, 4, V), q_V.view(1, 1, V), torch.tensor([[0, 1, 0, 2]]), siblings_of_root(3)
     )
     torch.testing.assert_close(law_BNV[0, 0], p_V)
@@ -82,7 +82,7 @@ def test_a_law_that_was_not_drawn_from_is_seen() -> None:
 def test_one_child_is_the_rule_of_a_chain() -> None:
     q_V = LAWS["near"]
     for y in range(V):
-        law_BNV = sibling_law_reference(
+        law_BNV = sibling_distribution_reference(
             P_V.expand(1, 2, V), q_V.view(1, 1, V), torch.tensor([[0, y]]), siblings_of_root(1)
         )
         accepted = min(1.0, float(P_V[y] / q_V[y]))
@@ -94,7 +94,7 @@ def test_one_child_is_the_rule_of_a_chain() -> None:
 
 
 def test_drafts_of_the_target_itself_are_accepted() -> None:
-    law_BNV = sibling_law_reference(
+    law_BNV = sibling_distribution_reference(
         P_V.expand(1, 3, V), P_V.view(1, 1, V), torch.tensor([[0, 1, 3]]), siblings_of_root(2)
     )
     assert float(law_BNV[0, 0, 1]) == 1
@@ -105,7 +105,7 @@ def test_accepts_more_than_the_best_tokens_where_the_laws_are_near() -> None:
     drawn = sum(
         chance
         * float(
-            sibling_law_reference(
+            sibling_distribution_reference(
                 P_V.expand(1, 3, V), q_V.view(1, 1, V), torch.tensor([[0, *ids]]), siblings_of_root(2)
             )[0, 0, list(ids)].sum()
         )
@@ -121,11 +121,11 @@ def test_each_node_has_its_own_children_and_law() -> None:
     siblings = Siblings(torch.tensor([0, 2]), torch.tensor([[1, 2], [3, -1]]), torch.tensor([1, 0]))
     target_BNV = torch.rand(2, 4, V, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
     draft_BRV = torch.stack([LAWS["near"], LAWS["far"]]).expand(2, 2, V)
-    law_BNV = sibling_law_reference(target_BNV, draft_BRV, tokens_BN, siblings)
+    law_BNV = sibling_distribution_reference(target_BNV, draft_BRV, tokens_BN, siblings)
     assert torch.equal(law_BNV[:, [1, 3]], target_BNV[:, [1, 3]])
     for b in range(2):
         for parent, children, law in ((0, [1, 2], 1), (2, [3], 0)):
-            alone = sibling_law_reference(
+            alone = sibling_distribution_reference(
                 target_BNV[b : b + 1, [parent, *children]],
                 draft_BRV[b : b + 1, [law]],
                 tokens_BN[b : b + 1, [parent, *children]],

@@ -33,7 +33,7 @@ def test_mass_and_distance_on_the_support(kind: str, tiny_target: FrozenTarget) 
     rows = roll_out(drafter, tiny_target, Batch.of(answers, torch.arange(len(answers))), 3)
     p_NV = tiny_target.distribution(rows.last_hidden_NG, torch.float32)
     for i in range(3):
-        q_NV = drafter.lm_head.target_law(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i))
+        q_NV = drafter.lm_head.target_distribution(rows.hidden_KNH[i], i, rows.route(drafter.lm_head, i))
         on_NV = p_NV * (q_NV > 0)
         mass_N = on_NV.sum(dim=1)
         tv_N = 0.5 * (on_NV / mass_N[:, None] - q_NV).abs().sum(dim=1)

@@ -12,9 +12,9 @@ from rayspec.farm.load import Traffic
 from rayspec.plotting import house_style, panels, plt
 from rayspec.report import figures
 from rayspec.report.categories import RequestsOf
+from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.figures import sweep_figures, write_figures
 from rayspec.report.head_figures import unbeaten
-from rayspec.report.heads import Heads
 from rayspec.report.option_figures import option_lines
 from rayspec.report.page import CAPTIONS
 from rayspec.report.point_labels import label_points
@@ -172,8 +172,8 @@ def test_colours_tell_algorithms_where_there_are_several(results: list[TrialResu
     for r in (r for r in results if r.trial.candidate):
         candidate = dataclasses.replace(r.trial.candidate, label="m", algorithm="BPD")
         medusa.append(dataclasses.replace(r, trial=dataclasses.replace(r.trial, candidate=candidate)))
-    assert set(Heads.of(results).kinds) == {"full", "slimspec"}
-    assert set(Heads.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
+    assert set(DrafterStyles.of(results).kinds) == {"full", "slimspec"}
+    assert set(DrafterStyles.of([*results, *medusa]).kinds) == {"EAGLE3", "BPD"}
 
 
 def test_of_hundreds_of_heads_the_fastest_are_drawn(results: list[TrialResult], tmp_path: Path) -> None:

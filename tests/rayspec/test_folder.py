@@ -183,7 +183,7 @@ def test_a_damaged_folder_blocks_no_other(
         return
     for wanted in (None, "my sweep"):
         assert find_resumable(tmp_path, wanted).id == good.id
-    assert f"left out: sweep {bad.id} cannot go on: " in caplog.text
+    assert f"left out because it cannot be read: sweep {bad.id} cannot go on: " in caplog.text
     assert find_resumable(tmp_path, bad.id).id == bad.id
     with pytest.raises(ValueError, match=f"sweep {bad.id} cannot go on: "):
         bad.check(replace(prepared, config=bad.config()))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
-from rayspec.serving.relay import Gone, Head, Message, Passed, Taken, body_of, path_of, prompt_of, relay
+from rayspec.serving.relay import Gone, Message, Passed, ResponseHead, Taken, body_of, path_of, prompt_of, relay
 
 
 class Parts(httpx.AsyncByteStream):
@@ -86,7 +86,7 @@ def test_what_is_no_request_is_the_clients_fault() -> None:
             return [m async for m in relay(client, Passed(method="GET", path="/\n", headers=[], body=b""))]
 
     taken, head, body = asyncio.run(all_of())
-    assert (taken, head) == (Taken(), Head(status=400, headers=[("content-type", "application/json")]))
+    assert (taken, head) == (Taken(), ResponseHead(status=400, headers=[("content-type", "application/json")]))
     assert isinstance(body, bytes)
     assert "no request" in json.loads(body)["error"]["message"]
 
@@ -97,14 +97,14 @@ def test_a_request_passes_as_it_came() -> None:
     found, request = messages(httpx.Response(418, stream=Parts([b"te", b"a"]), headers={"x-b": "2"}), passed)
     assert (request.method, str(request.url), request.content) == ("POST", "http://s/generate?a=b", b"{}")
     assert (request.headers["authorization"], request.headers["x-a"], request.headers["host"]) == ("Bearer k", "1", "s")
-    assert found == [Taken(), Head(status=418, headers=[("x-b", "2")]), b"tea"]
+    assert found == [Taken(), ResponseHead(status=418, headers=[("x-b", "2")]), b"tea"]
     assert "Bearer" not in repr(passed)
 
 
 def test_a_stream_passes_by_whole_events() -> None:
     body = Parts([b"data: 1\n\ndata: ", b"2\n", b"\ndata: 3\n\n", b"data: [DONE]"])
     found, _ = messages(httpx.Response(200, stream=body, headers=STREAM))
-    head = Head(status=200, headers=[("content-type", STREAM["content-type"]), ("x-mine", "1")])
+    head = ResponseHead(status=200, headers=[("content-type", STREAM["content-type"]), ("x-mine", "1")])
     assert found == [Taken(), head, b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b"data: [DONE]"]
     assert head.streams
     assert body.is_closed

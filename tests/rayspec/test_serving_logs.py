@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayspec.serving.logs import adopt_loggers, log_level, set_up_logs, sglang_variables, told, told_events
+from rayspec.serving.logs import adopt_loggers, event_log, log, log_level, set_up_logs, sglang_variables
 
 SERVER = """
 import logging, warnings
@@ -57,7 +57,7 @@ def loggers() -> Any:
 
 def test_a_name_of_a_champion_steers_no_terminal(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logs("text")
-    told.info("of\té\nand \x1b]0;mine\x07 \x9b2J\r")
+    log.info("of\té\nand \x1b]0;mine\x07 \x9b2J\r")
     assert capsys.readouterr().out == "of\té\nand \\x1b]0;mine\\x07 \\x9b2J\\r\n"
 
 
@@ -103,7 +103,7 @@ def test_libraries_that_print_by_themselves_print_by_ours(loggers: None, capsys:
 def test_an_event_is_an_object_in_both(log_format: str, loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
     event = {"event": "kept", "model": "m", "version": "2", "reason": "", "figures": {"tau": 1.5}, "time": "now"}
     set_up_logs(log_format)
-    told_events.info("%s version %s: %s", "kept", "2", "", extra=event)
+    event_log.info("%s version %s: %s", "kept", "2", "", extra=event)
     (line,) = objects(capsys.readouterr().out)
     assert line.items() >= event.items()
     assert (line.keys() == event.keys()) == (log_format == "text")

@@ -244,7 +244,7 @@ def test_counted_law_hands_on_the_whole_share(stored: torch.dtype, share: float)
     states_NH = Rows.draw(80).hidden_TH
     head = counted_head({**COUNTED, "share": share}, states_NH).to(stored).double()
     head.check(STOPS)
-    law_NV = head.target_law(states_NH, 0)
+    law_NV = head.target_distribution(states_NH, 0)
     torch.testing.assert_close(law_NV.sum(dim=-1), torch.ones(80))
     full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
     cut = [u for u in range(V) if u not in head.base.ids.tolist()]
@@ -261,7 +261,7 @@ def test_counted_affinity_accepts_more_than_truncation_where_states_look_alike()
     p_NV = (drawn_NH[200:] @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
 
     def acceptance(one: DraftHead) -> float:
-        return float(torch.minimum(p_NV, one.target_law(drawn_NH[200:], 0)).sum(dim=-1).mean())
+        return float(torch.minimum(p_NV, one.target_distribution(drawn_NH[200:], 0)).sum(dim=-1).mean())
 
     assert acceptance(head) > acceptance(head.base) + 0.05
 
@@ -275,7 +275,7 @@ def test_damaged_counts_are_refused() -> None:
     for name, value, message in (
         ("kept_share", 1.5, r"kept_share must be in 0\.\.1"),
         ("kept_share", torch.nan, "kept_share must be in"),
-        ("fallback", 0.9, "fallback a law over the vocabulary"),
+        ("fallback", 0.9, "fallback a distribution over the vocabulary"),
         ("neighbour_weights", 0.9, "rows that sum to at most 1, got sums of"),
     ):
         head = counted_head(COUNTED, Rows.draw(20).hidden_TH)
@@ -297,11 +297,11 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "itself": ({"base": RDK}, r"draft_head\.base cannot be another rdk head"),
     "string_base": (
         {"base": "truncated"},
-        r"draft_head\.base: draft_head must be a mapping, \{kind: .*\}, got 'truncated'",
+        r"draft_head\.base must be a mapping, \{kind: .*\}, got 'truncated'",
     ),
     "no_base": ({}, "draft_head.base has no value"),
-    "no_kind": ({"base": {"size": 3}}, r"draft_head\.base: draft_head needs a 'kind'"),
-    "base_option": ({"base": {"kind": "truncated", "size": V + 1}}, r"draft_head\.base: draft_head\.size must be in"),
+    "no_kind": ({"base": {"size": 3}}, r"draft_head\.base needs a 'kind'"),
+    "base_option": ({"base": {"kind": "truncated", "size": V + 1}}, r"draft_head\.base\.size must be in"),
     "neighbours_zero": ({"base": TRUNCATED, "neighbours": 0}, r"draft_head\.neighbours must be in 1\.\.52, got 0"),
     "neighbours_v": ({"base": TRUNCATED, "neighbours": V}, r"draft_head\.neighbours must be in 1\.\.52, got 53"),
     "self_zero": ({"base": TRUNCATED, "self_weight": 0.0}, r"draft_head\.self_weight must be in \(0, 1\], got 0\.0"),

@@ -52,7 +52,7 @@ def test_no_shape_and_no_branch_depends_on_values(head: DraftHead, rows: int, st
         head.best(hidden_TH, step, routed)
         head.propose(hidden_TH, step, 4, routed)
         head.target_logits(hidden_TH, step, routed)
-        head.target_law(hidden_TH, step, routed, torch.ones(rows, 1))
+        head.target_distribution(hidden_TH, step, routed, torch.ones(rows, 1))
         with pytest.raises(DataDependentOutputException):
             hidden_TH.max().item()
 
@@ -67,7 +67,7 @@ def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: 
     logits_TV = head.target_logits(drawn.hidden_TH, step, routed)
     assert logits_TV.dtype == torch.float32
     torch.testing.assert_close(logits_TV.softmax(dim=-1), law_TV)
-    torch.testing.assert_close(head.target_law(drawn.hidden_TH, step, routed), law_TV)
+    torch.testing.assert_close(head.target_distribution(drawn.hidden_TH, step, routed), law_TV)
     best = law_TV.topk(4)
     proposal = head.propose(drawn.hidden_TH, step, 4, routed)
     assert proposal.token_ids_Tk.dtype == torch.int64
@@ -85,7 +85,7 @@ def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: 
 def test_law_at_each_rows_temperature(head: DraftHead, step: int) -> None:
     drawn, temperature_T1 = Rows.draw(T), torch.linspace(0.3, 2.0, T)[:, None]
     routed = drawn.routed(head, step)
-    law_TV = head.target_law(drawn.hidden_TH, step, routed, temperature_T1)
+    law_TV = head.target_distribution(drawn.hidden_TH, step, routed, temperature_T1)
     expected_TV = (head.target_logits(drawn.hidden_TH, step, routed) / temperature_T1).softmax(dim=-1)
     torch.testing.assert_close(law_TV, expected_TV)
     assert torch.equal(law_TV > 0, drawn.law(head, step) > 0)
@@ -183,7 +183,10 @@ def test_shapes_never_depend_on_data(head: DraftHead, rows: int, step: int) -> N
     proposal = head.propose(drawn.hidden_TH, step, 4, routed)
     assert proposal.token_ids_Tk.device.type == "meta"
     assert head.target_logits(drawn.hidden_TH, step, routed).shape == (rows, V)
-    assert head.target_law(drawn.hidden_TH, step, routed, torch.ones(rows, 1, device="meta")).shape == (rows, V)
+    assert head.target_distribution(drawn.hidden_TH, step, routed, torch.ones(rows, 1, device="meta")).shape == (
+        rows,
+        V,
+    )
     assert drawn.candidates(head, step).logits_TS.shape == Rows.draw(rows).candidates(real, step).logits_TS.shape
 
 

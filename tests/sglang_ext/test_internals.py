@@ -144,7 +144,7 @@ def test_missing_operations_are_still_missing(internal: Internal) -> None:
 
 
 def test_the_filter_that_verification_calls_is_still_there() -> None:
-    """`sampling.verify_plain_law` lends it another function for the time of a call."""
+    """`sampling.verify_plain_distribution` lends it another function for the time of a call."""
     from sglang.srt.speculative import eagle_utils
 
     source = inspect.getsource(eagle_utils.eagle_sample)

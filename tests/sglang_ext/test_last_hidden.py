@@ -251,10 +251,10 @@ def llama_of(drafter: HydraDrafter) -> LlamaModel:
 def test_siblings_are_drawn_from_the_law_of_their_level_or_parent(reads_path: bool) -> None:
     """By hand: nodes are 0; (0) (1) (2) = 1 2 3; (0 0) (0 1) (2 0) = 4 5 6; (2 0 0) = 7."""
     paths = ((0,), (1,), (2,), (0, 0), (2, 0), (0, 1), (2, 0, 0))
-    parent_n, children_nC, law_n = StaticProposer(paths, torch.device("cpu")).siblings(reads_path)
+    parent_n, children_nC, distribution_n = StaticProposer(paths, torch.device("cpu")).siblings(reads_path)
     assert parent_n.tolist() == [0, 1, 3, 6]
     assert children_nC.tolist() == [[1, 2, 3], [4, 5, -1], [6, -1, -1], [7, -1, -1]]
-    assert law_n.tolist() == ([0, 1, 2, 3] if reads_path else [0, 1, 1, 2])
+    assert distribution_n.tolist() == ([0, 1, 2, 3] if reads_path else [0, 1, 1, 2])
 
 
 def test_trees_that_cannot_be_drawn_are_refused() -> None:

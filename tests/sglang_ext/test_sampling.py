@@ -10,9 +10,9 @@ from chi_square import p_value
 from torch import Tensor
 
 from rayspec_kernels.cpu.murmur_hash import murmur_hash32_reference
-from rayspec_kernels.cpu.sampling_law import sampling_law_reference
+from rayspec_kernels.cpu.sampling_distribution import sampling_distribution_reference
 from sglang_ext.adapter.cpu.seeds import merge_with_seeds
-from sglang_ext.adapter.workers.sampling import draw_drafts, requested_law, sample_min_p
+from sglang_ext.adapter.workers.sampling import draw_drafts, requested_distribution, sample_min_p
 
 T, V = 200, 37
 ALL = 1 << 30
@@ -80,15 +80,15 @@ def plain_law(p_TV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
 @pytest.mark.parametrize("names", [[name] for name in FILTERS] + [list(FILTERS)], ids=[*FILTERS, "mixed_rows"])
 def test_law_is_that_of_the_plain_sampler(names: list[str]) -> None:
     p_TV = rows(0)
-    torch.testing.assert_close(sampling_law_reference(p_TV, *columns(names)), plain_law(p_TV, *columns(names)))
+    torch.testing.assert_close(sampling_distribution_reference(p_TV, *columns(names)), plain_law(p_TV, *columns(names)))
 
 
 @pytest.mark.parametrize("names", [["all"], ["all", "top_p", "greedy"]], ids=["bounded_top_k", "mixed_rows"])
 def test_every_node_of_a_request_has_the_law_of_the_request(names: list[str]) -> None:
     nodes, requests = 4, T // 4
     p_TV = rows(1)
-    expected = sampling_law_reference(p_TV, *(x.repeat_interleave(nodes) for x in columns(names, requests)))
-    torch.testing.assert_close(requested_law(p_TV, batch_info(names, requests)), expected)
+    expected = sampling_distribution_reference(p_TV, *(x.repeat_interleave(nodes) for x in columns(names, requests)))
+    torch.testing.assert_close(requested_distribution(p_TV, batch_info(names, requests)), expected)
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -100,7 +100,7 @@ def test_drafts_follow_the_law_that_is_returned(seeded: bool) -> None:
     law_TV, ids_T1, probability_T1 = draw_drafts(q_TV, info, torch.full((count,), 9), 2)
     assert (ids_T1.dtype, ids_T1.shape, probability_T1.shape) == (torch.int64, (count, 1), (count, 1))
     torch.testing.assert_close(probability_T1, law_TV.gather(1, ids_T1))
-    torch.testing.assert_close(law_TV[:2], sampling_law_reference(q_TV[:2], *(x[:2] for x in columns(names))))
+    torch.testing.assert_close(law_TV[:2], sampling_distribution_reference(q_TV[:2], *(x[:2] for x in columns(names))))
     assert torch.equal(law_TV[2], torch.eye(V)[q_TV[2].argmax()])
     for row in range(3):
         drawn = torch.bincount(ids_T1[row::3, 0], minlength=V)
@@ -133,7 +133,7 @@ def test_seeded_sampling_with_a_min_p() -> None:
         plain.__wrapped__(p_TV.clone(), *filters, True, seeds, positions)
     for options in ({}, {"max_top_k": 8}):
         drawn = sample_min_p(plain.__wrapped__, p_TV.clone(), *filters, True, seeds, positions, **options)
-        law_V = sampling_law_reference(p_TV[:1], *(x[:1] for x in filters))[0]
+        law_V = sampling_distribution_reference(p_TV[:1], *(x[:1] for x in filters))[0]
         assert p_value((torch.bincount(drawn.long(), minlength=V), law_V)) > 1e-3
 
 

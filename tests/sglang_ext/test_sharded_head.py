@@ -58,7 +58,7 @@ def test_every_rank_answers_as_the_whole_head(name: str, ranks: int) -> None:
             torch.testing.assert_close(found.probabilities_Tk, expected.probabilities_Tk)
     for method, arguments in {
         "best": (hidden_TH, 0),
-        "target_law": (hidden_TH, 0, None, torch.full((6, 1), 0.7)),
+        "target_distribution": (hidden_TH, 0, None, torch.full((6, 1), 0.7)),
         "target_logits": (hidden_TH, 0),
     }.items():
         expected = getattr(whole, method)(*arguments)

@@ -17,7 +17,7 @@ import torch
 
 Inputs = tuple[Any, ...]
 KERNEL = "kernel"  # the launch that the dispatch chooses
-_MOST_SETS, _WARM_SETS = 640, 16  # of inputs that rotate
+_MOST_SETS, _WARM_SETS = 640, 16  # sets of inputs that rotate
 _WARM_UP_S = 0.02
 # The ceilings come first. After 0.02 s a copy on an H200 reached 2.77 TB/s, and then heads of the same run read 4.1 to
 # 4.4: a clock that was not up yet may be why, which is a guess.
@@ -66,7 +66,7 @@ class Timing:
     flops: int
     seconds: float
     spread: float  # (slowest - fastest) / median of the rounds
-    floor_s: float  # of the card's ceilings; what reads more than it writes may beat a copy's bandwidth a little
+    floor_s: float  # by the card's ceilings; what reads more than it writes may beat a copy's bandwidth a little
     is_cold: bool
     rivals_s: dict[str, float]
     alternatives_s: dict[str, float]

@@ -16,7 +16,7 @@ WORST_ROW = 4.0  # a single row may be off by so many times what the whole may
 
 
 def assert_close(out: Tensor, exact: Tensor, tolerance: float) -> None:
-    """By the norm of the whole and of the worst row, relative to the reference's; NaN never passes."""
+    """Compares by the norm of the whole and of the worst row, relative to the reference's; NaN never passes."""
     assert out.shape == exact.shape, f"shape {tuple(out.shape)} instead of {tuple(exact.shape)}"
     assert exact.dtype == torch.float64
     error, norm = (out.double() - exact).flatten(1), exact.flatten(1)
@@ -50,7 +50,7 @@ def drawn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) 
 
 
 def whole_numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """In -2..2: sums are exact in every type, so that many of them tie."""
+    """Random whole numbers in -2..2: sums are exact in every type, so that many of them tie."""
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randint(-2, 3, shape, generator=generator).to(device, dtype)
 

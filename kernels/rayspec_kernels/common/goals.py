@@ -22,21 +22,21 @@ def named(t: Timing) -> str:
 
 
 def _share_of_copy(timings: Sequence[Timing]) -> Iterator[tuple[str, float]]:
-    """Of the large matrices at B = 1; a call that moves less than 10 MB is all latency, whatever it does."""
+    """Large matrices at B = 1; a call that moves less than 10 MB is all latency, whatever it does."""
     for t in timings:
         if t["batch"] == 1 and t["op"] != "grouped_rmsnorm" and t["bytes"] >= 1e7:
             yield named(t), t["floor_s"] / t["seconds"]
 
 
 def _norm(timings: Sequence[Timing]) -> Iterator[tuple[str, float]]:
-    """At the most rows: fewer than a training step's fit into the L2 cache or are all launch."""
+    """The norm at the most rows: fewer than a training step's fit into the L2 cache or are all launch."""
     for t in timings:
         if t["op"] == "grouped_rmsnorm" and t["batch"] == 64:
             yield named(t), t["floor_s"] / t["seconds"]
 
 
 def _full_heads_s(timings: Sequence[Timing]) -> dict[tuple[str, int], float]:
-    """By shape and batch, of the bf16 head: the fastest of our kernel and of what torch has, parts of it included."""
+    """Seconds of the bf16 head by shape and batch: the fastest of our kernel and torch's, parts of it included."""
     return {(t["shape"], t["batch"]): min([t["seconds"], *t["rivals_s"].values()])
             for t in timings if t["op"] == "head_topk" and t["variant"] == "bf16"}  # fmt: skip
 

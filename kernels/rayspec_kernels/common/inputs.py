@@ -8,7 +8,7 @@ from rayspec_kernels.common.closeness import assert_best
 from rayspec_kernels.common.quantized import Quantized, dequantize_reference
 
 DTYPE = torch.bfloat16
-GROUP = 64  # of int4
+GROUP = 64  # columns that share an int4 scale
 _CHUNK = 16384
 
 

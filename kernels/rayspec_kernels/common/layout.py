@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_layouts(wanted: Mapping[str, tuple[Tensor, tuple[int, ...], torch.dtype]]) -> None:
-    """By name a tensor, and the shape and type that it must have. Raises ValueError."""
+    """Check tensors, by name, against the shape and type that they must have. Raises ValueError."""
     for name, (tensor, shape, dtype) in wanted.items():
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(

@@ -57,8 +57,8 @@ def _table(timings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def speedup(timing: Mapping[str, Any]) -> float:
-    """Over the fastest composition that gives the same; those without a log-sum-exp give less, trimmed ones start from
-    more."""
+    """Speed-up over the fastest composition that gives the same; those without a log-sum-exp give less, trimmed ones
+    start from more."""
     same = [s for name, s in timing["rivals_s"].items() if "log-sum-exp" in name and "trimmed" not in name]
     return float(min(same or timing["rivals_s"].values()) / timing["seconds"])
 

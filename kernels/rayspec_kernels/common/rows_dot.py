@@ -72,8 +72,8 @@ def in_order_of_nibbles(x_BH):
 
 @triton.jit
 def scale_and_offset(pair, above):
-    """Of a group of int4: its values are scale * (above + 0..15) + offset. bfloat16 is the upper half of a float32, and
-    of the two in a pair (little-endian) the scale is the low one, the zero the high one."""
+    """Scale and offset of a group of int4: its values are scale * (above + 0..15) + offset. bfloat16 is the upper half
+    of a float32, and of the two in a pair (little-endian) the scale is the low one, the zero the high one."""
     scale = (pair << 16).to(tl.float32, bitcast=True)
     zero = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
     return scale, zero - (8 + above) * scale

@@ -18,7 +18,7 @@ import triton
 
 from rayspec_kernels.common import bench, shapes
 
-LIMIT_S = 7 * 60  # of timing; what did not fit is named in the report
+LIMIT_S = 7 * 60  # seconds of timing; what did not fit is named in the report
 
 
 def run(

@@ -56,8 +56,8 @@ def _key_in_tile(sorting, place):
 @triton.jit
 def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
                K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Of a program's tile its K best of each row into keys [B, K, n], its (maximum, sum of exponentials) into norms
-    [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all."""
+    """Write the K best of each row of a program's tile into keys [B, K, n], the tile's (maximum, sum of exponentials)
+    into norms [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all."""
     row_B = b_B.to(tl.int64)
     score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
     top_B = tl.max(score_NB, axis=0)

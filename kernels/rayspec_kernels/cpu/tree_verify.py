@@ -63,11 +63,11 @@ def verify_sampled_reference(
     final_coins_B: Tensor,
     max_path: int,
 ) -> Accepted:
-    """Exact sampling over a chain or tree of best tokens: the emitted tokens follow the target's law.
+    """Exact sampling over a chain or tree of best tokens: the emitted tokens follow the target's distribution.
 
     At a node one uniform coin is held against the running sum of its children's target probabilities, which is the
     same as visiting them in turn and renormalising after each rejection. If none is accepted, the token is drawn from
-    the target law with the visited children removed. A repeated sibling token is skipped.
+    the target distribution with the visited children removed. A repeated sibling token is skipped.
 
     Args:
         target_BNV: the target's processed probabilities after each node; rows sum to 1.
@@ -115,8 +115,8 @@ def verify_chain_reference(
 
     Args:
         target_BNV: the target's processed probabilities p after each node; rows sum to 1.
-        draft_BKV: K = N - 1; the law q that the draft of node i + 1 was drawn from, in target ids, 0 off its support.
-            Not the drafter's softmax over more tokens than it could draw: that is not exact.
+        draft_BKV: K = N - 1; the distribution q that the draft of node i + 1 was drawn from, in target ids, 0 off its
+            support. Not the drafter's softmax over more tokens than it could draw: that is not exact.
         coins_BN, final_coins_B: uniform in [0, 1); a coin a node and one for the final draw.
     """
     B, N = tokens_BN.shape

@@ -13,7 +13,7 @@ from rayspec_kernels.common.gemv import columns_at_a_time, gemv
 from rayspec_kernels.common.quantized import Quantized
 from rayspec_kernels.common.rows_dot import Operand
 
-_ROWS = 8  # of W a program: 256 programs for 2048 choices
+_ROWS = 8  # rows of W a program: 256 programs for 2048 choices
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def can_halve(weight: Tensor | Quantized) -> bool:
 
 
 def halves(weight: Tensor | Quantized) -> tuple[Tensor | Quantized, Tensor | Quantized]:
-    """Of the columns: what meets the embedding, and what meets the feature."""
+    """The two halves of the columns: what meets the embedding, and what meets the feature."""
     if isinstance(weight, Tensor):
         early, late = weight.tensor_split(2, dim=1)
         return early, late

@@ -8,5 +8,5 @@ from rayspec_kernels.quantized_linear.reference import linear_reference
 
 
 def slim_head_reference(x_BH: Tensor, down: Tensor | Quantized, up: Tensor | Quantized, k: int) -> Best:
-    """Of the logits up (down x); what lies between is in the dtype of x. Ties: the lowest id."""
+    """The k best of the logits up (down x); what lies between is in the dtype of x. Ties: the lowest id."""
     return best_reference(linear_reference(linear_reference(x_BH, down), up), k)

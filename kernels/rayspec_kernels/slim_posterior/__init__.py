@@ -35,7 +35,7 @@ def _slim_posterior(
 
 @_slim_posterior.register_fake
 def fake_tree(root_B: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of any operator whose first argument is the roots and whose last one the number of nodes."""
+    """Empty outputs of any operator whose first argument is the roots and whose last one the number of nodes."""
     B, N = len(root_B), rest[-1]
     mask_BNN = root_B.new_empty(B, N, N, dtype=torch.bool)
     tokens_BN, depth_BN, first_child_BN, next_sibling_BN = (root_B.new_empty(B, N) for _ in range(4))

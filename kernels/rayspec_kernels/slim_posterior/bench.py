@@ -28,7 +28,7 @@ from rayspec_kernels.slim_posterior.reference import Sizes, SlimPosterior, slim_
 
 _PAIRS = 2**20
 _USUAL = (Sizes(4, 8, 20, 64), Sizes(4, 8, 40, 64))
-_SMALL = (Sizes(3, 5, 9, 17),)  # of vocabularies for tests: the interpreter takes seconds for the usual ones
+_SMALL = (Sizes(3, 5, 9, 17),)  # for the vocabularies of tests: the interpreter takes seconds for the usual ones
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:

@@ -29,7 +29,7 @@ class Correlations(NamedTuple):
         return Correlations(*(x.to(device) for x in self))
 
     def layout(self) -> dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]]:
-        """By name a tensor, its shape and its type."""
+        """The tensors by name, with their shape and type."""
         P, V = len(self.key_P), len(self.first_V)
         return {
             "key": (self.key_P, (P,), torch.int64),

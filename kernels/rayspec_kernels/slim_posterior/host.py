@@ -45,7 +45,7 @@ def slim_posterior_host(
     for b in range(B):
         nodes_n = _nodes(number_M[_best(scores_BM[b], count)].tolist(), k, N)
         place = {node: n for n, node in enumerate(nodes_n)}
-        paths: list[list[int]] = [[]]  # of the ancestors below the root and the node itself
+        paths: list[list[int]] = [[]]  # of each node: the ancestors below the root and the node itself
         youngest: dict[int, int] = {}
         for n, node in enumerate(nodes_n[1:], start=1):
             parent = place[(node - 1) // k]
@@ -69,7 +69,7 @@ def slim_posterior_host(
 def _scores(
     root_B: Tensor, ids_BDk: Tensor, log_p_BDk: Tensor, correlations: Correlations, length_bonus: float
 ) -> NDArray[np.float32]:
-    """Of every hypothesis, in the order of `_numbers`; -inf for an impossible one."""
+    """The score of every hypothesis, in the order of `_numbers`; -inf for an impossible one."""
     ids, (key_P, log_r_P, first_V, second_V) = ids_BDk.numpy(), (x.numpy() for x in correlations)
     B, D, k = ids.shape
     before_BDk = np.concatenate([np.broadcast_to(root_B.numpy()[:, None, None], (B, 1, k)), ids[:, :-1]], axis=1)
@@ -90,7 +90,7 @@ def _scores(
 
 @lru_cache(maxsize=8)
 def _numbers(D: int, k: int) -> NDArray[np.int64]:
-    """Of every hypothesis: shorter ones first, then by their last rank, by the one before it, and so on."""
+    """The number of every hypothesis: shorter ones first, then by their last rank, by the one before it, and so on."""
     first_k1 = np.arange(1, k + 1)[:, None]
     numbers = [first_k1]
     for _ in range(1, D):

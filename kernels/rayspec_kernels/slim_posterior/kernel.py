@@ -202,7 +202,7 @@ def slim_posterior_kernel(
         root_B, ids_BDk, *correlations, pair_BDkk, mask_BNN, first_child_BN, D, k, N, V, P, P.bit_length(),
         BLOCK_k=block_k, BLOCK_N=block_N, num_warps=max(1, block_k**2 // 32),
     )  # fmt: skip
-    # of 8 x 8 pairs one warp keeps two in a lane, and its reductions need no barrier: K D of them follow each other
+    # one warp keeps two of 8 x 8 pairs in a lane, and its reductions need no barrier: K D of them follow each other
     _tree_kernel[(B,)](
         root_B, ids_BDk, log_p_BDk, pair_BDkk, scores_BDkK, codes_BDkK, parent_BN, tokens_BN, mask_BNN, depth_BN,
         first_child_BN, next_sibling_BN, num_nodes_B, D, k, count, N, length_bonus + 0.0,

@@ -17,8 +17,8 @@ def write_bare_row(mask_ptr, node, N, BLOCK_N: tl.constexpr):
 @triton.jit
 def write_links(parent_ptr, tokens_ptr, mask_ptr, depth_ptr, first_child_ptr, next_sibling_ptr, root, num_nodes, N, D,
                 BLOCK_N: tl.constexpr):  # fmt: skip
-    """Of one request, what is left when tokens, depths and parents of the nodes 1..num_nodes - 1 are written, as are
-    bare rows of the mask and first children of -1, and a barrier has passed. No node is deeper than D."""
+    """Write for one request what is left when tokens, depths and parents of the nodes 1..num_nodes - 1 are written, as
+    are bare rows of the mask and first children of -1, and a barrier has passed. No node is deeper than D."""
     n_N = tl.arange(0, BLOCK_N)
     is_node_N = (n_N > 0) & (n_N < num_nodes)
     parent_N = tl.load(parent_ptr + n_N, mask=is_node_N, other=-1)

@@ -36,8 +36,8 @@ def random_expansion(generator: torch.Generator, B: int, depth: int, topk: int, 
     p: list[Tensor] = []
     first = 0
     for step in range(depth):
-        law = torch.rand(B, above_BW.shape[1], topk, generator=generator, device=device).softmax(dim=2)
-        p.append((above_BW[:, :, None] * law).flatten(1))
+        probs = torch.rand(B, above_BW.shape[1], topk, generator=generator, device=device).softmax(dim=2)
+        p.append((above_BW[:, :, None] * probs).flatten(1))
         if step < depth - 1:
             best_BW = p[-1].topk(topk, dim=1).indices.sort(dim=1).values
             parents.append(best_BW + first)
@@ -48,7 +48,7 @@ def random_expansion(generator: torch.Generator, B: int, depth: int, topk: int, 
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
-    """Of vocabularies for tests small ones: the interpreter takes seconds for the usual one."""
+    """One case, a small one for the small vocabularies of tests: the interpreter takes seconds for the usual one."""
     is_real = shape.vocab > 1000
     yield _case(shape, batch, *((4, 10, 40, 64) if is_real else (3, 3, 9, 14)))
 

@@ -1,5 +1,5 @@
-"""Of the tree that EAGLE-2 expands, the best nodes by SLiM's score and all of their ancestors, in plain
-torch without any look at values.
+"""The best nodes, by SLiM's score, of the tree that EAGLE-2 expands, and all of their ancestors; in plain torch
+without any look at values.
 
 B = requests, C = candidates, M = C + 1 nodes of the whole tree with the root, N = nodes that may stay, the root
 included, K = best nodes that are asked for, P = beam entries, W = top-k of the draft loop.

@@ -74,8 +74,8 @@ def assign(unit_NH: Tensor, centroids_MH: Tensor, capacity: int | None = None) -
 
 
 def assign_with_room(cosine_NM: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """As `assign`, from cosines [N, M] (changed in place): a full cluster keeps its nearest rows, and the others go on
-    to their next best one (deferred acceptance, Gale and Shapley 1962), so the order of the rows does not matter."""
+    """As `assign`, but from cosines [N, M] (changed in place): a full cluster keeps its nearest rows, and the others go
+    on to their next best one (deferred acceptance, Gale and Shapley 1962), so the order of the rows does not matter."""
     N, M = cosine_NM.shape
     labels_N, best_N = torch.full((N,), -1), torch.zeros(N)
     moving = torch.arange(N)

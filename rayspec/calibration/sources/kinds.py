@@ -127,7 +127,7 @@ class TargetAnswers(Source):
         return _counts_of(answers.token_ids_NL[answers.loss_mask_NL].long().numpy(), blocks)
 
     def pair_counts(self, context: Context, blocks: int) -> ray.data.Dataset:
-        """Of every answer token and the token before it, which for the first is the prompt's last."""
+        """Counts of pairs (token before, answer token); the token before an answer is the prompt's last."""
         answers = self.read(context)
         mask_NL = answers.loss_mask_NL[:, 1:]
         first, second = (ids[mask_NL].numpy() for ids in (answers.token_ids_NL[:, :-1], answers.token_ids_NL[:, 1:]))

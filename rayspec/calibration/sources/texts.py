@@ -78,7 +78,7 @@ def counter_of(tokenizer: Tokenizer) -> Callable[[Batch], Batch]:
 
 
 def pair_counter_of(tokenizer: Tokenizer) -> Callable[[Batch], Batch]:
-    """As `counter_of`, for neighbouring pairs; none goes from one document to the next."""
+    """Like `counter_of`, for neighbouring pairs; none goes from one document to the next."""
 
     def count(batch: Batch) -> Batch:
         return partial_counts(np.concatenate([pair_ids(ids[:-1], ids[1:]) for ids in _documents(batch, tokenizer)]))

@@ -1,8 +1,8 @@
 """Measures one cohort, pass by pass, into the journal. Knows neither Tune nor MLflow.
 
-A trial that fails, fails alone. What fails a drafter (its load, its swap) fails its trials of the cohort. The death of
-an engine is no verdict on a trial: the engine is replaced and the round is measured again, as a whole, since what was
-measured before the death belongs to another window of time; whom it happens to twice, fails.
+A failure affects one trial. A failure of a drafter (its load, its swap) affects its trials of the cohort. If an engine
+dies, it is restarted and the whole round is measured again, since what was measured before belongs to another window of
+time. A trial whose engine dies twice in a round is marked failed.
 """
 
 import logging
@@ -72,7 +72,7 @@ class CohortRun:
         self.journal = journal
         self.state = SweepState(self.plan, journal.read(cohort.name))
         self.passes = 0
-        self._starting_s = 0.0  # of the round, on engines whose turn came
+        self._starting_s = 0.0  # time of the round spent on starting engines whose turn came
         self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
 
     def one_pass(self) -> PassResult:
@@ -148,9 +148,10 @@ class CohortRun:
                 break
             except _TrialDied as died:
                 deaths[died.trials[0]] += 1
-                is_guilty = deaths[died.trials[0]] == ATTEMPTS
-                logger.warning("an engine died%s: %s", "" if is_guilty else "; again", first_line(died))
-                for trial in died.trials if is_guilty else []:
+                is_out_of_attempts = deaths[died.trials[0]] == ATTEMPTS
+                then = "" if is_out_of_attempts else "; restarting it and measuring the round again"
+                logger.warning("an engine died%s: %s", then, first_line(died))
+                for trial in died.trials if is_out_of_attempts else []:
                     self._fail(trial, str(died))
         self._record(
             RoundMeasured(

@@ -81,7 +81,7 @@ class SearchSpace:
         named = {(series, tuple(name for name, _ in numbers)) for series, numbers in heads.values()}
         uneven = {series for series, count in Counter(series for series, _ in named).items() if count > 1}
         self._series = {label: label if series in twice | uneven else series for label, (series, _) in heads.items()}
-        self._values: dict[str, dict[str, list[float]]] = {}  # of each series, by the name of a number
+        self._values: dict[str, dict[str, list[float]]] = {}  # values of each series, by the name of a number
         for series in dict.fromkeys(self._series.values()):
             own = [c.head.numbers for c in candidates if self._series[c.label] == series]
             values = {name: sorted({numbers[name] for numbers in own}) for name in own[0]}

@@ -1,5 +1,5 @@
-"""Whether a drafter fits the target, the engines and the shape that a sweep asks for. What it says, the engine's start
-would say minutes later."""
+"""Whether a drafter fits the target, the engines and the shape that a sweep asks for. The engine's start
+would say the same, minutes later."""
 
 import torch
 

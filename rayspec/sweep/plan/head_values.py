@@ -1,4 +1,4 @@
-"""An entry of `heads`: every combination of its values, and what each is called. Pure."""
+"""Every combination of the values in an entry of `heads`, and what each is called. Pure."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -11,8 +11,8 @@ OWN = ("drafter", "artifacts")  # what an entry says beside the head
 
 
 def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    """Of the values that stand in lists, also in a head in a head. An option that is a list itself is one value, and
-    several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
+    """Every combination of the values that stand in lists, also in a head in a head. An option that is a list itself is
+    one value, and several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
     try:
         hints = get_type_hints(head_class(entry.get("kind", None)).Config)
     except ValueError as error:

@@ -70,7 +70,7 @@ class MadeHead:
         )
 
     def candidates(self, config: SweepConfig, target: TargetModel) -> list[Candidate]:
-        """With each of the draft steps, as `inspect_drafter` gives them of one that is there."""
+        """The head with each of the draft steps, as `inspect_drafter` gives candidates of a drafter that is there."""
         problem = None
         algorithm = algorithm_of(self.base, self.shape.topk)
         try:
@@ -87,7 +87,7 @@ def make_heads(heads: Sequence[MadeHead], config: SweepConfig, target_folder: st
     if not missing:
         return
     target = FrozenTarget.without_weights(target_folder)
-    met: dict[Path, Mapping[str, Tensor]] = {}  # by base: each takes seconds to minutes
+    met: dict[Path, Mapping[str, Tensor]] = {}  # cached by base drafter: measuring takes seconds to minutes
     for head in missing:
         print(f"making {head.label}", flush=True)
         if head.answers is not None and head.base not in met:

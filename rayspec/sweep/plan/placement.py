@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rayspec.sweep.config import SweepConfig
 
-MEMORY_SHARE = 0.42  # of a GPU, for weights and cache of each of two engines; the rest is for activations and graphs
+# share of a GPU for weights and cache of each of two engines; the rest is for activations and graphs
+MEMORY_SHARE = 0.42
 
 
 @dataclass(frozen=True, kw_only=True)

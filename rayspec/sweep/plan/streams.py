@@ -22,7 +22,7 @@ def check_streams_run(config: SweepConfig, plan: Plan) -> None:
 
 
 def stream_warnings(config: SweepConfig, plan: Plan) -> list[str]:
-    """Of streams that there will not be."""
+    """Warnings about numbers of streams that will not all run at once."""
     largest, runs = _largest_block(plan), config.engine.extra.get(RUNS)
     lines = []
     if wide := [streams for streams in config.concurrency if streams > largest]:

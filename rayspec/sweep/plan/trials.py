@@ -1,4 +1,4 @@
-"""From a config to trials and their interleaved schedule. Pure: no Ray, no engine.
+"""Makes trials and their interleaved schedule from a config. Pure: no Ray, no engine.
 
 A cohort is the candidates that are measured interleaved, against their own plain and baseline trials, on one pair of
 engines: one without speculation, and one for a value of draft_steps and a family of drafters (one kind of worker, one
@@ -74,7 +74,7 @@ class Cohort:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """At least one, and all of one engine."""
+        """The candidates of the cohort: at least one, and all of one engine."""
         return _candidates(self.trials)
 
     @property
@@ -168,7 +168,7 @@ def make_plan(config: SweepConfig, num_prompts: int, candidates: Sequence[Candid
 
 
 def _family_names(families: Iterable[tuple[str, object]]) -> dict[tuple[str, object], str]:
-    """By worker, counted where there are several bodies for one."""
+    """Names of families: their worker, counted where there are several bodies for one."""
     names: dict[tuple[str, object], str] = {}
     for family in families:
         number = 1 + sum(worker == family[0] for worker, _ in names)

@@ -1,7 +1,7 @@
 """What a sweep's journal says: one event a line, `{"event": kind, ...}`.
 
 The unit of measurement is the round: its trials answered the same prompts in the same window of time, on the same
-machine, and a part of it pairs with nothing that is measured later.
+machine. A part of a round cannot be paired with anything that is measured later.
 """
 
 import json
@@ -59,7 +59,7 @@ class RoundMeasured(Recorded):
     blocks: dict[str, Measured]  # by trial name
 
     def block_records(self) -> dict[str, BlockRecord]:
-        """By the name of their trial."""
+        """The records of the round by the name of their trial."""
         return {
             name: BlockRecord(index=self.index, prompt_block=self.prompt_block, measured=measured)
             for name, measured in self.blocks.items()
@@ -68,7 +68,7 @@ class RoundMeasured(Recorded):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFailed(Recorded):
-    """Of a cohort, or before there was any."""
+    """A trial failed, in a cohort or before there was any."""
 
     IDENTITY = ("cohort", "trial")
 
@@ -79,7 +79,7 @@ class TrialFailed(Recorded):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialDropped(Recorded):
-    """Given up as hopeless."""
+    """A trial was given up as hopeless."""
 
     IDENTITY = ("trial",)
 
@@ -91,7 +91,7 @@ class TrialDropped(Recorded):
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficFinished(Recorded):
-    """No more passes of the cohort under this traffic."""
+    """The cohort is measured no more under this traffic."""
 
     IDENTITY = ("cohort", "traffic")
 

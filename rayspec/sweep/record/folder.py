@@ -93,7 +93,7 @@ class SweepFolder:
         write_whole(self.path / "manifest.json", json.dumps({**self.manifest(), "run_id": run_id}, indent=1))
 
     def drafter_tags(self) -> dict[str, dict[str, str]]:
-        """By label, the fingerprints of the drafters that are measured, as tags of their runs."""
+        """The fingerprints of the drafters that are measured, by label, as tags of their runs."""
         stored = self.manifest()
         return {
             label: {DRAFTER_SHA256: own} | ({WHOLE_SHA256: stored[WHOLE][label]} if WHOLE in stored else {})
@@ -179,7 +179,7 @@ def find_same(home: Path, config: SweepConfig) -> SweepFolder | None:
             if folder.config() == config:
                 return folder
         except ValueError as error:
-            logger.warning("left out: %s", error)
+            logger.warning("sweep folder left out because it cannot be read: %s", error)
     return None
 
 
@@ -188,7 +188,7 @@ def _names(folder: SweepFolder) -> set[str]:
     try:
         return {folder.config().name, folder.manifest().get("run_id", folder.id)}
     except ValueError as error:
-        logger.warning("left out: %s", error)
+        logger.warning("sweep folder left out because it cannot be read: %s", error)
         return set()
 
 

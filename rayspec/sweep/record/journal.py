@@ -73,7 +73,7 @@ class Journal:
     def _open(self) -> None:
         """Open the file, without the part of a line that may be at its end."""
         self._known: set[tuple[object, ...]] = set()
-        self._offsets: dict[str | None, list[int]] = defaultdict(list)  # of the lines that concern a cohort
+        self._offsets: dict[str | None, list[int]] = defaultdict(list)  # where lines that concern a cohort begin
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - open as long as the sweep
         end = 0
         for offset, event in lines(self.path, 0):

@@ -29,7 +29,7 @@ class SweepState:
         self._traffic = {t.label: t for t in plan.traffic}
         self.blocks: dict[Trial, list[BlockRecord]] = defaultdict(list)
         self.head_latency_s: dict[Traffic, dict[str, float]] = {}
-        self.machine: dict[str, Any] = {}  # of the engine that started last
+        self.machine: dict[str, Any] = {}  # the one of the engine that started last
         self.rounds: set[int] = set()
         self.dropped: dict[Trial, int] = {}  # passes after which it was given up
         self.finished: dict[tuple[str, Traffic], int] = {}  # by cohort: after how many passes

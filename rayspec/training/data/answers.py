@@ -62,8 +62,8 @@ class AnswersConfig(Settings):
     min_prompt_tokens: int = 8
     max_prompt_tokens: int = 160
     answer_tokens: int = 160
-    follow_up_share: float = 0.0  # of the conversations; they go on for a second turn, which the target writes, too
-    greedy_share: float = 0.5  # of the sequences; the rest is drawn at `temperature`
+    follow_up_share: float = 0.0  # share of the conversations with a second turn, which the target writes, too
+    greedy_share: float = 0.5  # share of the sequences; the rest is drawn at `temperature`
     temperature: float = 0.8
     batch_size: int = 128  # sequences generated together, one shard
     seed: int = 0
@@ -113,7 +113,7 @@ class AnswersConfig(Settings):
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence, the chat template's included."""
+        """The most tokens that a sequence may have, the chat template's included."""
         turns = 2 if self.follow_up_share else 1
         return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
 

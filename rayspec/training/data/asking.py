@@ -22,7 +22,7 @@ class Request:
     temperature: float  # 0 = greedy
     max_new_tokens: int
     stop_ids: tuple[int, ...] = ()  # beside those of the target
-    seed: int | None = None  # of what is drawn, where the engine takes one (docs/training.md)
+    seed: int | None = None  # for what is drawn, where the engine takes one (docs/training.md)
 
 
 Asking = Generator[Sequence[Request], list[list[int]], T]
@@ -51,5 +51,5 @@ def in_order(results: Iterable[tuple[int, T]], numbers: Iterable[int]) -> Iterat
 
 
 def seed_of(purpose: str, seed: int, number: int) -> int:
-    """Of a request: another one for each purpose, seed and number, the same in every run. 48 bits."""
+    """The seed of a request, 48 bits: another one for each purpose, seed and number, the same in every run."""
     return int.from_bytes(hashlib.sha256(f"{purpose}/{seed}/{number}".encode()).digest()[:6], "big")

@@ -67,11 +67,11 @@ class ChatTemplate:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def first_turn(self, message: str) -> list[int]:
-        """From the beginning to where the first answer begins."""
+        """The tokens from the beginning to where the first answer begins."""
         return self.encode(self.opening + message + self.ask)
 
     def next_turn(self, message: str) -> list[int]:
-        """From behind an answer's stop token to where the next answer begins."""
+        """The tokens from behind an answer's stop token to where the next answer begins."""
         return self.encode(self.reopen + message + self.ask)
 
     def as_given(

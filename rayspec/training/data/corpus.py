@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rayspec.training.data.sources import STDLIB, CorpusConfig, Document, discover
 
-DEFINITION_SHARE = 0.8  # of prompts that begin at a def or class; most other unindented lines are imports
+DEFINITION_SHARE = 0.8  # share of prompts that begin at a def or class; most other unindented lines are imports
 
 
 class Encoder(Protocol):

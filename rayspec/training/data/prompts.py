@@ -78,7 +78,7 @@ def given_prompts(
 def own_prompts(
     config: AnswersConfig, name: str, folder: Path, chat: ChatTemplate | None, pool: Pool, avoid: Iterable[str] = ()
 ) -> list[Prompt]:
-    """As many that the target has written into `folder`, or writes now. Raises ValueError where it cannot."""
+    """As many prompts that the target has written into `folder`, or writes now. Raises ValueError where it cannot."""
     chat = _needed(chat, config, name)
     return [Prompt(text, chat.first_turn(text)) for text in write_prompts(folder, config, chat, pool, avoid)]
 
@@ -93,12 +93,12 @@ def _needed(chat: ChatTemplate | None, config: AnswersConfig, name: str) -> Chat
 
 
 def hashes(conversations: Iterable[Conversation]) -> set[str]:
-    """Of every turn of the user."""
+    """The hash of every turn of the user."""
     return {prompt_hash(turn) for c in conversations for turn in c.turns}
 
 
 def evaluation_hashes() -> set[str]:
-    """Of all prompts that are for evaluation and lie on this machine."""
+    """The hashes of all prompts that are for evaluation and lie on this machine."""
     return {h for found in evaluation_sets() for h in hashes(found)}
 
 

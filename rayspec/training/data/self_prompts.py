@@ -27,7 +27,7 @@ MAX_BATCHES_PER_WANTED = 4  # a target that writes fewer usable prompts than one
 
 
 def prompt_hash(text: str) -> str:
-    """Of letters and digits alone, so that case, spaces and punctuation make no other prompt."""
+    """Hash of the letters and digits alone, so that case, spaces and punctuation make no other prompt."""
     return hashlib.sha256(re.sub(r"\W+", "", text).casefold().encode()).hexdigest()[:16]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-# of what is verified, T nodes of all requests, by SGLang's attention on CUDA
+# what is verified, T nodes of all requests, as SGLang's attention on CUDA takes it
 VERIFIED = Contract("attention", {"draft_token": "int64 T", "positions": "int64 T", "custom_mask": "byte m"})
 
 

@@ -48,7 +48,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Demand:
-    """Of one tensor."""
+    """What an operation requires of one tensor."""
 
     text: str
     dtypes: frozenset[torch.dtype]

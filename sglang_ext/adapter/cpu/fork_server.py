@@ -204,7 +204,7 @@ def _server_of_now() -> ForkServer:
 
 
 def pid() -> int | None:
-    """Of the server that was asked last, if there is one."""
+    """Process id of the server that was asked last; None if there is none."""
     return _servers[-1].process.pid if _servers else None
 
 

@@ -1,4 +1,4 @@
-"""SGLang's import, half a minute on a busy machine, without what no engine on a CPU uses."""
+"""Imports SGLang, which takes half a minute on a busy machine, without what no engine on a CPU uses."""
 
 import gc
 import sys

@@ -30,8 +30,8 @@ class CpuPlatform(SRTPlatform):
         for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
             if getattr(server_args, name) != 1.0:
                 raise ValueError(
-                    f"--{name.replace('_', '-')} below 1 changes the output's law, which the CPU platform does not "
-                    f"offer (got {getattr(server_args, name)}); leave it at 1.0"
+                    f"--{name.replace('_', '-')} below 1 changes the output's distribution, which the CPU platform "
+                    f"does not offer (got {getattr(server_args, name)}); leave it at 1.0"
                 )
         if server_args.enable_multi_layer_eagle:
             raise ValueError("--enable-multi-layer-eagle is not offered by rayspec's CPU platform; leave it out")
@@ -45,7 +45,7 @@ class CpuPlatform(SRTPlatform):
             server_args.chunked_prefill_size = DEFAULT_CHUNKED_PREFILL_SIZE
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
-        if server_args.moe_runner_backend == "auto":  # of which SGLang's torch code reads the layout of the experts
+        if server_args.moe_runner_backend == "auto":  # SGLang's torch code reads the layout of the experts from it
             server_args.moe_runner_backend = "triton"
         if server_args.tp_size > 1:  # SGLang would ask for a NUMA node for each rank
             cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Per-request seeds on the CPU platform, and the flag of greedy batches: what hangs on SGLang's SamplingBatchInfo.
+"""Per-request seeds on the CPU platform, and the flag of greedy batches, both kept in SGLang's SamplingBatchInfo.
 
 SGLang honours a request's `sampling_seed` only under --enable-deterministic-inference, which needs CUDA kernels, and
 gives every request without one the same seed then. Here a request with a seed has it honoured, whatever batch it runs

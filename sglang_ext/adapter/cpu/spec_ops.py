@@ -144,7 +144,7 @@ def verify_tree_sampled(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    assert threshold_single == threshold_acc == 1.0, "CpuPlatform refuses thresholds that change the law"
+    assert threshold_single == threshold_acc == 1.0, "CpuPlatform refuses thresholds that change the distribution"
     accepted = verify_sampled_reference(
         candidates,
         target_probs,

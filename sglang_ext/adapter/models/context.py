@@ -102,7 +102,7 @@ class RaySpecSpecFormer(ContextModel):
 
 
 class RaySpecHydra(ContextModel):
-    """With a prefix layer; without one no model of SGLang's is built."""
+    """Hydra with a prefix layer; without one no model of SGLang's is built."""
 
 
 def _apart(info: CheckpointInfo) -> tuple[Any, Attention]:

@@ -47,17 +47,18 @@ class Answer(NamedTuple):
 
 @dataclass
 class HeadRequest:
-    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its law."""
+    """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its
+    distribution."""
 
     step: int
     k: int
     temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
     best: Answer | None = None
-    law_TV: Tensor | None = None  # float32
+    probs_TV: Tensor | None = None  # float32
 
     def answer_with(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
         if self.temperature_T1 is not None:
-            self.law_TV = head.target_law(hidden_TH, self.step, routed, self.temperature_T1)
+            self.probs_TV = head.target_distribution(hidden_TH, self.step, routed, self.temperature_T1)
         elif self.k == 1:
             ids_T1 = head.best(hidden_TH, self.step, routed)
             self.best = Answer(torch.ones_like(ids_T1, dtype=torch.float32), ids_T1)
@@ -80,7 +81,7 @@ class HeadLogits(LogitsProcessor):
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
         super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
         self.request: HeadRequest | None = None
-        self.routing: Callable[[], Tensor] | None = None  # of the pass, started before the layer
+        self.routing: Callable[[], Tensor] | None = None  # the pass's routing, started before the layer
         self._layer_inputs = layer_inputs
         self._batch: Any = None
 
@@ -192,12 +193,12 @@ def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
 
 
 class HostsHead(nn.Module, ABC):
-    """Before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can be
-    swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
+    """Put before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can
+    be swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
     algorithm: ClassVar[str]
     info: CheckpointInfo
-    pruner: Pruner | None = None  # of what the draft loop expands; None: EAGLE-2's choice, or a chain
+    pruner: Pruner | None = None  # prunes what the draft loop expands; None: EAGLE-2's choice, or a chain
     extend: ForwardBatch | None = None  # whose pass it is
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
@@ -254,7 +255,7 @@ class HostsHead(nn.Module, ABC):
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
         body = ((name, t) for name, t in tensors.items() if not name.startswith((HEAD_PREFIX, TREE_PREFIX)))
-        super().load_weights(body)  # type: ignore[misc]  # of SGLang's class
+        super().load_weights(body)  # type: ignore[misc]  # SGLang's class has it
         if not has_accelerator():
             self.lm_head.pack()
             pack_model(self)

@@ -1,8 +1,9 @@
 """A draft head whose rows tensor-parallel ranks share, so that its time shrinks with them as that of SGLang's own does.
 
 A rank finds the k best of its rows, and all ranks merge what they found (`common/shards.py`): k scores, k ids and a
-normaliser of each row are exchanged instead of logits. Where a law is asked for, logits are gathered, as SGLang gathers
-its own. Small heads, heads that are more than rows of one matrix, and heads in fewer bits every rank has whole.
+normaliser of each row are exchanged instead of logits. Where a distribution is asked for, logits are gathered, as
+SGLang gathers its own. Small heads, heads that are more than rows of one matrix, and heads in fewer bits every rank has
+whole.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,5 @@
-"""Drawn drafts under STANDALONE, which SGLang refuses: its loop is taken to have no law to verify them with, but ours
-has one for every drafter of ours (`draft_worker.draft_forward`)."""
+"""Allows drawn drafts under STANDALONE. SGLang refuses them, as it takes its draft loop to have no distribution to
+verify them with; our loop has one for every drafter of ours (`draft_worker.draft_forward`)."""
 
 from collections.abc import Callable
 from pathlib import Path

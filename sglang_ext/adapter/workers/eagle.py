@@ -31,7 +31,7 @@ from sglang_ext.trees import Expansion, Pruner
 
 
 class HeadDraftWorker(EagleDraftWorker):
-    """Of EAGLE-3 drafters."""
+    """Draft worker for EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
     refusal: str | None = None  # why no request can be served until another drafter is swapped in
@@ -122,10 +122,10 @@ class HeadDraftWorker(EagleDraftWorker):
 
     def _take_answer(self, draft_input: Any, request: HeadRequest, sampling_info: Any, positions_B: Tensor) -> None:
         """Give SGLang's input of the next draft the head's own first drafts. (A graph under rejection sampling has
-        answered nothing: it gave SGLang the law.)"""
-        if request.law_TV is not None:
+        answered nothing: it gave SGLang the distribution.)"""
+        if request.probs_TV is not None:
             draft_input.draft_probs, draft_input.topk_index, draft_input.topk_p = draw_drafts(
-                request.law_TV, sampling_info, positions_B, request.step
+                request.probs_TV, sampling_info, positions_B, request.step
             )
         elif request.best is not None:
             draft_input.topk_p, draft_input.topk_index = request.best
@@ -173,7 +173,7 @@ class HeadDraftWorker(EagleDraftWorker):
         if not self._is_ours or forward_batch.forward_mode.is_idle():
             return super().draft_forward(forward_batch)
         spec, info = forward_batch.spec_info, forward_batch.sampling_info
-        laws = [spec.draft_probs] if _draws(info) else []
+        distributions = [spec.draft_probs] if _draws(info) else []
         slots = per_step_draft_out_cache_loc(
             forward_batch.out_cache_loc, forward_batch.batch_size, self.topk, self.speculative_num_steps
         )
@@ -199,30 +199,30 @@ class HeadDraftWorker(EagleDraftWorker):
             with forward_context(context, forward_batch=forward_batch):
                 # SGLang's runner and logits processor would cost a small drafter as much as its layer does
                 hidden = self.draft_runner.model.draft_step(forward_batch, request)
-            if request.law_TV is not None:
-                law_BV, ids_Bk, p_Bk = draw_drafts(request.law_TV, info, forward_batch.positions + 1, step + 1)
-                laws.append(law_BV)
+            if request.probs_TV is not None:
+                probs_BV, ids_Bk, p_Bk = draw_drafts(request.probs_TV, info, forward_batch.positions + 1, step + 1)
+                distributions.append(probs_BV)
             else:
                 assert request.best is not None, "the head was asked"
                 p_Bk, ids_Bk = request.best
             forward_batch.positions.add_(1)
         scores, tokens, parents = map(list, zip(*trees, strict=True))
-        law = torch.stack(laws, dim=1) if laws else None
+        probs = torch.stack(distributions, dim=1) if distributions else None
         if self.topk == 1:
             B = len(tokens[0])
             rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
-            return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), law)
+            return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), probs)
         if self._pruner is not None:
             return (*_expansion(scores, tokens, parents), None)
-        return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), law)
+        return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), probs)
 
 
 class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
-    """Of independent drafters: SGLang gives them nothing of the target, and no hidden state from step to step."""
+    """For independent drafters. SGLang gives them nothing of the target, no hidden state between steps."""
 
 
 def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:
-    """Of what SGLang records of each draft step; the last one's beam has no children."""
+    """The expansion, from what SGLang records of each draft step; the last one's beam has no children."""
     no_parents = parents[0][:, :0]
     return Expansion(
         torch.cat([no_parents, *parents[:-1]], dim=1), torch.cat(scores, dim=1).flatten(1), torch.cat(tokens, dim=1)

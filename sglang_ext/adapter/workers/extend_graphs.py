@@ -14,8 +14,8 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     """SGLang's graphs, in which a head of ours is asked for its k best tokens, as in the draft loop, instead of for
     logits of the whole vocabulary: at draft position 0, too, a head costs what it costs.
 
-    Under rejection sampling they are SGLang's: a law over the whole vocabulary is wanted there. That a replay writes
-    its answer where the capture left it is what CUDA graphs promise; it has not been run on a GPU yet.
+    Under rejection sampling they are SGLang's: a distribution over the whole vocabulary is wanted there. That a replay
+    writes its answer where the capture left it is what CUDA graphs promise; it has not been run on a GPU yet.
     """
 
     def __init__(self, worker: Any, **options: Any) -> None:
@@ -41,6 +41,6 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
         return output
 
     def take_answer(self) -> Answer | None:
-        """Of the replay since the last call; None where nothing was replayed, or nothing asked."""
+        """The head's answer of the replay since the last call; None where nothing was replayed, or nothing asked."""
         answer, self._answer = self._answer, None
         return answer

@@ -17,7 +17,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
 from torch import Tensor
 
-from rayspec_kernels.cpu.sibling_law import Siblings
+from rayspec_kernels.cpu.sibling_distribution import Siblings
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
@@ -51,7 +51,7 @@ class CarriedDrafting:
     speculative_num_draft_tokens: int
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
-        """From the next step on. Raises ValueError where its head or its tree does not fit; nothing changes then."""
+        """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
         with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)
@@ -103,20 +103,20 @@ class CarriedDrafting:
                 self.topk, self.speculative_num_steps, self.speculative_num_draft_tokens, self.device
             )
         draft_input, info = batch.spec_info, batch.sampling_info
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
 
         def pick(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Picked:
             with CLOCK.head():
                 if draws:
                     temperature_T1 = info.temperatures.repeat_interleave(len(state_TH) // len(info), dim=0)
-                    law_TV = head.target_law(state_TH, step, routed, temperature_T1)
+                    probs_TV = head.target_distribution(state_TH, step, routed, temperature_T1)
                 else:
                     picked = most_likely(head, state_TH, step, k, routed)
             CLOCK.count_shortlist(head, state_TH, step, routed)
             if not draws:
                 return picked
-            law_TV, ids_Tk, _ = draw_drafts(law_TV, info, batch.seq_lens + step, step, k)
-            laws.append(law_TV.unflatten(0, (len(info), -1)))
+            probs_TV, ids_Tk, _ = draw_drafts(probs_TV, info, batch.seq_lens + step, step, k)
+            distributions.append(probs_TV.unflatten(0, (len(info), -1)))
             return Picked(ids_Tk, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
@@ -129,8 +129,8 @@ class CarriedDrafting:
             self.target_worker.model_runner,
             draft_steps=self.speculative_num_steps,
             topk=self.topk,
-            law_BRV=torch.cat(laws, dim=1) if laws else None,
-            siblings=self.siblings if laws else None,
+            probs_BRV=torch.cat(distributions, dim=1) if distributions else None,
+            siblings=self.siblings if distributions else None,
         )
 
     def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
@@ -145,7 +145,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     """Drafter and tree, with no model runner of their own."""
 
     draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
-    draft_attn_backend = draft_extend_attn_backend = None  # of which SGLang makes one for each draft length of a policy
+    draft_attn_backend = draft_extend_attn_backend = None  # SGLang makes one for each draft length of a policy
     cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:

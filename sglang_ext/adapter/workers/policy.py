@@ -33,8 +33,8 @@ HISTORY_STEPS = 20_000
 
 
 def policy_file(spec: Any) -> str | None:
-    """Of a server that follows a policy of ours; with SGLang's own flag the file is SGLang's. `spec`: SGLang's
-    settings, or those of them that are about speculation."""
+    """The policy file of a server that follows a policy of ours; with SGLang's own flag the file is SGLang's. `spec`:
+    SGLang's settings, or those of them that are about speculation."""
     return None if spec.speculative_adaptive else spec.speculative_adaptive_config
 
 
@@ -161,7 +161,7 @@ class FollowsPolicy(EAGLEWorkerV2):
             get_context().override("rayspec.policy", speculative_num_steps=self.most_steps)
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
-        """SGLang's, in the types and with the law that verification wants: nothing was drafted."""
+        """SGLang's, in the types and with the distribution that verification wants: nothing was drafted."""
         verify_input = super()._build_trivial_verify_input(batch)
         verify_input.draft_token = verify_input.draft_token.long()
         if get_spec().speculative_use_rejection_sampling:
@@ -170,7 +170,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         return verify_input
 
     def _stub_skipped_draft_extend(self, batch: Any, batch_output: Any) -> None:
-        """SGLang's, but with first drafts that may be verified: different ones, and a law that they follow."""
+        """SGLang's, but with first drafts that may be verified: different ones, and a distribution that they follow."""
         super()._stub_skipped_draft_extend(batch, batch_output)
         draft_input, requests = batch_output.next_draft_input, len(batch.seq_lens)
         first = torch.arange(self.topk, device=self.device)

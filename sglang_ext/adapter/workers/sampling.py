@@ -1,9 +1,10 @@
-"""Sampling at temperature > 0 under speculation: the law that is verified, and draws from a drafter's law.
+"""Sampling at temperature > 0 under speculation: the distribution that is verified, and draws from a drafter's
+distribution.
 
 R = B * N rows of B requests with N verified nodes each, T = rows, V = vocabulary.
 
-Who calls whom: SGLang's verification runs inside of `verify_plain_law`, its sampler of first tokens and of plain
-decoding inside of `sample_min_p`; our draft worker calls `draw_drafts`.
+Who calls whom: SGLang's verification runs inside of `verify_plain_distribution`, its sampler of first tokens and of
+plain decoding inside of `sample_min_p`; our draft worker calls `draw_drafts`.
 """
 
 import copy
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayspec_kernels.cpu.sampling_law import sampling_law_reference
-from rayspec_kernels.cpu.sibling_law import Siblings, sibling_law_reference
+from rayspec_kernels.cpu.sampling_distribution import sampling_distribution_reference
+from rayspec_kernels.cpu.sibling_distribution import Siblings, sibling_distribution_reference
 from sglang_ext.adapter.internals import CHAIN_VERIFICATION, TOP_K_FILTER
 from sglang_ext.adapter.patches import lent
 
 
-def verify_plain_law(
+def verify_plain_distribution(
     original: Callable[..., Any],
     verify_input: Any,
     batch: Any,
@@ -29,19 +30,19 @@ def verify_plain_law(
     uno_target_max_top_k: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """AROUND eagle_utils.eagle_sample: verify against the law that plain decoding samples from.
+    """AROUND eagle_utils.eagle_sample: verify against the distribution that plain decoding samples from.
 
     A tree of drawn siblings is verified as such (`verify_siblings`).
 
-    SGLang's verification takes top_p of the law that top_k has left, and no min_p; its plain sampler lets all filters
-    look at the same law. Greedy batches, and those without a filter that this concerns, pass through untouched, as
-    does UNO, which samples in a way of its own.
+    SGLang's verification takes top_p of the distribution that top_k has left, and no min_p; its plain sampler lets all
+    filters look at the same distribution. Greedy batches, and those without a filter that this concerns, pass through
+    untouched, as does UNO, which samples in a way of its own.
     """
     info = batch.sampling_info
     is_ours = not batch.forward_mode.is_idle() and not info.is_all_greedy and uno_target_max_top_k is None
     siblings = getattr(verify_input, "siblings", None) if is_ours else None
     with (
-        _one_filter(batch) if is_ours and _laws_differ(info) else nullcontext(),
+        _one_filter(batch) if is_ours and _distributions_differ(info) else nullcontext(),
         nullcontext() if siblings is None else lent(CHAIN_VERIFICATION.target, partial(verify_siblings, siblings)),
     ):
         return original(verify_input, batch, *args, uno_target_max_top_k=uno_target_max_top_k, **kwargs)
@@ -50,8 +51,8 @@ def verify_plain_law(
 def verify_siblings(
     siblings: Siblings, *, candidates: Tensor, target_probs: Tensor, draft_probs: Tensor, **arguments: Any
 ) -> None:
-    """In the place of SGLang's verification of a drawn chain: its verification of a tree of any tokens, whose law we
-    change so that it does what drawn siblings need.
+    """In the place of SGLang's verification of a drawn chain: its verification of a tree of any tokens, whose
+    distribution we change so that it does what drawn siblings need.
 
     Args:
         draft_probs: float32 [B, R, V], as `siblings` name them.
@@ -59,14 +60,14 @@ def verify_siblings(
     """
     from sglang.srt.speculative import eagle_utils
 
-    law_BNV = sibling_law_reference(target_probs, draft_probs, candidates, siblings)
+    probs_BNV = sibling_distribution_reference(target_probs, draft_probs, candidates, siblings)
     eagle_utils.tree_speculative_sampling_target_only(
-        candidates=candidates, target_probs=law_BNV, draft_probs=torch.zeros_like(law_BNV), **arguments
+        candidates=candidates, target_probs=probs_BNV, draft_probs=torch.zeros_like(probs_BNV), **arguments
     )
 
 
-def _laws_differ(info: Any) -> bool:
-    """From the batch's flags alone: asking for its values would stall an accelerator."""
+def _distributions_differ(info: Any) -> bool:
+    """Decided by the batch's flags alone: asking for its values would stall an accelerator."""
     if info.top_ks.device.type == "cpu":  # SGLang has no filters for it, so all are ours
         return info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
     return info.need_min_p_sampling or (info.need_top_k_sampling and info.need_top_p_sampling)
@@ -82,7 +83,7 @@ def _one_filter(batch: Any) -> Iterator[None]:
     in_turn = get_exec().kernel.sampling_backend != "pytorch"
 
     def all_filters(p_RV: Tensor, top_k_R: Tensor) -> Tensor:
-        return requested_law(p_RV, info, min_p_in_turn=in_turn)
+        return requested_distribution(p_RV, info, min_p_in_turn=in_turn)
 
     seen = copy.copy(info)
     seen.need_top_k_sampling, seen.need_top_p_sampling = True, False
@@ -94,7 +95,7 @@ def _one_filter(batch: Any) -> Iterator[None]:
         batch.sampling_info = info
 
 
-def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Tensor:
+def requested_distribution(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Tensor:
     """Probabilities after each request's own filters, [R, V] float32: rows r // (R / B) are request r's.
 
     Args:
@@ -107,7 +108,7 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
         return values_B.repeat_interleave(rows, dim=0) if needed else None
 
     in_turn = min_p_in_turn and info.need_min_p_sampling
-    return sampling_law_reference(
+    return sampling_distribution_reference(
         p_RV,
         each_row(info.top_ks, info.need_top_k_sampling),
         each_row(info.top_ps, info.need_top_p_sampling),
@@ -121,10 +122,11 @@ def requested_law(p_RV: Tensor, info: Any, *, min_p_in_turn: bool = False) -> Te
 def draw_drafts(
     q_TV: Tensor, sampling_info: Any, positions_B: Tensor, step: int, k: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw drafts from the drafter's law, filtered as the target's will be: k of each row, without replacement.
+    """Draw drafts from the drafter's distribution, filtered as the target's will be: k of each row, without
+    replacement.
 
-    Any law is exact as long as drafts are drawn from the one that is verified; the filtered one is accepted more often.
-    Waits for no device.
+    Any distribution is exact as long as drafts are drawn from the one that is verified; the filtered one is accepted
+    more often. Waits for no device.
 
     Args:
         q_TV: float32 probabilities in target ids at the requests' temperatures, 0 off the head's support; the rows of B
@@ -136,24 +138,24 @@ def draw_drafts(
         step: draft position, 0 for the token after the verified one.
 
     Returns:
-        The filtered law [T, V], the drawn ids int64 [T, k] in the order of the draws and their probabilities [T, k].
-        Where the law has fewer than k tokens, the last ids are any others.
+        The filtered distribution [T, V], the drawn ids int64 [T, k] in the order of the draws and their probabilities
+        [T, k]. Where the distribution has fewer than k tokens, the last ids are any others.
     """
     from sglang.srt.speculative.spec_utils import fast_sample
 
-    law_TV = requested_law(q_TV, sampling_info)
+    probs_TV = requested_distribution(q_TV, sampling_info)
     rows, seed_B = len(q_TV) // len(sampling_info), sampling_info.sampling_seed
     seed_T = None if seed_B is None else seed_B.repeat_interleave(rows)
     positions_T = positions_B.repeat_interleave(rows)
-    _, drawn_Tk = fast_sample(law_TV, k, sampling_seed=seed_T, positions=positions_T, draft_step=step)
+    _, drawn_Tk = fast_sample(probs_TV, k, sampling_seed=seed_T, positions=positions_T, draft_step=step)
     # the batch that a CUDA graph is captured with has no filters, so that its greedy rows are not one-hot; the target's
-    # law of a greedy request is, and then any proposal is verified exactly
+    # distribution of a greedy request is, and then any proposal is verified exactly
     best_T1 = q_TV.argmax(dim=-1, keepdim=True)
-    # among equals topk may take another one first than argmax does, which that law is made of
+    # among equals topk may take another one first than argmax does, which that distribution is made of
     best_Tk = best_T1 if k == 1 else q_TV.scatter(1, best_T1, 2.0).topk(k, dim=-1).indices
     is_greedy_T1 = (sampling_info.top_ks <= 1).repeat_interleave(rows)[:, None]
     token_ids_Tk = torch.where(is_greedy_T1, best_Tk, drawn_Tk)
-    return law_TV, token_ids_Tk, law_TV.gather(1, token_ids_Tk)
+    return probs_TV, token_ids_Tk, probs_TV.gather(1, token_ids_Tk)
 
 
 def sample_min_p(
@@ -171,7 +173,7 @@ def sample_min_p(
     request has a min_p and the batch has seeds: filter first, then let it draw from what is left."""
     if not need_min_p_sampling or sampling_seed is None:
         return original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, *args, **kwargs)
-    law = sampling_law_reference(probs, top_ks, top_ps, min_ps)
+    filtered = sampling_distribution_reference(probs, top_ks, top_ps, min_ps)
     all_k, all_p = torch.full_like(top_ks, probs.shape[-1]), torch.full_like(top_ps, 2.0)  # 2: no rounding reaches it
     kwargs.pop("max_top_k", None)
-    return original(law, all_k, all_p, min_ps, False, sampling_seed, *args, **kwargs)
+    return original(filtered, all_k, all_p, min_ps, False, sampling_seed, *args, **kwargs)

@@ -7,7 +7,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
-from rayspec_kernels.cpu.sibling_law import Siblings
+from rayspec_kernels.cpu.sibling_distribution import Siblings
 from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.trees import Draft
@@ -16,10 +16,10 @@ from sglang_ext.trees import Draft
 class TreeVerifyInput(EagleVerifyInput):
     """A tree without a fixed number of children a node.
 
-    `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the laws.
+    `siblings`: of a tree whose nodes were drawn, in the order in which `draft_probs` [B, R, V] has the distributions.
     """
 
-    siblings: ClassVar[Siblings | None] = None  # of the class, so that SGLang's dataclass stays as it is
+    siblings: ClassVar[Siblings | None] = None  # on the class, so that SGLang's dataclass stays as it is
 
     @property
     def tree_topk(self) -> int:
@@ -38,11 +38,11 @@ def tree_verify_input(
     *,
     draft_steps: int,
     topk: int,
-    law_BRV: Tensor | None = None,
+    probs_BRV: Tensor | None = None,
     siblings: Siblings | None = None,
 ) -> TreeVerifyInput:
-    """SGLang's form of a draft, for the target's model runner; `law_BRV` is what drafts were drawn from: one law a
-    position of a chain, of a tree as its `siblings` say.
+    """SGLang's form of a draft, for the target's model runner; `probs_BRV` is what drafts were drawn from: one
+    distribution a position of a chain, of a tree as its `siblings` say.
 
     Its width is the step's: less than was asked for where no request needs all of its nodes and no graph one width.
     """
@@ -55,7 +55,7 @@ def tree_verify_input(
         custom_mask=_mask(batch, tree, target_runner.attn_backend),
         positions=(batch.seq_lens[:, None] + tree.depth_BN).flatten(),
         retrieve_index=torch.arange(B * N, device=draft.tokens_BN.device).view(B, N),
-        # of a static tree they are views of one request's, and SGLang's kernels take no views
+        # a static tree has views of one request's, and SGLang's kernels take no views
         retrieve_next_token=tree.first_child_BN.contiguous(),
         retrieve_next_sibling=tree.next_sibling_BN.contiguous(),
         retrieve_cum_len=None,
@@ -65,7 +65,7 @@ def tree_verify_input(
         capture_hidden_mode=None,
         seq_lens_sum=None,
         seq_lens_cpu=None,
-        draft_probs=law_BRV,
+        draft_probs=probs_BRV,
     )
     if siblings is not None:
         verify_input.siblings = siblings  # type: ignore[misc]
@@ -73,7 +73,7 @@ def tree_verify_input(
 
 
 def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
-    """In the layout of the target's attention: [N, N] of each request, or [N, length + N] with all True before."""
+    """The mask as the target's attention takes it: [N, N] of each request, or [N, length + N], all True before."""
     B, N, _ = tree.mask_BNN.shape
     verify_mask = backend.verify_mask
     mode = TreeMaskMode.FULL_MASK if verify_mask is None else verify_mask.mode
@@ -96,8 +96,8 @@ def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
 
 
 def _without_padding(draft: Draft) -> Draft:
-    """As many nodes as the largest tree of the batch has. An accelerator verifies the padding instead: its graphs have
-    one width, and this looks at values."""
+    """The draft, with as many nodes as the largest tree of the batch has. An accelerator verifies the padding instead:
+    its graphs have one width, and this looks at values."""
     assert draft.num_nodes_B is not None, "the caller looked"
     most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
     mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links

@@ -50,7 +50,7 @@ class FeatureConfig(DrafterConfig):
             raise ValueError(
                 f"num_hidden_layers must be 1 for a drafter of kind {cls.kind}, got {config['num_hidden_layers']}"
             )
-        for name in ("hidden_size", "num_attention_heads"):  # of which the head_dim may have to be made
+        for name in ("hidden_size", "num_attention_heads"):  # the head_dim may have to be made of these
             check_type(name, config.get(name), int)
         try:
             return cls(

@@ -26,5 +26,5 @@ class FeatureCost:
         return step_by_step_flops(shape, keys, self.layer, self.head) + fused
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Of one step. The token embedding is counted with the body, at every forward, as VocabTrim counts."""
+        """Bytes read in one step. As VocabTrim counts, the token embedding is part of the body, at every forward."""
         return shape.draft_steps * (self.body_bytes + embedding_bytes) + head_cost(self.head, shape.rows, shape).bytes

@@ -20,7 +20,7 @@ from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 
 def sizes_of(target: Target, recipe: Steps | None) -> dict[str, Any]:
-    """Of a layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
+    """Sizes of a layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
     own = None if recipe is None else recipe.intermediate_size
     sizes = target.sizes() | {"rope": target.rope.to_json()}
     return sizes | ({} if own is None else {"intermediate_size": own})
@@ -35,7 +35,7 @@ def head_rows(target: Target, config: FeatureConfig) -> Tensor:
 
 
 class Unrolled(NamedTuple):
-    """Of each rollout step: the hidden state for the head, and the feature that entered the layer, [B, T - 1, H]."""
+    """For each rollout step, the hidden state for the head and the feature that entered the layer, [B, T - 1, H]."""
 
     hiddens: list[Tensor]
     features: list[Tensor]

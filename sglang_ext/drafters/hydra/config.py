@@ -33,8 +33,8 @@ class HydraConfig(LastHiddenConfig):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
-        """With a prefix layer the sizes are those of a layer, too; where they are not there, `layer` is None, and no
-        drafter can be made of it."""
+        """The config from options. With a prefix layer the sizes are those of a layer, too; where they are not there,
+        `layer` is None, and no drafter can be made of it."""
         has_layer = options.get("prefix_layer") is True and all(name in sizes for name in LAYER_SIZES)
         given = {name: sizes[name] for name in cls.of_target}
         given["layer"] = {name: sizes[name] for name in LAYER_SIZES} if has_layer else None

@@ -24,8 +24,8 @@ def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None 
 
 
 def init_body(drafter: HydraDrafter, target: Target, probe: Batch, seed: int) -> None:
-    """As the module begins. A prefix layer has matrices that are drawn, behind those that are zero, and a last norm
-    that brings h to the size at which the head is used to it."""
+    """Initialise the body as the module begins. A prefix layer has matrices that are drawn, behind those that are zero,
+    and a last norm that brings h to the size at which the head is used to it."""
     if not drafter.config.prefix_layer:
         return
     last_hidden_rms = probe.rms(target.last_hidden(probe.ids_BT))

@@ -62,7 +62,7 @@ class IndependentConfig(DrafterConfig):
                     "or export the drafter again with rayspec train"
                 )
         rope = Rope.from_json(config)
-        if rope.rope_type != "default":  # of its own, whatever the target's
+        if rope.rope_type != "default":  # the drafter's own, whatever the target's
             raise ValueError(
                 f"rope_type must be 'default' for an independent drafter, got {rope.rope_type!r}; correct config.json, "
                 "or export the drafter again with rayspec train"

@@ -22,7 +22,7 @@ class IndependentCost:
         return step_by_step_flops(shape, keys, self.layers, self.head)
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Of one step; `embedding_bytes` are the target's, and the drafter's own are in its body."""
+        """Bytes read in one step. `embedding_bytes` are the target's; the drafter's own are in its body."""
         return shape.draft_steps * self.body_bytes + head_cost(self.head, shape.rows, shape).bytes
 
 

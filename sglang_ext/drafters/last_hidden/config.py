@@ -13,7 +13,7 @@ from sglang_ext.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape(Settings):
-    """Of a decoder layer, which is that of a layer of the target."""
+    """Shape of a decoder layer, which is that of a layer of the target."""
 
     hidden_size: int
     intermediate_size: int

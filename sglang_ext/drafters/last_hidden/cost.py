@@ -30,7 +30,7 @@ class LastHiddenCost:
     tree: CandidateTree | None
 
     def rows(self, shape: StepShape) -> list[int]:
-        """Of each draft position."""
+        """Rows that the head is asked about at each draft position."""
         if self.tree is None or shape.topk == 1:
             return [1] * shape.draft_steps
         fitted = self.tree.fit(shape.draft_steps, shape.topk, shape.num_draft_tokens, torch.device("cpu"))
@@ -44,7 +44,7 @@ class LastHiddenCost:
         return before + states + head_cost(self.head, rows, shape).flops
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Of one step; without an embedding of its own, and the body is read once."""
+        """Bytes read in one step: without an embedding of its own, and the body is read once."""
         return self.body_bytes + head_cost(self.head, self.rows(shape), shape).bytes
 
 

@@ -27,7 +27,7 @@ def head_rows(target: Target, config: LastHiddenConfig) -> Tensor:
 
 
 def init_body(drafter: LastHiddenDrafter, target: Target, probe: Batch, seed: int) -> None:
-    """As the module begins: it would propose what the target says next."""
+    """Initialise the body as the module begins: it would propose what the target says next."""
 
 
 def carried(drafter: LastHiddenDrafter, target: Target, ids_BT: Tensor) -> tuple[Tensor, Tensor]:

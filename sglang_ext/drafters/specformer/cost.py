@@ -7,7 +7,7 @@ from sglang_ext.drafters.specformer.module import SpecFormerDrafter
 
 
 def count(drafter: SpecFormerDrafter, itemsize: int) -> LastHiddenCost:
-    """Before its first position a draft is made up to its SwiGLU, for all slots that the drafter was made for."""
+    """The drafter's cost: before its first position it makes a draft up to its SwiGLU, for all slots that it has."""
     c = drafter.config
     assert drafter.context_attn is not None, "read from a folder"
     per_key = 4 * c.num_attention_heads * c.head_dim

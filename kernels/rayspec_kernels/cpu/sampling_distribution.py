@@ -1,4 +1,4 @@
-"""The law that a request samples from: top-k, top-p and min-p over the target's probabilities.
+"""The distribution that a request samples from: top-k, top-p and min-p over the target's probabilities.
 
 T = rows, V = vocabulary, S = sorted columns.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 SORTED_FIRST = (256, 4096)  # columns that are tried before all are sorted, which takes a CPU 3 ms for 32,768 of them
 
 
-def sampling_law_reference(
+def sampling_distribution_reference(
     p_TV: Tensor,
     top_k_T: Tensor | None = None,
     top_p_T: Tensor | None = None,
@@ -19,7 +19,7 @@ def sampling_law_reference(
     top_p_after_top_k_T: Tensor | None = None,
 ) -> Tensor:
     """Keep the tokens that pass every filter and renormalise, as SGLang's plain sampler does in PyTorch: all filters
-    look at the untouched law, so a token of rank k stays only if the mass before it is at most top_p.
+    look at the untouched distribution, so a token of rank k stays only if the mass before it is at most top_p.
 
     A row with top_k 1 is greedy: one-hot at its argmax (the lowest id where several are equal). Waits for no device.
 
@@ -40,9 +40,9 @@ def sampling_law_reference(
     if not p_TV.is_cuda:  # to look at values would make it wait
         is_cut_T = _is_cut(p_TV, top_k_T, top_p_T)
         if not bool(is_cut_T.all()):  # spare the other rows the sorting
-            law_TV = torch.empty_like(p_TV)
-            law_TV[~is_cut_T] = sampling_law_reference(p_TV[~is_cut_T], min_p_T=_rows(min_p_T, ~is_cut_T))
-            law_TV[is_cut_T] = sampling_law_reference(
+            probs_TV = torch.empty_like(p_TV)
+            probs_TV[~is_cut_T] = sampling_distribution_reference(p_TV[~is_cut_T], min_p_T=_rows(min_p_T, ~is_cut_T))
+            probs_TV[is_cut_T] = sampling_distribution_reference(
                 p_TV[is_cut_T],
                 _rows(top_k_T, is_cut_T),
                 _rows(top_p_T, is_cut_T),
@@ -50,7 +50,7 @@ def sampling_law_reference(
                 max_top_k=max_top_k,
                 top_p_after_top_k_T=_rows(top_p_after_top_k_T, is_cut_T),
             )
-            return law_TV
+            return probs_TV
 
     sorted_TS, order_TS = _best_first(p_TV, top_k_T, top_p_T, max_top_k)
     best_T1 = sorted_TS[:, :1]
