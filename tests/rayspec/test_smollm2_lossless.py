@@ -88,7 +88,7 @@ def test_every_shipped_drafter_says_what_plain_decoding_says(
             engine.swap(drafter_path(name))
             answers = greedy(engine, prompts)
             assert [i for i, answer in enumerate(answers) if answer != plain[i]] == [], name
-    print(f"{shape}: {len(prompts)} prompts, {sum(map(len, plain))} tokens, the same with each of {', '.join(names)}")
+    print(f"{shape}: {len(prompts)} prompts, {sum(map(len, plain))} tokens, the same with each of {', '.join(shipped)}")
 
 
 @pytest.fixture(scope="module")
