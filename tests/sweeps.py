@@ -92,9 +92,10 @@ class Sweep:
         raise AssertionError(f"no process {title!r} below the driver")
 
     def survive(self, victim: str, kill: Callable[[], None]) -> None:
-        """Let `kill` happen, then wait for two more rounds."""
-        before = self.rounds()
+        """Let `kill` happen, then wait for two more rounds. Those that end meanwhile do not count: a driver's workers go
+        on for a moment, on a fast machine for more than two."""
         kill()
+        before = self.rounds()
         self.wait_for_rounds(before + 2)
         self.survived[victim] = (before, self.rounds())
 
