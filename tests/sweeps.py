@@ -92,8 +92,8 @@ class Sweep:
         raise AssertionError(f"no process {title!r} below the driver")
 
     def survive(self, victim: str, kill: Callable[[], None]) -> None:
-        """Let `kill` happen, then wait for two more rounds. Those that end meanwhile do not count: a driver's workers go
-        on for a moment, on a fast machine for more than two."""
+        """Let `kill` happen, then wait for two more rounds. What is measured meanwhile does not count: the workers of a
+        driver go on for a moment, on a fast machine for more than two rounds."""
         kill()
         before = self.rounds()
         self.wait_for_rounds(before + 2)

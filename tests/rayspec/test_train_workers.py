@@ -326,7 +326,9 @@ def test_what_fails_on_every_worker_names_the_cause(data: Path, tiny_target: Fro
     assert "max_failures" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     # not tried again, however many attempts there are: it would be met again
-    gone = config_of(data, tiny_target, tmp_path / "gone", workers=replace(TWO, max_failures=5), target="/nowhere")
+    gone = replace(
+        config_of(data, tiny_target, tmp_path / "gone", workers=replace(TWO, max_failures=5)), target="/nowhere"
+    )
     with pytest.raises(ValueError, match=r"worker 0 on \S+: target is '/nowhere', but there is no model"):
         train_by_workers(gone, SLIM, tiny_target.sha256)
     wild = replace(RECIPE, lr=1e30, clip_norm=1e30, warmup_steps=0)
