@@ -28,7 +28,8 @@ def prompts(target: FrozenTarget) -> list[Prompt]:
 
 
 def schedulers() -> list[psutil.Process]:
-    """Of the engines that this process has started, by their titles."""
+    """The schedulers of the engines that this process has started, found by their titles, the oldest first: one that
+    still starts must not be killed for one that answers."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -36,7 +37,7 @@ def schedulers() -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
-    return found
+    return sorted(found, key=psutil.Process.create_time)
 
 
 @pytest.mark.slow

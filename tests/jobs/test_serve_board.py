@@ -1,6 +1,7 @@
 """Where the counters of replicas are collected on a cluster of several nodes, and what is said once they are lost."""
 
 import os
+from contextlib import suppress
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
@@ -39,4 +40,12 @@ def look_for_boards(variables: dict[str, str]) -> None:
             ray.get(board.put.remote("a", "x", Totals(requests=1.0)))
             assert stage.totals(champion) == Totals(requests=1.0)
             ray.kill(board)
+            wait_for_its_end(board)
             assert stage.totals(champion) is None
+
+
+def wait_for_its_end(board: Any) -> None:
+    """It may answer for a moment after it was told to end."""
+    with suppress(ray.exceptions.RayActorError):
+        while True:
+            ray.get(board.__ray_ready__.remote(), timeout=60)
