@@ -59,7 +59,9 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"cut off; what was measured until then is in {args.out}, and a new run begins anew", file=sys.stderr)
+        print(
+            f"cut off; what was measured until then is in {args.report or args.out}; a run begins anew", file=sys.stderr
+        )
         return INTERRUPTED
 
 

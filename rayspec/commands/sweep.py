@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="rayspec sweep", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="rayspec sweep", description=__doc__.split("\n\n")[0])
     parser.add_argument("--config", metavar="FILE", help="YAML of the sweep; defaults alone without it")
     parser.add_argument("--plan", action="store_true", help="print the trials and stop")
     parser.add_argument(

@@ -1,6 +1,7 @@
 """Where the counters of replicas are collected on a cluster of several nodes, and what is said once they are lost."""
 
 import os
+import time
 from contextlib import suppress
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ def look_for_boards(variables: dict[str, str]) -> None:
 
 def wait_for_its_end(board: Any) -> None:
     """It may answer for a moment after it was told to end."""
+    deadline = time.monotonic() + 60
     with suppress(ray.exceptions.RayActorError):
         while True:
+            assert time.monotonic() < deadline, "it still answers"
             ray.get(board.__ray_ready__.remote(), timeout=60)

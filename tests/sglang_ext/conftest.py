@@ -24,7 +24,7 @@ from engines import (
 )
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from last_hidden_cases import as_answers
-from made_once import ENGINE, TRAINING, made_once
+from made_once import made_once
 from toy import Toy, make_toy
 from trained_drafters import trained_drafters
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,7 +52,7 @@ def long_prompt(prompts: list[Ids]) -> Ids:
 @pytest.fixture(scope="session")
 def oracle(prompts: list[Ids], long_prompt: Ids, request: pytest.FixtureRequest) -> Oracle:
     """What plain decoding answers; asked by the worker that needs it first."""
-    _, answers = made_once(request.config, "oracle", ENGINE, lambda _: asdict(_ask_plain_engine(prompts, long_prompt)))
+    _, answers = made_once(request.config, "oracle", lambda _: asdict(_ask_plain_engine(prompts, long_prompt)))
     return Oracle(**answers)
 
 
@@ -85,7 +85,7 @@ def drafters_of(
 
     @cache
     def drafters(family: str) -> dict[str, Path]:
-        folder, made = made_once(request.config, family, TRAINING, lambda folder: make(family, folder))
+        folder, made = made_once(request.config, family, lambda folder: make(family, folder))
         return {name: folder / path for name, path in made.items()}
 
     return drafters

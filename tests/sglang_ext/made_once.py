@@ -4,7 +4,7 @@ of, and shared by the workers. `pytest --cache-clear` makes everything anew."""
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from fixture_models import CALIBRATIONS, DRAFTERS, TARGET
+from fixture_models import CALIBRATIONS, DRAFTERS, PROMPTS, TARGET
 from volume import IS_FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE = ("sglang_ext/adapter", "kernels/rayspec_kernels")  # what an engine without a drafter is made of
-TRAINING = (*ENGINE, "sglang_ext", "rayspec/training", "tests/sglang_ext", "tests/small_world.py")
+SOURCES = ("kernels/rayspec_kernels", "sglang_ext", "rayspec", "tests/sglang_ext")
+HELPERS = ("tests/fixture_models.py", "tests/small_world.py", "tests/volume.py")
 PACKAGES = ("sglang", "torch", "transformers", "numpy")
 
 
-def made_once(
-    config: pytest.Config, name: str, sources: Iterable[str], make: Callable[[Path], Any]
-) -> tuple[Path, Any]:
-    """The folder that `make` filled, and what it returned (JSON), by this run or an earlier one of the same sources."""
+def made_once(config: pytest.Config, name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+    """The folder that `make` filled, and what it returned (JSON), in this run or an earlier one of the same sources."""
     assert config.cache is not None
     folder = Path(config.cache.mkdir("made"))
-    made = folder / f"{name}-{_digest(tuple(sources))}"
+    made = folder / f"{name}-{_digest()}"
     with FileLock(folder / f"{name}.lock"):
         if not (made / "returned.json").exists():
             for old in folder.glob(f"{name}-*"):
@@ -39,17 +37,18 @@ def made_once(
 
 
 @cache
-def _digest(sources: tuple[str, ...]) -> str:
+def _digest() -> str:
     digest = hashlib.sha256(repr([IS_FULL, *map(version, PACKAGES)]).encode())
-    for file in _files(sources):
+    for file in _files():
         digest.update(f"{file.relative_to(ROOT)}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _files(sources: Iterable[str]) -> Iterator[Path]:
-    for source in sources:
-        path = ROOT / source
-        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
+def _files() -> Iterator[Path]:
+    yield from (ROOT / helper for helper in HELPERS)
+    for source in SOURCES:
+        yield from sorted((ROOT / source).rglob("*.py"))
+    yield PROMPTS
     for models in (TARGET, *DRAFTERS.values(), CALIBRATIONS):
         yield from sorted(file for file in models.rglob("*") if file.is_file())
