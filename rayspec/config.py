@@ -103,7 +103,17 @@ def to_yaml(config: object) -> str:
     """The resolved config as YAML, with every default written out; `load_config` reads it back."""
     assert is_dataclass(config)
     assert not isinstance(config, type)
-    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(_plain(config)))
+
+
+def _plain(value: Any) -> Any:
+    """The value without dataclasses; one that is an entry {kind: ..., options} keeps its kind."""
+    if is_dataclass(value):
+        kind = {"kind": value.kind} if hasattr(value, "kind") else {}
+        return kind | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(child) for key, child in value.items()}
+    return [_plain(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 def flatten(config: object) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """Text from elsewhere, made fit to be part of a message that a person reads in a terminal."""
 
+from pathlib import Path
 from typing import Any
+
+TAIL_LINES = 30  # of a log, with a traceback
 
 
 def first_line(error: BaseException) -> str:
@@ -16,6 +19,11 @@ def escaped(text: str, *, but: str = "") -> str:
 def shortened(text: str, length: int = 120) -> str:
     """The text, cut to this length at most."""
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]) if log.is_file() else "(no log)"
 
 
 def gib(number: float) -> str:

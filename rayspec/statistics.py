@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 MIN_BLOCKS = 4  # fewer say nothing about their spread
+SPENDING_POWER = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,3 +141,9 @@ def sequential_confidence(confidence: float, num_looks: int) -> float:
     all of them together cover as often as one is asked to, whatever the rule to stop.
     """
     return 1 - (1 - confidence) / num_looks
+
+
+def error_spent(share: float) -> float:
+    """The part (0..1) of an error rate that all looks may have spent at this share (0..1) of the time: most of it late,
+    by the power family of Kim and DeMets (1987, Biometrika 74)."""
+    return min(1.0, share) ** SPENDING_POWER

@@ -71,10 +71,7 @@ def test_nothing_outside_of_a_family_asks_which_it_is() -> None:
     }
     assert len(found) > 200
     # the worker of one family, whose drafter's type it narrows
-    allowed = {
-        "sglang_ext/adapter/workers/last_hidden.py": ["isinstance(drafter, LastHiddenDrafter)"],
-        "rayspec/training/drafter_config.py": ["self.family.kind != DEFAULT"],  # which provenance leaves out
-    }
+    allowed = {"sglang_ext/adapter/workers/last_hidden.py": ["isinstance(drafter, LastHiddenDrafter)"]}
     assert {name: what for name, what in found.items() if what} == allowed
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rayspec.calibration.rules import RULES
+from pydantic import PlainValidator
+
+from rayspec.calibration.rules import parse_rule
 from rayspec.calibration.rules.base import Rule
-from rayspec.calibration.sources.kinds import SOURCES, Source
-from rayspec.entries import entry_of, parse
+from rayspec.calibration.sources.kinds import Source, parse_sources
+from rayspec.entries import entry_of
 from rayspec.home import home
 from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label, own_folder, target_path
@@ -26,20 +27,15 @@ class NamedRule(Settings):
 
     name: str
     source: str
-    rule: dict[str, Any]
+    rule: Annotated[Rule, PlainValidator(parse_rule)]
 
     def __post_init__(self) -> None:
         check_name(self.name, "calibrations[].name")
-        _ = self.parsed
-
-    @cached_property
-    def parsed(self) -> Rule:
-        return parse(RULES, self.rule, f"calibrations.{self.name}.rule")
 
     @property
     def entry(self) -> dict[str, Any]:
         """The rule with every default written out, and a drafter by its name instead of its path."""
-        entry = entry_of(self.parsed.kind, self.parsed)
+        entry = entry_of(self.rule.kind, self.rule)
         return {key: drafter_label(value) if key == "drafter" and value else value for key, value in entry.items()}
 
 
@@ -64,7 +60,8 @@ class CalibrationConfig(Settings):
     work_dir: str | None = None  # where rayspec train keeps the answers; None = the home folder's training/<target>
     held_out: str | None = None  # answers for the coverage figure; None = work_dir's held_out, where it exists
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    sources: dict[str, Any] = field(default_factory=dict)  # name: {kind: ..., options}; none = `raw` of kind raw
+    # name: {kind: ..., options}; a file that names none has `raw` of kind raw
+    sources: Annotated[dict[str, Source], PlainValidator(parse_sources)] = field(default_factory=dict)
     calibrations: list[NamedRule] = field(default_factory=list)
     ray: RayConfig = field(default_factory=RayConfig)
     mlflow: bool = True
@@ -81,22 +78,17 @@ class CalibrationConfig(Settings):
         if twice:
             raise ValueError(f"calibrations[].name must be unique, got {twice[0]!r} more than once")
         for c in self.calibrations:
-            if c.source not in self.parsed_sources:
-                known = ", ".join(self.parsed_sources) or "none"
+            if c.source not in self.sources:
+                known = ", ".join(self.sources) or "none"
                 raise ValueError(f"calibrations.{c.name}.source must be one of sources ({known}), got {c.source!r}")
-            kind = self.parsed_sources[c.source].kind
-            if kind not in c.parsed.source_kinds:
+            kind = self.sources[c.source].kind
+            if kind not in c.rule.source_kinds:
                 raise ValueError(
-                    f"calibrations.{c.name}.source must be of kind {' or '.join(c.parsed.source_kinds)} for the rule "
-                    f"{c.parsed.kind!r}, got {c.source!r} of kind {kind!r}"
+                    f"calibrations.{c.name}.source must be of kind {' or '.join(c.rule.source_kinds)} for the rule "
+                    f"{c.rule.kind!r}, got {c.source!r} of kind {kind!r}"
                 )
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
-
-    @cached_property
-    def parsed_sources(self) -> dict[str, Source]:
-        sources = self.sources or {"raw": {"kind": "raw"}}
-        return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in sources.items()}
 
     @property
     def output_folder(self) -> Path:

@@ -32,7 +32,7 @@ class Prepared:
         return None if self.held_out is None else self.held_out.describe(self.context)
 
     def drafter(self, calibration: NamedRule) -> ReferenceDrafter:
-        return ReferenceDrafter(self.context.target_folder, self.vocabulary, calibration.parsed.drafter_name)
+        return ReferenceDrafter(self.context.target_folder, self.vocabulary, calibration.rule.drafter_name)
 
     def folder(self, calibration: NamedRule) -> Path:
         return self.config.output_folder / calibration.name
@@ -45,7 +45,7 @@ class Prepared:
             "source": self.sources[calibration.source],
             "target": {"name": v.target, "vocab_size": v.size, "tokenizer_sha256": v.tokenizer_sha256},
             "stop_ids": list(v.stop_ids),
-            "drafter": calibration.parsed.depends_on(drafter),
+            "drafter": calibration.rule.depends_on(drafter),
         }
 
     def is_made(self, calibration: NamedRule, drafter: ReferenceDrafter) -> bool:
@@ -68,7 +68,7 @@ def prepare(config: CalibrationConfig) -> Prepared:
     vocabulary = Vocabulary.load(config.target_folder, config.target_name)
     for c in config.calibrations:
         try:
-            c.parsed.check(vocabulary)
+            c.rule.check(vocabulary)
         except ValueError as error:
             raise ValueError(f"calibrations.{c.name}: {error}") from error
     context = Context(
@@ -81,15 +81,15 @@ def prepare(config: CalibrationConfig) -> Prepared:
     used = {c.source for c in config.calibrations}  # another one need not be there, and counting takes minutes
     sources = {
         name: {"name": name, "kind": source.kind, **source.describe(context)}
-        for name, source in config.parsed_sources.items()
+        for name, source in config.sources.items()
         if name in used
     }
     prepared = Prepared(config, vocabulary, context, sources, _held_out(config))
     _ = prepared.held_out_description
     for c in config.calibrations:
-        if c.parsed.drafter_name is not None:
+        if c.rule.drafter_name is not None:
             try:
-                c.parsed.depends_on(prepared.drafter(c))
+                c.rule.depends_on(prepared.drafter(c))
             except ValueError as error:
                 raise ValueError(f"calibrations.{c.name}: {error}") from error
     return prepared
@@ -123,5 +123,5 @@ def describe(prepared: Prepared) -> list[str]:
         lines.append(f"held out: {d['answer_tokens']} answer tokens of {d['sequences']} sequences")
     for c in prepared.config.calibrations:
         state = "already made" if prepared.is_made(c, prepared.drafter(c)) else "to make"
-        lines.append(f"{c.name} {c.rule} on {c.source} -> {prepared.folder(c)}: {state}")
+        lines.append(f"{c.name} {c.entry} on {c.source} -> {prepared.folder(c)}: {state}")
     return lines

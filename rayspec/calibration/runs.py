@@ -48,7 +48,7 @@ def calibrate_all(prepared: Prepared, command: str) -> dict[str, dict[str, float
     tracker = _tracker(prepared)  # before the counting: a store that does not answer should not wait for its end
     counts, pairs, held_out = count_all(prepared, todo=[calibration for calibration, _ in todo])
     for calibration, drafter in todo:
-        counted = pairs[calibration.source] if calibration.parsed.of_pairs else None
+        counted = pairs[calibration.source] if calibration.rule.of_pairs else None
         with _run(prepared, calibration, tracker, command) as run:
             figures = _calibrate(prepared, calibration, drafter, counts, counted, held_out, run)
         results[calibration.name] = figures
@@ -66,7 +66,7 @@ def count_all(
     from rayspec.farm.actor import cluster
 
     config, V = prepared.config, prepared.vocabulary.size
-    sources = {name: s for name, s in config.parsed_sources.items() if name in prepared.sources}
+    sources = {name: s for name, s in config.sources.items() if name in prepared.sources}
     if prepared.held_out is not None:
         sources[HELD_OUT] = prepared.held_out
     with cluster(config.ray.address):
@@ -74,7 +74,7 @@ def count_all(
         counts = {name: add_up(batches(s.counts(prepared.context, blocks)), V, name) for name, s in sources.items()}
         pairs = {
             name: add_up_pairs(batches(sources[name].pair_counts(prepared.context, blocks)), V, name)
-            for name in dict.fromkeys(c.source for c in todo if c.parsed.of_pairs)
+            for name in dict.fromkeys(c.source for c in todo if c.rule.of_pairs)
         }
     return counts, pairs, counts.pop(HELD_OUT, None)
 
@@ -89,7 +89,7 @@ def _calibrate(
     run: Run | None,
 ) -> dict[str, float]:
     """Apply one rule, write its folder, record it; its figures."""
-    counts_V, rule = counts[calibration.source], calibration.parsed
+    counts_V, rule = counts[calibration.source], calibration.rule
     made = rule.make(counts_V if pairs is None else pairs, prepared.vocabulary, drafter)
     figures = {"tokens_counted": float(counts_V.sum()), **made.figures}
     if held_out_V is not None and "ids" in made.tensors:
@@ -123,7 +123,7 @@ def _pictures(
     made: Made,
 ) -> dict[str, bytes]:
     """PNG files by name."""
-    counts_V, rule, pictures = counts[calibration.source], calibration.parsed, {}
+    counts_V, rule, pictures = counts[calibration.source], calibration.rule, {}
     ranked = {name: rank(c, prepared.vocabulary) for name, c in counts.items()}
     if "cluster_of" in made.tensors:
         pictures["cluster_sizes.png"] = png(cluster_sizes_figure(made.tensors["cluster_of"], counts_V))

@@ -25,7 +25,7 @@ from rayspec.farm.lifeline import node_lost_raises
 from rayspec.farm.load import Load
 from rayspec.farm.processes import end_processes, environment
 from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
-from rayspec.messages import first_line
+from rayspec.messages import first_line, log_tail
 from rayspec.provenance import machine
 from rayspec.records import Generated, Measured
 
@@ -304,5 +304,4 @@ class RuntimeHandle:
 
     def _log(self) -> str:
         # readable where driver and engine share the home folder, as they do on one machine
-        tail = Runtime(self.spec, self.log_path).log_tail()
-        return f"\n--- end of {self.log_path} ---\n{tail}"
+        return f"\n--- end of {self.log_path} ---\n{log_tail(self.log_path)}"

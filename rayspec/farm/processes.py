@@ -12,13 +12,15 @@ import psutil
 
 from rayspec.disk import is_full
 
+END_TIMEOUT_S = 5.0
 
-def end_processes(processes: list[psutil.Process], timeout_s: float = 5.0) -> None:
+
+def end_processes(processes: list[psutil.Process]) -> None:
     """Kill those of the processes that are still alive, and wait for them."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=timeout_s)
+    psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
 
 
 def has_ended(process: psutil.Process) -> bool:

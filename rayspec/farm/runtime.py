@@ -25,12 +25,12 @@ from rayspec.farm.processes import (
     redirected_output,
     reset_peak_memory,
 )
+from rayspec.messages import log_tail
 from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
     from sglang_ext.adapter.engine import StepTimes
 
-LOG_TAIL_LINES = 30
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
 ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Failed): .")
@@ -200,12 +200,6 @@ class Runtime:
         """The processes that the engine started."""
         return [p for p in psutil.Process().children(recursive=True) if p.pid not in self._foreign_pids]
 
-    def log_tail(self) -> str:
-        """The last lines of the engine's log."""
-        if not self.log_path.is_file():
-            return "(no log)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-
     def _logged_error(self) -> str:
         """The last error that a process which died wrote into the log."""
         lines = self.log_path.read_text(errors="replace").splitlines()
@@ -267,7 +261,7 @@ class Runtime:
             role = f"engine with {self.spec.drafter}" if self.spec.drafter else "plain engine"
             cause = self._logged_error() if isinstance(error, _ChildDeath) else "; ".join(_messages(error))
             kind = EngineDied if _ChildDeath.happened else EngineFailed
-            raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{self.log_tail()}") from error
+            raise kind(f"{role} {what}: {cause}\n--- end of {self.log_path} ---\n{log_tail(self.log_path)}") from error
         finally:
             _ChildDeath.is_expected = False
 

@@ -8,10 +8,10 @@ A figure's loss is -log(candidate / baseline). At a look the gate asks for a low
 
 Asked in this order, so that a loss that is real and small passes. Looking again and again is paid for by spending
 (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials", Biometrika 70): at the share t of the gate's
-time, at most ERROR * t ** SPENDING_POWER of each error has been spent, most of it late (the power family of Kim and
-DeMets 1987, Biometrika 74). A look gets what has become free since the one before, and the errors of the looks are
-simply added, so that the sum holds whatever the dependence of the looks. It costs a few percent more measurements than
-boundaries that are integrated jointly, and needs no normal increments, no known variance and no number of looks.
+time, at most `rayspec.statistics.error_spent(t)` of each error has been spent, most of it late. A look gets what has
+become free since the one before, and the errors of the looks are simply added, so that the sum holds whatever the
+dependence of the looks. It costs a few percent more measurements than boundaries that are integrated jointly, and needs
+no normal increments, no known variance and no number of looks.
 
 Speed: the observation is a round, baseline and candidate in the order A B B A or B A A B by the throw of a coin, and
 the bounds are those of Wilcoxon's signed ranks. For a candidate that is the baseline the throw alone decides on which
@@ -38,10 +38,10 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from rayspec.gate.signed_rank import signed_rank_bounds
+from rayspec.statistics import error_spent
 
 FALSE_ALARM = 0.01  # chance that a gate whose two sides are the same says regression, over all its figures
 MISSED = 0.05  # chance that the gate passes a figure that lost its margin
-SPENDING_POWER = 1.5
 FIRST_LOOK = 12  # rounds
 MIN_PROMPTS = 24  # of a workload
 # A loss may be that of a few prompts, which a sample without any of them would not show: 1 of 20 is missed by 64 in 4%
@@ -94,7 +94,7 @@ class FigureTest:
 
     def look(self, time_share: float, bounds_at: BoundsAt) -> Verdict:
         """Decide at the share `time_share` (0..1, growing) of the gate's time."""
-        spent = min(1.0, time_share) ** SPENDING_POWER
+        spent = error_spent(time_share)
         free = spent - self._spent
         if self.is_over or free <= 0:
             return self.verdict

@@ -24,10 +24,10 @@ from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
 from rayspec.gate.wire import MAX_COUNT, Chunk, ModelList, SpecDetails, Usage
 from rayspec.messages import escaped, shortened
+from rayspec.serving.access import KEY_VARIABLE
 from rayspec.workloads import Conversation
 
 T = TypeVar("T")
-KEY_VARIABLE = "RAYSPEC_API_KEY"
 EXTENDED = ("sglang", "vllm")  # servers that know ignore_eos; OpenAI's own API refuses what it does not know
 VLLM_STEPS, VLLM_ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 MAX_ERROR_CHARACTERS = 300

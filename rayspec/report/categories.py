@@ -14,7 +14,7 @@ Request = Mapping[str, Any]  # a line of requests.jsonl
 RequestsOf = Callable[["Trial"], Sequence[Request]]
 
 
-def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: int = 0) -> dict[str, Interval]:
+def category_speedups(own: Sequence[Request], plain: Sequence[Request]) -> dict[str, Interval]:
     """Tokens per second of a request, against plain decoding's on the same prompts in the same blocks.
 
     From arrival to the last token, pooled over the prompts of a category; the interval resamples prompts. With one
@@ -30,7 +30,7 @@ def category_speedups(own: Sequence[Request], plain: Sequence[Request], seed: in
             for i, value in enumerate(pair):
                 sums[i] += value
     return {
-        name: paired_speedup([[Pair(*sums) for sums in passes.values()] for passes in of.values()], seed=seed)
+        name: paired_speedup([[Pair(*sums) for sums in passes.values()] for passes in of.values()])
         for name, of in sorted(prompts.items())
     }
 

@@ -8,6 +8,7 @@ import httpx
 from tqdm import tqdm
 
 from rayspec.champion_fields import SHAPE
+from rayspec.messages import log_tail
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
@@ -81,7 +82,7 @@ def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> li
     except httpx.HTTPError as error:
         raise ServerFailed(
             f"a canary prompt got no answer ({type(error).__name__}: {error})\n--- end of {server.log} ---\n"
-            f"{server.log_tail()}"
+            f"{log_tail(server.log)}"
         ) from error
 
 

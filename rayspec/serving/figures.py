@@ -15,12 +15,13 @@ from operator import attrgetter
 from prometheus_client.parser import text_string_to_metric_families
 from scipy import stats
 
+from rayspec.statistics import error_spent
+
 VERIFIED, DRAFTED = "rayspec_verified_requests_total", "rayspec_drafted_total"
 ACCEPTED = "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
 TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
 FALSE_ALARM = 0.005  # chance for each of the two figures, over all looks at one version
-SPENDING_POWER = 1.5  # later looks get most of it
 PART_REQUESTS = 2  # at least, of a part: one request goes on over several looks, whose counts then go together
 
 
@@ -152,7 +153,7 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
 
 def spent(share: float) -> float:
     """The part of FALSE_ALARM that all looks may spend in this share (0..1) of the time that a version is watched."""
-    return FALSE_ALARM * share**SPENDING_POWER
+    return FALSE_ALARM * error_spent(share)
 
 
 def _is_beyond(

@@ -13,11 +13,11 @@ from typing import IO
 
 import httpx
 
+from rayspec.messages import log_tail
 from rayspec.serving.access import Access
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 30_000)  # above those of Ray's workers, below the default of `rayspec serve`
-LOG_TAIL_LINES = 30
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
 STOP_TIMEOUT_S = 60.0
@@ -96,7 +96,7 @@ class ServerProcess:
             time.sleep(POLL_S)
         what = f"was not healthy after {timeout_s:g} s" if self.is_alive else f"ended ({self._ended()})"
         self.kill()
-        raise ServerFailed(f"SGLang's server {what}\n--- end of {self.log} ---\n{self.log_tail()}")
+        raise ServerFailed(f"SGLang's server {what}\n--- end of {self.log} ---\n{log_tail(self.log)}")
 
     def stop(self, timeout_s: float) -> None:
         """Let it end by itself (SIGTERM: SGLang answers what runs), then end what is left. May be called twice."""
@@ -109,9 +109,6 @@ class ServerProcess:
     def kill(self) -> None:
         """End it and every process that it started, at once. May be called twice."""
         self._until_killed.close()
-
-    def log_tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _ended(self) -> str:
         status = self._process.poll() or 0

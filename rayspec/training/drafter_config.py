@@ -27,6 +27,7 @@ from sglang_ext.settings import Settings
 
 SETS = ("answers", "held_out")  # of answers, the settings and folders of each
 HIDDEN_STATES = ("online", "offline")
+DEFAULT_DRAFTER = parse_drafter({"kind": DEFAULT})
 MAX_WORKERS = 1000  # Ray would wait for ever for machines that nobody has
 
 
@@ -53,9 +54,7 @@ class DrafterEntry(Settings):
     draft_head: Annotated[HeadConfig, PlainValidator(parse_head)]
     base: str | None = None
     artifacts: str | None = None
-    drafter: Annotated[DrafterOptions, PlainValidator(parse_drafter)] = field(
-        default_factory=lambda: parse_drafter({"kind": DEFAULT})
-    )
+    drafter: Annotated[DrafterOptions, PlainValidator(parse_drafter)] = DEFAULT_DRAFTER
     tree: Annotated[TreeConfig | None, PlainValidator(parse_tree)] = None
     freeze_head: bool = False
     train_body: bool = False
@@ -83,7 +82,7 @@ class DrafterEntry(Settings):
         """What provenance names besides the head, every default written out; nothing for the default drafter but its
         tree, if it has one."""
         found: dict[str, Any] = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
-        if self.family.kind != DEFAULT:
+        if self.drafter != DEFAULT_DRAFTER:
             found |= {"drafter": {"kind": self.family.kind, **self.drafter.complete()}, "tree": None}
         return found if self.tree is None else {**found, "tree": entry_of(self.tree.kind, self.tree)}
 

@@ -14,7 +14,7 @@ from rayspec.training.acceptance import Acceptance
 from rayspec.training.checks import check_config
 from rayspec.training.data.answers import missing_shards, read_answers
 from rayspec.training.drafter import summary, train_drafter
-from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
+from rayspec.training.drafter_config import DEFAULT_DRAFTER, DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import calibration_sha256, pairs_sha256
 from rayspec.training.precision import has_bfloat16
@@ -28,7 +28,6 @@ from rayspec.training.prepare import (
 from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
 from sglang_ext.artefacts import DRAFTER, WEIGHTS
-from sglang_ext.drafters import DEFAULT, DrafterOptions, family
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.fingerprints import weights_sha256
 from sglang_ext.folders import check_place
@@ -60,7 +59,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = f"to resume at {unfinished[-1].name}"
         else:
             state = "to train"
-        drafter = "" if entry.drafter == DrafterOptions(family(DEFAULT), {}) else f"{entry.drafter} "
+        drafter = "" if entry.drafter == DEFAULT_DRAFTER else f"{entry.drafter} "
         lines.append(f"{entry.name} {drafter}{entry.draft_head} -> {folder}: {state}")
     return lines + reckon(config)
 

@@ -28,8 +28,8 @@ from rayspec.training.data.answers import (
 )
 from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
+from rayspec.training.data.corpus import CORPUS
 from rayspec.training.data.prompts import (
-    CORPUS,
     SELF,
     check_source,
     evaluation_hashes,

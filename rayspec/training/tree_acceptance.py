@@ -39,21 +39,20 @@ def measure_tree(
     answers: AnswerSet,
     *,
     draft_steps: int,
-    limit: int | None = None,
 ) -> TreeAcceptance:
-    """Greedy decoding along the first `limit` greedy answers. Raises ValueError if there are none long enough."""
+    """Greedy decoding along the greedy answers. Raises ValueError if there are none long enough."""
     try:
-        return _measured(drafter, proposer, target, answers, draft_steps, limit)
+        return _measured(drafter, proposer, target, answers, draft_steps)
     finally:
         drafter.lm_head.expect_rows((1,))  # the proposer has told it the rows of this tree
 
 
 def _measured(
-    drafter: Drafter, proposer: Proposer, target: FrozenTarget, answers: AnswerSet, draft_steps: int, limit: int | None
+    drafter: Drafter, proposer: Proposer, target: FrozenTarget, answers: AnswerSet, draft_steps: int
 ) -> TreeAcceptance:
     carried = family(drafter.kind).training.carried
     emitted = nodes = steps = 0
-    for n in (answers.temperature_N == 0).nonzero().squeeze(1)[:limit].tolist():
+    for n in (answers.temperature_N == 0).nonzero().squeeze(1).tolist():
         first, length = int(answers.prompt_length_N[n]), int(answers.length_N[n])
         ids_L = answers.token_ids_NL[n, :length].long().to(target.device)
         # the first answer token comes from the prompt's own pass; a root has draft_steps answer tokens behind it

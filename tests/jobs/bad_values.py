@@ -182,7 +182,7 @@ def calibrate_cases(world: World, out: Path) -> list[Case]:
         one(rule("kind: frspec"), "top_k"),
         one(rule("kind: frspec, top_k: 8, nonsense: 1"), "nonsense"),
         one(rule("kind: vocabtrim, top_k: 3, top_p: 0.5"), "vocabtrim"),
-        one(rule("kind: vocabtrim, seed: 1"), "calibrations.a.rule.seed"),
+        one(rule("kind: vocabtrim, seed: 1"), "calibrations[0].rule.seed"),
         *(one(rule(f"kind: vocabtrim, top_p: {p}"), "top_p") for p in (0, 1.5, -1, ".nan", "x")),
         *(one(rule(f"kind: vocabtrim, min_count: {n}"), "min_count") for n in (0, "x")),
         *(one(rule(f"kind: kmeans, clusters: 4, {x}"), x.split(":")[0]) for x in ("max_size: 0.5", "max_size: .inf", "iterations: 0", "iterations: 1000000000", "seed: -1", "pinned: -1", "pinned: 300", "drafter: nowhere", "drafter: [a]")),

@@ -121,7 +121,7 @@ def test_sources_of_one_s_own_take_the_place_of_the_default_one(tmp_path: Path) 
     rule = "calibrations: [{name: a, source: %s, rule: {kind: contiguous, clusters: 4}}]\n"
     (tmp_path / "own.yaml").write_text("sources: {answers: {kind: target}}\n" + rule % "answers")
     (tmp_path / "none.yaml").write_text(rule % "raw")
-    found = [load_config(CalibrationConfig, tmp_path / f"{name}.yaml").parsed_sources for name in ("own", "none")]
+    found = [load_config(CalibrationConfig, tmp_path / f"{name}.yaml").sources for name in ("own", "none")]
     assert [list(sources) for sources in found] == [["answers"], ["raw"]]
 
 

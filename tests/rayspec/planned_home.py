@@ -123,11 +123,10 @@ def make_calibrations(home: Path, target: FrozenTarget, config: CalibrationConfi
     name = config.target_name
     vocabulary = Vocabulary.load(str(target.folder), name)
     for calibration in config.calibrations:
-        calibration.parsed.check(vocabulary)
+        calibration.rule.check(vocabulary)
         folder = home / "calibrations" / name / calibration.name
         if folder.exists():
             continue
-        rule = calibration.rule
         about = {"name": name, "vocab_size": vocabulary.size, "tokenizer_sha256": vocabulary.tokenizer_sha256}
         description = {
             "name": calibration.name,
@@ -135,7 +134,7 @@ def make_calibrations(home: Path, target: FrozenTarget, config: CalibrationConfi
             "target": about,
             "stop_ids": list(vocabulary.stop_ids),
         }
-        tensors = {**_made_by(rule, vocabulary), "counts": torch.ones(vocabulary.size, dtype=torch.int64)}
+        tensors = {**_made_by(calibration.entry, vocabulary), "counts": torch.ones(vocabulary.size, dtype=torch.int64)}
         write_artifacts(folder, tensors, description, {})
 
 
@@ -143,7 +142,7 @@ def _made_by(rule: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Tenso
     stops = list(vocabulary.stop_ids)
     if rule["kind"] in ("frspec", "vocabtrim", "bcl"):
         others = [i for i in range(vocabulary.size) if i not in stops]
-        return {"ids": torch.tensor((stops + others)[: rule.get("top_k", BCL_SIZE)])}
+        return {"ids": torch.tensor((stops + others)[: rule.get("top_k") or BCL_SIZE])}
     if rule["kind"] in ("kmeans", "contiguous"):
         cluster_of = 1 + torch.arange(vocabulary.size) % rule["clusters"]
         cluster_of[stops] = 0

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.rules import RULES
+from rayspec.calibration.rules import parse_rule
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.rules.truncation import FrSpec, VocabTrim
 from rayspec.calibration.vocabulary import Vocabulary
-from rayspec.entries import entry_of, parse
+from rayspec.entries import entry_of
 from sglang_ext.heads import head_from_target, parse_head
 
 # stop tokens in the middle and at the end, one of them never counted; special and padding rows, one of them counted
@@ -99,29 +99,29 @@ def test_the_whole_vocabulary_is_the_full_head() -> None:
     [
         (
             {"kind": "frspek"},
-            r"x.rule.kind must be one of frspec, vocabtrim, bcl, kmeans, contiguous, bigram, got 'frspek'",
+            r"rule.kind must be one of frspec, vocabtrim, bcl, kmeans, contiguous, bigram, got 'frspek'",
         ),
-        ({"kind": "frspec", "top_p": 0.5}, r"unknown key 'x.rule.top_p'; known under x.rule: top_k"),
-        ({"kind": "frspec", "top_k": "many"}, r"x.rule.top_k must be a whole number, got 'many'"),
-        ({"kind": "frspec"}, r"x.rule.top_k"),
+        ({"kind": "frspec", "top_p": 0.5}, r"unknown key 'rule.top_p'; known under rule: top_k"),
+        ({"kind": "frspec", "top_k": "many"}, r"rule.top_k must be a whole number, got 'many'"),
+        ({"kind": "frspec"}, r"rule.top_k"),
         ({"kind": "vocabtrim"}, r"needs exactly one of top_k, top_p and min_count, got none"),
         ({"kind": "vocabtrim", "top_k": 3, "top_p": 0.5}, r"exactly one of .*got \['top_k', 'top_p'\]"),
-        ({"kind": "vocabtrim", "top_p": 1.5}, r"x.rule.top_p must be in \(0, 1\], got 1.5"),
-        ({"kind": "bcl", "search": "grid"}, r"x.rule.search must be one of scan, tpe, got 'grid'"),
-        ({"kind": "kmeans", "clusters": 0}, r"x.rule.clusters must be at least 1, got 0"),
-        ({"kind": "kmeans", "clusters": 4, "max_size": 0.5}, r"x.rule.max_size must be at least 1 .*got 0.5"),
+        ({"kind": "vocabtrim", "top_p": 1.5}, r"rule.top_p must be in \(0, 1\], got 1.5"),
+        ({"kind": "bcl", "search": "grid"}, r"rule.search must be one of scan, tpe, got 'grid'"),
+        ({"kind": "kmeans", "clusters": 0}, r"rule.clusters must be at least 1, got 0"),
+        ({"kind": "kmeans", "clusters": 4, "max_size": 0.5}, r"rule.max_size must be at least 1 .*got 0.5"),
     ],
 )
 def test_wrong_rule_is_refused(entry: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse(RULES, entry, "x.rule")
+        parse_rule(entry)
 
 
 def test_rule_with_its_defaults_reads_back() -> None:
-    rule = parse(RULES, {"kind": "bcl", "weight": 0.7}, "x.rule")
+    rule = parse_rule({"kind": "bcl", "weight": 0.7})
     entry = entry_of(rule.kind, rule)
     assert entry["min_coverage"] == 0.9
-    assert parse(RULES, entry, "x.rule") == rule
+    assert parse_rule(entry) == rule
 
 
 def test_vocabulary_of_a_target_folder(tiny_target_folder: Path, tmp_path: Path) -> None:

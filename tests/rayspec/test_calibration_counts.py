@@ -15,6 +15,7 @@ from rayspec.calibration import counting
 from rayspec.calibration.config import CalibrationConfig, NamedRule
 from rayspec.calibration.counting import add_up, add_up_pairs, pair_ids, partial_counts
 from rayspec.calibration.prepare import prepare
+from rayspec.calibration.rules.clusters import KMeans
 from rayspec.calibration.sources.drafts import DraftSettings, answer_columns, answer_rows, proposals
 from rayspec.calibration.sources.kinds import Context, DraftTokens, RawText, TargetAnswers
 from rayspec.calibration.sources.texts import counter_of, pair_counter_of
@@ -215,10 +216,8 @@ def test_a_drafter_is_found_by_the_name_that_the_target_was_given(
     config = CalibrationConfig(
         target=str(tmp_path / "named"),
         work_dir=str(work_folder),
-        sources={"draft": {"kind": "draft", "drafter": "mine", "draft_steps": 3}},
-        calibrations=[
-            NamedRule(name="clusters", source="draft", rule={"kind": "kmeans", "clusters": 4, "drafter": "mine"})
-        ],
+        sources={"draft": DraftTokens(drafter="mine", draft_steps=3)},
+        calibrations=[NamedRule(name="clusters", source="draft", rule=KMeans(clusters=4, drafter="mine"))],
     )
     prepared = prepare(config)
     assert prepared.sources["draft"]["drafter"] == "mine"

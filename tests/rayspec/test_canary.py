@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,7 +145,7 @@ def answering(status: int, body: bytes) -> Iterator[Any]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        yield SimpleNamespace(address=address, log="server.log", log_tail=lambda: "out of memory")
+        yield SimpleNamespace(address=address, log=Path("server.log"))
         server.shutdown()
         thread.join()
 

@@ -140,8 +140,8 @@ def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
                 assert names.index(entry.base) < names.index(entry.name), f"{entry.name} comes before its base"
     for file in (f for f in CALIBRATE if f.parent == folder):
         config = read(CalibrationConfig, file)
-        named = {s.drafter for s in config.parsed_sources.values() if hasattr(s, "drafter")}
-        named |= {c.parsed.drafter_name for c in config.calibrations} - {None}
+        named = {s.drafter for s in config.sources.values() if hasattr(s, "drafter")}
+        named |= {c.rule.drafter_name for c in config.calibrations} - {None}
         assert named - SHIPPED <= set(made), file.name
 
 
@@ -183,7 +183,7 @@ def test_configs_that_share_a_home_agree() -> None:
     for file in [ROOT / "configs" / "calibrate" / "smollm2.yaml", *CALIBRATE]:
         calibrations = read(CalibrationConfig, file)
         for c in calibrations.calibrations:
-            what = repr((c.rule, calibrations.parsed_sources[c.source], calibrations.work_dir))
+            what = repr((c.rule, calibrations.sources[c.source], calibrations.work_dir))
             assert rules.setdefault(c.name, what) == what, c.name
 
 

@@ -201,7 +201,7 @@ def test_the_recipe_runs_at_toy_size(model: str, tiny_target_folder: Path, home:
     full = load_config(CalibrationConfig, file_of(model, "calibrate"))
     share = 257 / MODELS[model].vocab_size  # type: ignore[attr-defined]
     rules = [
-        NamedRule(name=c.name, source=c.source, rule={**c.rule, "top_k": round(c.rule["top_k"] * share)})
+        NamedRule(name=c.name, source=c.source, rule=replace(c.rule, top_k=round(c.rule.top_k * share)))
         for c in full.calibrations
     ]
     made_for = replace(full, target=str(folder), calibrations=rules)

@@ -19,6 +19,7 @@ Inputs = tuple[Any, ...]
 KERNEL = "kernel"  # the launch that the dispatch chooses
 _MOST_SETS, _WARM_SETS = 640, 16  # sets of inputs that rotate
 _WARM_UP_S = 0.02
+_ROUNDS = 9
 # The ceilings come first. After 0.02 s a copy on an H200 reached 2.77 TB/s, and then heads of the same run read 4.1 to
 # 4.4: a clock that was not up yet may be why, which is a guess.
 _CEILINGS_WARM_UP_S = 0.5
@@ -155,9 +156,7 @@ def _num_sets(call_bytes: int, device: torch.device) -> tuple[int, bool]:
     return (max(1, wanted), True) if wanted <= _MOST_SETS else (_WARM_SETS, False)
 
 
-def _graph_seconds(
-    call: Callable[..., Any], sets: list[Inputs], rounds: int = 9, warm_up_s: float = _WARM_UP_S
-) -> tuple[float, float]:
+def _graph_seconds(call: Callable[..., Any], sets: list[Inputs], warm_up_s: float = _WARM_UP_S) -> tuple[float, float]:
     """(median, spread) of one call. The calls of a graph run one after the other, as those of a draft step do."""
     calls = len(sets) * max(1, 16 // len(sets))
     stream = torch.cuda.Stream()
@@ -175,7 +174,7 @@ def _graph_seconds(
         graph.replay()
         torch.cuda.synchronize()
     times = []
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         graph.replay()  # keeps the card busy while the host launches the one that counts
         start.record()

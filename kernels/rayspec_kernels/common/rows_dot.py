@@ -189,13 +189,14 @@ class Tiling(NamedTuple):
     stages: int
 
 
+_TALLEST = 128
 _STAGE_BYTES = 36 * 1024
 _SYNCHRONOUS = 32  # rows of x up to which a product with x on the left is mma.sync: weights in fewer bits need that
 _SHARED_BYTES = 110 * 1024  # two programs fit into the 228 KiB of a Hopper multiprocessor
 
 
-def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128, exactly: int | None = None) -> Tiling:
-    """For `rows` rows of the matrix, in tiles of `largest` or fewer, or of `exactly` so many.
+def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, exactly: int | None = None) -> Tiling:
+    """For `rows` rows of the matrix, in tiles of `_TALLEST` or fewer, or of `exactly` so many.
 
     Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
     4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
@@ -204,7 +205,7 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, largest: int = 128,
     """
     most = 64 if operand.format == "plain" else _SYNCHRONOUS
     batch = min(most, max(16, triton.next_power_of_2(x_BH.shape[0])))
-    tile = exactly or largest
+    tile = exactly or _TALLEST
     while exactly is None and tile > 16 and triton.cdiv(rows, tile) < 3 * multiprocessors(x_BH.device) // 2:
         tile //= 2
     column_bytes = tile * operand.values.element_size() + batch * x_BH.element_size()

@@ -18,12 +18,11 @@ def _indexed_head(
     k: int,
     ranges_t2: Tensor | None,
     tile: int,
-    is_listed_order: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 
     tiles = None if ranges_t2 is None else Tiles(ranges_t2, tile)
-    return indexed_head_kernel(x_BH, joined(values, scales), ids_L, k, tiles, is_listed_order)
+    return indexed_head_kernel(x_BH, joined(values, scales), ids_L, k, tiles)
 
 
 @_indexed_head.register_fake
@@ -37,15 +36,14 @@ def indexed_head(
     ids_L: Tensor,
     k: int,
     tiles: Tiles | None = None,
-    is_listed_order: bool = False,
 ) -> Best:
     """The k best of the logits of chosen candidates, x [B, H] and W [V, H], and the log-sum-exp over them.
 
     `ids_L` lists candidates by id, -1 (at its end) for none; `tiles` chooses ranges of the list, None all of it. The
-    row of a candidate is its id, or its place in the list where the matrix `is_listed_order`. Ties: the first listed.
+    row of a candidate is its id. Ties: the first listed.
     """
     values, scales = parts(weight)
     if uses_kernel(x_BH, values) and k <= MAX_K:
         ranges_t2, tile = (None, 0) if tiles is None else tiles
-        return Best(*_indexed_head(x_BH, values, scales, ids_L, k, ranges_t2, tile, is_listed_order))
-    return indexed_head_reference(x_BH, weight, ids_L, k, tiles, is_listed_order)
+        return Best(*_indexed_head(x_BH, values, scales, ids_L, k, ranges_t2, tile))
+    return indexed_head_reference(x_BH, weight, ids_L, k, tiles)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from rayspec.calibration.counting import pair_ids, partial_counts
 from rayspec.calibration.rules.base import check_range
 from rayspec.config import MAX_SEED
+from rayspec.entries import parse
 from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
@@ -219,3 +221,11 @@ def _files_sha256(folder: Path) -> str:
 
 
 SOURCES: dict[str, type[Source]] = {"raw": RawText, "target": TargetAnswers, "draft": DraftTokens}
+
+
+def parse_sources(entries: Any) -> dict[str, Source]:
+    """The checked sources of a mapping {name: {kind: ..., options}}; the raw corpus, as `raw`, where it is empty.
+    Raises ValueError for what it should not hold."""
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"sources must be a mapping, {{name: {{kind: ..., options}}}}, got {entries!r}")
+    return {name: parse(SOURCES, entry, f"sources.{name}") for name, entry in entries.items()} or {"raw": RawText()}

@@ -17,11 +17,10 @@ import ray.data
 from tokenizers import Tokenizer
 
 from rayspec.calibration.counting import pair_ids, partial_counts
-from rayspec.training.data.corpus import held_out_documents, training_documents
+from rayspec.training.data.corpus import CORPUS
 from rayspec.training.data.sources import CorpusConfig, Document
 from sglang_ext.json_text import parse_json
 
-CORPUS = ("training", "held_out")
 BATCH = 64  # documents tokenised together
 Batch = dict[str, np.ndarray]
 
@@ -29,7 +28,7 @@ Batch = dict[str, np.ndarray]
 @lru_cache(maxsize=2)
 def corpus_documents(side: str, corpus: CorpusConfig) -> tuple[Document, ...]:
     """The corpus takes seconds to list, and is asked for twice."""
-    return tuple((training_documents if side == "training" else held_out_documents)(corpus))
+    return tuple(CORPUS[side](corpus))
 
 
 def describe_texts(documents: str, corpus: CorpusConfig) -> dict[str, Any]:

@@ -38,6 +38,9 @@ def held_out_documents(config: CorpusConfig, documents: Sequence[Document] | Non
     return _capped(kept, config.held_out_cap_bytes)
 
 
+CORPUS = {"training": training_documents, "held_out": held_out_documents}  # as settings name its two sides
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """The opening of a piece of code. `text` ends with a line's last character, before its newline."""

@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rayspec.training.data import corpus
 from rayspec.training.data.answers import AnswersConfig, Prompt
 from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.corpus import Encoder
+from rayspec.training.data.corpus import CORPUS, Encoder, cut_prompts
 from rayspec.training.data.self_prompts import prompt_hash, write_prompts
 from rayspec.training.data.sources import CorpusConfig, Document, Package
 from rayspec.workloads import Conversation, load_workload
@@ -23,7 +22,6 @@ from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
 from rayspec.workloads.selection import parse_selection
 
 SELF = "self"
-CORPUS = ("training", "held_out")
 
 
 def is_text(source: str) -> bool:
@@ -124,7 +122,7 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
 
 
 def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[Prompt]:
-    texts = corpus.cut_prompts(
+    texts = cut_prompts(
         tokenizer,
         _documents(config.prompts, corpus_config),
         config.count,
@@ -135,10 +133,8 @@ def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder)
 
 
 def _documents(source: str, corpus_config: CorpusConfig) -> Sequence[Document]:
-    if source == "training":
-        return corpus.training_documents(corpus_config)
-    if source == "held_out":
-        return corpus.held_out_documents(corpus_config)
+    if source in CORPUS:
+        return CORPUS[source](corpus_config)
     files = sorted(file for file in Path(source).rglob("*") if file.is_file())
     if not files:
         raise ValueError(f"answers.prompts={source} is a folder without files; put text files there")

@@ -154,11 +154,11 @@ def permissive_packages() -> dict[str, Package]:
     return owners
 
 
-def source_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
-    """Files under a folder by their endings, in order of name, without vendored ones."""
+def source_files(root: Path) -> Iterator[Path]:
+    """Python files under a folder, in order of name, without vendored ones."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(suffixes))
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def _is_test(relative: Path) -> bool:
