@@ -1,8 +1,8 @@
 """Hydra's heads (zankner/Hydra, hydra/model/hydra_heads/; hydra/train/train.py saves hydra_lm_head.pt).
 
 Head i reads [h; E(y_0); ...; E(y_i)], the embeddings as they are: `hydra_mlp.<i>.0.res_connection` (with a bias) plus
-SiLU of `hydra_mlp.<i>.0.linear`, then `hydra_lm_head.<i>`, which has a bias, too. Our heads have none, so that it must
-be zero. Only grounded heads of the arch `mlp` with one layer that read the last hidden state are these; Hydra++
+SiLU of `hydra_mlp.<i>.0.linear`, then `hydra_lm_head.<i>`, which has a bias, too (`bias` of a full head; left out where
+all are zero). Only grounded heads of the arch `mlp` with one layer that read the last hidden state are these; Hydra++
 (`prefix-mlp`) has a Llama layer before them.
 """
 
@@ -38,7 +38,7 @@ def read(source: Source, target: Target) -> Converted:
     config, path = source.config, str(source.path)
     check_keys({"hydra_head_arch": "mlp", "grounded_heads": False, "hydra_num_layers": 1, **config}, MUST, KNOWN, path)
     check_type(f"{path}: hydra_num_heads", config["hydra_num_heads"], int)
-    ours, notes = {}, []
+    ours, biases, notes = {}, {}, []
     for name, tensor in source.tensors.items():
         parts = name.removeprefix("hydra_head.").split(".")
         if parts[0] == "input_embed_fn":
@@ -48,17 +48,17 @@ def read(source: Source, target: Target) -> Converted:
                 )
             notes.append(f"{name} is the target's, bit for bit, and not stored again")
         elif parts[0] == "hydra_lm_head" and parts[-1] == "bias":
-            if bool(tensor.any()):
-                raise ValueError(
-                    f"{path}: {name} is not zero; a draft head of ours has no bias, so that these heads cannot be "
-                    "held; train some with rayspec train (drafter.kind: hydra)"
-                )
-            notes.append(f"{name} is zero, and left out")
+            biases[f"lm_head.{parts[1]}.bias"] = tensor
         elif parts[0] == "hydra_mlp" and parts[2:3] == ["0"] and len(parts) == 5:
             part = {"linear": "blocks", "res_connection": "residuals"}.get(parts[3], parts[3])
             ours[f"{part}.{parts[1]}.{parts[-1]}"] = tensor
         else:
             ours[".".join(parts).replace("hydra_lm_head.", "lm_head.")] = tensor
+    has_bias = any(bool(bias.any()) for bias in biases.values())
+    if has_bias:
+        ours |= biases
+    elif biases:
+        notes.append("the biases of hydra_lm_head are zero, and left out")
     sizes = {name: target.frozen.sizes()[name] for name in HydraConfig.of_target}
     body = HydraConfig(positions=config["hydra_num_heads"], as_published=True, **sizes)
-    return Converted(config=body, head=FullConfig(), tensors=ours, notes=tuple(notes))
+    return Converted(config=body, head=FullConfig(bias=has_bias), tensors=ours, notes=tuple(notes))

@@ -17,7 +17,13 @@ from sglang_ext.heads.config import HeadConfig
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FullConfig(HeadConfig):
+    """`bias`: a number a token is added to its logit, as published Hydra heads have it. No kernel knows it, and no
+    other head takes rows over from one that has it."""
+
     kind: ClassVar[str] = "full"
+    added: ClassVar[frozenset[str]] = frozenset({"bias"})
+
+    bias: bool = False
 
     @property
     def taken_over(self) -> tuple[str, ...]:
@@ -25,41 +31,52 @@ class FullConfig(HeadConfig):
 
     @property
     def gives_rows(self) -> bool:
-        return self.weight_format is None
+        return self.weight_format is None and not self.bias
 
 
 class FullHead(DraftHead):
-    """logits = weight @ hidden, weight [V, H]; the checkpoint's tensor is `lm_head.weight` as in stock EAGLE-3."""
+    """logits = weight @ hidden (+ bias [V]), weight [V, H]; the checkpoint's tensor is `lm_head.weight` as in stock
+    EAGLE-3."""
 
     projections = ("weight",)
     Config = FullConfig
 
+    config: FullConfig
+
     def __init__(self, config: FullConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__(config, hidden_size, vocab_size)
         self.weight = self.new_parameter(vocab_size, hidden_size)
+        if config.bias:
+            self.bias = self.new_parameter(vocab_size)
 
     @classmethod
     def from_target(cls, config: FullConfig, target_head_VH: Tensor, artifacts: Mapping[str, Tensor]) -> Self:
         head = cls.unloaded(config, target_head_VH)
         head.weight.data.copy_(target_head_VH)
+        if config.bias:
+            head.bias.data.zero_()
         return head
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
-        return Candidates(self.project(hidden_TH, "weight"), None)
+        logits_TV = self.project(hidden_TH, "weight")
+        return Candidates(logits_TV + self.bias if self.config.bias else logits_TV, None)
 
-    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best:
-        return head_topk(hidden_TH, self.stored("weight"), k)
+    def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
+        return None if self.config.bias else head_topk(hidden_TH, self.stored("weight"), k)
 
     def shard(self, rank: int, ranks: int) -> Shard | None:
-        if self.config.weight_format is not None:
+        if self.config.weight_format is not None or self.config.bias:
             return None
         rows = even_rows(self.vocab_size, ranks)
         first, own = sum(rows[:rank]), rows[rank]
         part = self.with_rows(self.config, own, weight=self.weight[first : first + own])
         return Shard(part, first, rows, own, None)
 
-    def as_matrix(self) -> tuple[Tensor, None]:
-        return self.all_rows("weight"), None
+    def as_matrix(self) -> tuple[Tensor, None] | None:
+        return None if self.config.bias else (self.all_rows("weight"), None)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        return dense_cost(rows, self.weight)
+        cost = dense_cost(rows, self.weight)
+        if not self.config.bias:
+            return cost
+        return HeadCost(cost.bytes + self.bias.nbytes, cost.flops + rows * self.bias.numel())

@@ -303,15 +303,17 @@ def hydra_tensors(embedding: Tensor, bias: float = 0.0) -> dict[str, Tensor]:
                 f"hydra_mlp.{i}.0.{part}.weight": random(H, (i + 2) * H),
                 f"hydra_mlp.{i}.0.{part}.bias": random(H),
             }
-        stored |= {f"hydra_lm_head.{i}.weight": random(V, H), f"hydra_lm_head.{i}.bias": torch.full((V,), bias).half()}
+        stored |= {f"hydra_lm_head.{i}.weight": random(V, H), f"hydra_lm_head.{i}.bias": bias * random(V)}
     return stored
 
 
-def test_hydra(target: Path, tmp_path: Path) -> None:
-    stored = hydra_tensors(Target.read(str(target)).embedding_VG)
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_hydra(bias: float, target: Path, tmp_path: Path) -> None:
+    stored = hydra_tensors(Target.read(str(target)).embedding_VG, bias)
     source = publish(tmp_path / "published", HYDRA, stored, "hydra_lm_head.pt")
     assert convert(source, tmp_path / "ours", target, allow_pickle=True).format == "hydra"
-    drafter, _ = load_drafter(tmp_path / "ours")
+    drafter, info = load_drafter(tmp_path / "ours")
+    assert info.head.spec() == ({"kind": "full", "bias": True} if bias else {"kind": "full"})
     hidden_TH, path = torch.randn(3, H), [torch.randn(3, H), torch.randn(3, H)]
     for i in range(2):
         x = torch.cat([hidden_TH, *path[: i + 1]], -1)  # of `HydraMLP.forward`: hydra_inputs[: i + 2]
@@ -319,7 +321,8 @@ def test_hydra(target: Path, tmp_path: Path) -> None:
         state = linear(w["res_connection.weight"], w["res_connection.bias"], x)
         state = state + F.silu(linear(w["linear.weight"], w["linear.bias"], x))
         got = drafter.lm_head.at(i).candidates(drafter.state(i, hidden_TH, torch.stack(path[: i + 1], 1)))[0]
-        torch.testing.assert_close(got, state @ stored[f"hydra_lm_head.{i}.weight"].float().T, rtol=1e-5, atol=1e-5)
+        expected = linear(stored[f"hydra_lm_head.{i}.weight"], stored[f"hydra_lm_head.{i}.bias"], state)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_frspec_list_becomes_a_calibration(target: Path, tmp_path: Path) -> None:
@@ -422,7 +425,6 @@ def test_tensors_that_do_not_fit(changes: dict[str, Any], message: str, target: 
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [
-        (HYDRA, lambda e: hydra_tensors(e, bias=1.0), "hydra_lm_head.0.bias is not zero"),
         (HYDRA | {"hydra_head_arch": "prefix-mlp"}, hydra_tensors, "hydra_head_arch must be mlp, got 'prefix-mlp'"),
         (HYDRA | {"grounded_heads": False}, hydra_tensors, "grounded_heads must be True"),
         (HYDRA, lambda e: hydra_tensors(torch.zeros_like(e)), "differs from the target's embedding"),

@@ -30,6 +30,7 @@ RDK = {"kind": "rdk", "base": TRUNCATED, "neighbours": 3, "self_weight": 0.8}
 # every option is spelled out, as a checkpoint has it
 SPECS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
+    "full_biased": {"kind": "full", "bias": True},
     "slimspec": {"kind": "slimspec", "rank": 5},
     "truncated": TRUNCATED,
     "truncated_by_step": {**TRUNCATED, "step_sizes": [19, 11, 5]},

@@ -23,7 +23,7 @@ FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec
               "coral_union": "fp8"}  # fmt: skip
 FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
 ONE_ROW = {"dynaspec", "dynaspec_fp8", "dynaspec_request", "coral", "coral_request"}  # a union of one row
-NOT_FUSED = {"specvocab", "specvocab_int8"} | ONE_ROW  # rows with candidates of their own
+NOT_FUSED = {"specvocab", "specvocab_int8", "full_biased"} | ONE_ROW  # rows with candidates of their own, or a bias
 ROWS = (1, 5)
 # what fewer bits change is the same at each step
 CASES = [(name, step) for name in FUSED for step in STEPS[:: volume(1, 3 if name in SPECS else len(STEPS))]]
