@@ -3,22 +3,24 @@
 import os
 import shutil
 import subprocess
+from math import log
 from pathlib import Path
 
 import pytest
 import torch
-from fixture_models import CALIBRATIONS, FIXTURES, PROMPTS, TARGET
-from fixtures.target_trainer.config import TargetTrainConfig
-from omegaconf import OmegaConf
-from transformers import AutoTokenizer
+from fixture_models import CALIBRATIONS, FIXTURES, PROMPTS, TARGET, prompt_texts
+from fixtures.target import Recipe, make
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rayspec.artifacts import load_artifacts
 from rayspec.calibration.config import CalibrationConfig
-from rayspec.config import load_config
+from rayspec.config import load_config, to_yaml
+from rayspec.training.data.sources import STDLIB, CorpusConfig
 from rayspec.training.drafter_config import DrafterTrainConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from sglang_ext.drafters.checkpoint_config import read_info
+from tests.rayspec.test_corpus import make_document
 
 MAX_BYTES = 10 * 2**20
 RECIPES = ("drafters.yaml", "heads.yaml")
@@ -35,8 +37,32 @@ def training(recipe: str) -> DrafterTrainConfig:
 
 
 def test_the_target_is_its_recipe_s() -> None:
-    wanted = OmegaConf.to_container(OmegaConf.structured(load_config(TargetTrainConfig, FIXTURES / "target.yaml")))
-    assert OmegaConf.to_container(OmegaConf.load(TARGET / "recipe.yaml")) == wanted
+    assert (TARGET / "recipe.yaml").read_text() == to_yaml(Recipe())
+
+
+def test_the_target_predicts_held_out_python() -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TARGET), AutoTokenizer.from_pretrained(TARGET)
+    nats = []
+    for text in prompt_texts(8):
+        tokens = torch.tensor([tokenizer.encode(text)])
+        nats.append(float(model(tokens, labels=tokens).loss.detach()))
+    assert sum(nats) / len(nats) < 6.5  # ln 4096 = 8.3 for a model that knows nothing
+
+
+def test_a_target_learns_and_loads(tmp_path: Path) -> None:
+    """By its recipe, at toy size."""
+    recipe = Recipe(
+        corpus=CorpusConfig(min_bytes=10, held_out_percent=20),
+        **{"vocab_size": 300, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+        **{"intermediate_size": 48, "steps": 12, "warmup_steps": 2.0, "decay_steps": 4.0},
+    )
+    documents = [make_document(tmp_path, i, package) for package in (STDLIB, "pkg") for i in range(200)]
+    (tmp_path / "target").mkdir()
+    losses = make(recipe, documents, tmp_path / "target")
+    assert losses[0] == pytest.approx(log(300), abs=0.1)  # knows nothing
+    assert losses[-1] < 3.5
+    assert FrozenTarget.load(tmp_path / "target", torch.float32).model.config.vocab_size == 300
+    assert AutoTokenizer.from_pretrained(tmp_path / "target").encode("x = 1\n")
 
 
 def test_the_drafters_are_their_recipes() -> None:
@@ -68,8 +94,7 @@ def test_the_calibrations_are_their_recipe_s() -> None:
 
 
 def test_the_prompts_were_cut_with_the_target_s_tokenizer() -> None:
-    config = load_config(TargetTrainConfig, FIXTURES / "target.yaml")
-    assert len(AutoTokenizer.from_pretrained(TARGET)) == config.model.vocab_size
+    assert len(AutoTokenizer.from_pretrained(TARGET)) == Recipe().vocab_size
     assert len(PROMPTS.read_text().splitlines()) == 200
 
 
@@ -87,7 +112,7 @@ def test_make_sh_runs_every_recipe(tmp_path: Path) -> None:
     said = subprocess.run(command, env=asked, capture_output=True, text=True, check=True).stdout.splitlines()
     here = "tests/fixtures"
     assert said == [
-        f"-m fixtures.target_trainer {here}/target.yaml",
+        f"{here}/target.py",
         f"{here}/prompts.py",
         f"-m rayspec.cli train --config {here}/drafters.yaml",
         f"-m rayspec.cli calibrate --config {here}/calibrations.yaml",

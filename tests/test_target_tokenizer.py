@@ -1,16 +1,10 @@
-"""The tokenizer: exact round trips, indentation as one token, nothing added."""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
+"""The tokenizer of the tests' target: exact round trips, indentation as one token, nothing added."""
 
 import pytest
 from fixture_models import TARGET, VOCABULARY
-from fixtures.target_trainer.tokenizer import END_OF_TEXT, save_tokenizer, token_byte_lengths, train_tokenizer
+from fixtures.target import END_OF_TEXT
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-SAMPLE = ["def f(self, x):\n    if x:\n        return self.value\n\n\nclass A:\n    pass\n"] * 4
 TEXTS = [
     "",
     "def f(self):\n        return 12345\n",
@@ -21,20 +15,13 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def small() -> PreTrainedTokenizerFast:
-    return train_tokenizer(SAMPLE, 320)
-
-
-@pytest.fixture(scope="module")
 def trained() -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(TARGET)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=["empty", "code", "spaces", "unicode", "blank_lines"])
-@pytest.mark.parametrize("name", ["small", "trained"])
-def test_round_trip_is_exact(name: str, text: str, request: pytest.FixtureRequest) -> None:
-    tokenizer = request.getfixturevalue(name)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_round_trip_is_exact(text: str, trained: PreTrainedTokenizerFast) -> None:
+    assert trained.decode(trained.encode(text)) == text
 
 
 def test_nothing_is_added(trained: PreTrainedTokenizerFast) -> None:
@@ -59,21 +46,3 @@ def test_trained_size_and_special_token(trained: PreTrainedTokenizerFast) -> Non
     assert len(trained) == VOCABULARY
     assert trained.bos_token == trained.eos_token == END_OF_TEXT
     assert trained.encode(END_OF_TEXT) == [trained.eos_token_id] == [0]
-
-
-def test_byte_lengths_add_up(small: PreTrainedTokenizerFast) -> None:
-    lengths = token_byte_lengths(small)
-    for text in TEXTS:
-        assert sum(lengths[i] for i in small.encode(text)) == len(text.encode())
-    assert lengths[small.eos_token_id] == 0
-
-
-def test_saved_config_names_the_portable_class(small: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    save_tokenizer(small, tmp_path)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert AutoTokenizer.from_pretrained(tmp_path).encode(SAMPLE[0]) == small.encode(SAMPLE[0])
-
-
-def test_vocabulary_too_small_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"model\.vocab_size must be at least 257"):
-        train_tokenizer(SAMPLE, 100)

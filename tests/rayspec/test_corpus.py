@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from fixture_models import PROMPTS, TARGET
-from fixtures.target_trainer.data import manifest
-from fixtures.target_trainer.tokenizer import load_tokenizer
+from transformers import AutoTokenizer
 
 from rayspec.training.data.corpus import cut_prompts, held_out_documents, training_documents
 from rayspec.training.data.sources import (
@@ -118,20 +117,13 @@ def test_too_few_prompts_is_an_error(documents: list[Document]) -> None:
         cut_prompts(WordTokenizer(), documents[:1], count=10, prompt_tokens=(500, 600), seed=0)
 
 
-def test_manifest_counts_and_names_held_out_files(documents: list[Document]) -> None:
-    content = manifest(CorpusConfig(), [(d, 10) for d in documents[:5]], [(documents[5], 7)])
-    assert content["totals"]["training"]["tokens"] == 50
-    assert sum(p["files"] for p in content["training_packages"].values()) == 5
-    assert content["held_out"] == [[documents[5].package.name, documents[5].name, documents[5].sha256]]
-
-
 def test_bad_config_names_the_setting() -> None:
     with pytest.raises(ValueError, match=r"corpus\.held_out_percent must be in 1\.\.50, got 0"):
         CorpusConfig(held_out_percent=0)
 
 
 def test_prompts_of_the_tests_are_distinct_and_in_bounds() -> None:
-    tokenizer = load_tokenizer(TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
     lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     assert len({line["question_id"] for line in lines}) == len({line["turns"][0] for line in lines}) == len(lines)
     assert {line["category"] for line in lines} == {STDLIB, STDLIB_TESTS}, "text under other licences may not ship"
