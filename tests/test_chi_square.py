@@ -1,4 +1,4 @@
-"""The statistic that the sampling tests stand on: its law under the null, and that it sees what is wrong."""
+"""The statistic that the sampling tests stand on: its distribution under the null, and that it sees what is wrong."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,17 @@ from scipy.stats import chisquare, kstest
 
 
 def test_equals_scipy_where_every_cell_is_expected_often() -> None:
-    counts, law = np.array([30, 50, 20]), np.array([0.25, 0.5, 0.25])
-    assert p_value((counts, law)) == pytest.approx(chisquare(counts, law * 100).pvalue)
+    counts, distribution = np.array([30, 50, 20]), np.array([0.25, 0.5, 0.25])
+    assert p_value((counts, distribution)) == pytest.approx(chisquare(counts, distribution * 100).pvalue)
 
 
-def test_p_values_are_uniform_under_the_law() -> None:
+def test_p_values_are_uniform_under_the_distribution() -> None:
     rng = np.random.default_rng(0)
-    laws = [rng.dirichlet(np.full(12, 0.5)) for _ in range(20)]
-    values = [p_value(*((rng.multinomial(200, law), law) for law in laws)) for _ in range(500)]
+    distributions = [rng.dirichlet(np.full(12, 0.5)) for _ in range(20)]
+    values = [
+        p_value(*((rng.multinomial(200, distribution), distribution) for distribution in distributions))
+        for _ in range(500)
+    ]
     assert kstest(values, "uniform").pvalue > 1e-3
 
 
@@ -25,5 +28,5 @@ def test_rare_cells_are_put_together() -> None:
 
 
 def test_an_impossible_token_is_no_matter_of_chance() -> None:
-    with pytest.raises(AssertionError, match="outside of the law's support"):
+    with pytest.raises(AssertionError, match="outside of the distribution's support"):
         pearson([5, 1], [1.0, 0.0])

@@ -4,9 +4,8 @@ would stay so.
 
 The choice may look at everything that was known before the step's drafts were drawn: how many requests it serves, and
 what the steps before accepted. It never sees its own drafts: a draft length that depends on what was drafted changes
-the distribution of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_laws.py holds one that does, and finds it
-out). Nor does it look at a clock, so that all ranks of a tensor-parallel engine choose alike.
-"""
+the distribution of the emitted tokens at T > 0 (tests/sglang_ext/test_policy_distributions.py holds one that does, and
+finds it out). Nor does it look at a clock, so that all ranks of a tensor-parallel engine choose alike."""
 
 import math
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Verification: greedy walks by hand, and the sampled rules against the target's law by chi-square."""
+"""Verification: greedy walks by hand, and the sampled rules against the target's distribution by chi-square."""
 
 from collections.abc import Callable
 
@@ -48,8 +48,12 @@ def test_greedy_batch_is_ragged() -> None:
 
 
 SAMPLES, V = volume(100_000, 20_000), 12
-LAW_VV = torch.softmax(1.2 * torch.randn(V, V, generator=torch.Generator().manual_seed(1)), dim=-1)  # by last token
-DRAFTER_VV = torch.softmax(LAW_VV.log() + 0.8 * torch.randn(V, V, generator=torch.Generator().manual_seed(2)), dim=-1)
+DISTRIBUTION_VV = torch.softmax(
+    1.2 * torch.randn(V, V, generator=torch.Generator().manual_seed(1)), dim=-1
+)  # by last token
+DRAFTER_VV = torch.softmax(
+    DISTRIBUTION_VV.log() + 0.8 * torch.randn(V, V, generator=torch.Generator().manual_seed(2)), dim=-1
+)
 ROOT = 5
 
 Rule = Callable[[torch.Tensor, torch.Generator], tuple[torch.Tensor, Accepted]]
@@ -80,8 +84,8 @@ def count_pairs(pairs_S2: torch.Tensor) -> torch.Tensor:
 
 def p_values(counts_VV: torch.Tensor) -> tuple[float, float]:
     """Of the first token, and of the first two together."""
-    first_V = LAW_VV[ROOT]
-    return p_value((counts_VV.sum(dim=1), first_V)), p_value((counts_VV, first_V[:, None] * LAW_VV))
+    first_V = DISTRIBUTION_VV[ROOT]
+    return p_value((counts_VV.sum(dim=1), first_V)), p_value((counts_VV, first_V[:, None] * DISTRIBUTION_VV))
 
 
 def coins(shape: torch.Size, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +98,7 @@ def one_hot_chain(last_B: torch.Tensor, generator: torch.Generator) -> tuple[tor
     tokens_BN = torch.stack([last_B, one_B, DRAFTER_VV.argmax(dim=-1)[one_B]], dim=1)
     links = [x.expand(len(last_B), -1) for x in build_chain_reference(1, 3, last_B.device)[2:]]
     return tokens_BN, verify_sampled_reference(
-        tokens_BN, LAW_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
+        tokens_BN, DISTRIBUTION_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
     )
 
 
@@ -109,7 +113,7 @@ def top_k_tree(last_B: torch.Tensor, generator: torch.Generator, repeat: bool = 
     tokens_BN = torch.cat([last_B[:, None], children_B3, DRAFTER_VV[children_B3[:, 0]].topk(2).indices], dim=1)
     links = [torch.tensor([x]).expand(len(last_B), -1) for x in TREE.values()]
     return tokens_BN, verify_sampled_reference(
-        tokens_BN, LAW_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
+        tokens_BN, DISTRIBUTION_VV[tokens_BN], *links, *coins(tokens_BN.shape, generator), 3
     )
 
 
@@ -122,18 +126,18 @@ def top_k_tree_with_a_repeated_sibling(
 def drawn_chain(
     last_B: torch.Tensor, generator: torch.Generator, drawn_VV: torch.Tensor, claimed_VV: torch.Tensor
 ) -> tuple[torch.Tensor, Accepted]:
-    """Rule 2: two drafts drawn from one law and verified as if drawn from another."""
+    """Rule 2: two drafts drawn from one distribution and verified as if drawn from another."""
     tokens = [last_B]
     for _ in range(2):
         tokens.append(torch.multinomial(drawn_VV[tokens[-1]], 1, generator=generator).squeeze(1))
     tokens_BN = torch.stack(tokens, dim=1)
     return tokens_BN, verify_chain_reference(
-        tokens_BN, LAW_VV[tokens_BN], claimed_VV[tokens_BN[:, :2]], *coins(tokens_BN.shape, generator)
+        tokens_BN, DISTRIBUTION_VV[tokens_BN], claimed_VV[tokens_BN[:, :2]], *coins(tokens_BN.shape, generator)
     )
 
 
 def shortlist(p_VV: torch.Tensor) -> torch.Tensor:
-    """The law over a fixed third of the vocabulary, renormalised: what a truncated head draws from."""
+    """The distribution over a fixed third of the vocabulary, renormalised: what a truncated head draws from."""
     kept = torch.zeros(V).index_fill(0, torch.tensor([0, 3, 4, 10]), 1.0)
     return p_VV * kept / (p_VV * kept).sum(dim=-1, keepdim=True)
 
@@ -155,13 +159,13 @@ def shortlist_claiming_the_vocabulary(
 @pytest.mark.parametrize(
     "rule", [sampled_chain, shortlist_chain, one_hot_chain, top_k_tree, top_k_tree_with_a_repeated_sibling]
 )
-def test_emitted_tokens_follow_the_target_law(rule: Rule) -> None:
+def test_emitted_tokens_follow_the_target_distribution(rule: Rule) -> None:
     first, pair = p_values(emitted_pairs(rule, seed=3))
     assert first > 1e-3
     assert pair > 1e-3
 
 
-def test_a_law_that_was_not_drawn_from_is_caught() -> None:
+def test_a_distribution_that_was_not_drawn_from_is_caught() -> None:
     """Negative control: draw from a shortlist, verify with the softmax over the vocabulary."""
     first, pair = p_values(emitted_pairs(shortlist_claiming_the_vocabulary, seed=3))
     assert first < 1e-6
@@ -169,13 +173,13 @@ def test_a_law_that_was_not_drawn_from_is_caught() -> None:
 
 
 def test_a_wrong_residual_is_caught() -> None:
-    """Negative control: a final draw from the untouched target law, as if nothing had been rejected."""
+    """Negative control: a final draw from the untouched target distribution, as if nothing had been rejected."""
     generator = torch.Generator().manual_seed(3)
     draft_S = DRAFTER_VV.argmax(dim=-1)[torch.full((SAMPLES,), ROOT)]
-    accepted_S = torch.rand(SAMPLES, generator=generator) < LAW_VV[ROOT, draft_S]
-    redrawn_S = torch.multinomial(LAW_VV[ROOT], SAMPLES, replacement=True, generator=generator)
+    accepted_S = torch.rand(SAMPLES, generator=generator) < DISTRIBUTION_VV[ROOT, draft_S]
+    redrawn_S = torch.multinomial(DISTRIBUTION_VV[ROOT], SAMPLES, replacement=True, generator=generator)
     counts_V = torch.bincount(torch.where(accepted_S, draft_S, redrawn_S), minlength=V)
-    assert p_value((counts_V, LAW_VV[ROOT])) < 1e-6
+    assert p_value((counts_V, DISTRIBUTION_VV[ROOT])) < 1e-6
 
 
 def test_certain_target_accepts_every_draft() -> None:
@@ -200,7 +204,7 @@ def test_greedy_target_rejects_a_draft_that_was_not_drawn_from_q() -> None:
         assert (wrong.num_drafts_B.tolist(), wrong.bonus_B.tolist()) == ([0], [1])
 
 
-def test_a_residual_without_mass_is_drawn_from_the_target_law() -> None:
+def test_a_residual_without_mass_is_drawn_from_the_target_distribution() -> None:
     """Rounding can reject where p equals q, or where the children hold all of the mass."""
     largest = torch.full((1, 2), 1 - 2**-24)
     p = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])

@@ -37,7 +37,7 @@ from rayspec.workloads import Conversation
 
 
 class FakeEngine:
-    """Answers at once, with times of a known law: candidate n of N is faster the larger n."""
+    """Answers at once, with times of a known distribution: candidate n of N is faster the larger n."""
 
     is_alive = True
 

@@ -1,4 +1,4 @@
-"""Blocks whose law is known, for tests of everything that comes after a measurement."""
+"""Blocks whose distribution is known, for tests of everything that comes after a measurement."""
 
 import dataclasses
 from dataclasses import dataclass

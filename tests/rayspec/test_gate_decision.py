@@ -1,4 +1,4 @@
-"""The gate's decision against laws that are known, and against noise that is none of them."""
+"""The gate's decision against distributions that are known, and against noise that is none of them."""
 
 from math import inf, log
 

@@ -49,8 +49,8 @@ def test_moments_are_over_all_answer_positions(
     states_NH = torch.stack(states)
     found = head_moments(tiny_target, answers)
     torch.testing.assert_close(found["hidden_moment"], states_NH.T @ states_NH / len(states_NH))
-    laws_NV = (states_NH @ tiny_target.head_VG.T).softmax(dim=-1)
-    torch.testing.assert_close(found["token_share"], laws_NV.mean(dim=0))
+    distributions_NV = (states_NH @ tiny_target.head_VG.T).softmax(dim=-1)
+    torch.testing.assert_close(found["token_share"], distributions_NV.mean(dim=0))
 
 
 @pytest.mark.parametrize("family", FROM_SCRATCH)

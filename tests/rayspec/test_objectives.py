@@ -78,6 +78,6 @@ def test_tokens_of_a_loss_that_is_off_are_refused() -> None:
         Recipe(top_k=5)
 
 
-def test_a_further_loss_on_the_likeliest_needs_the_targets_law() -> None:
+def test_a_further_loss_on_the_likeliest_needs_the_targets_distribution() -> None:
     with pytest.raises(ValueError, match=r"recipe\.top_k_weight=1\.0 weighs tokens .* set labels=soft"):
         Recipe(top_k_weight=1.0, labels="hard")

@@ -1,5 +1,5 @@
 """The drafters that ship, on the real target: greedy text token for token that of plain decoding, on chains and trees;
-text at T = 1 of the target's own law, for a truncated, a low-rank and a routed head.
+text at T = 1 of the target's own distribution, for a truncated, a low-rank and a routed head.
 
 T = tokens of a prompt, V = vocabulary.
 """
@@ -116,15 +116,15 @@ def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return made
 
 
-def next_laws(target: Path, prompt: list[int], first: Counter) -> dict[int, np.ndarray]:
-    """Hugging Face's law [V] of the second token after each first one, in float64."""
+def next_distributions(target: Path, prompt: list[int], first: Counter) -> dict[int, np.ndarray]:
+    """Hugging Face's distribution [V] of the second token after each first one, in float64."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.no_grad():
         logits = {token: model(torch.tensor([[*prompt, token]])).logits[0, -1].double() for token in first}
     return {token: found.numpy() for token, found in logits.items()}
 
 
-def law(logits_V: np.ndarray, temperature: float) -> np.ndarray:
+def distribution(logits_V: np.ndarray, temperature: float) -> np.ndarray:
     p_V = np.exp((logits_V - logits_V.max()) / temperature)
     return p_V / p_V.sum()
 
@@ -132,16 +132,17 @@ def law(logits_V: np.ndarray, temperature: float) -> np.ndarray:
 def tables(
     seconds: dict[int, list[int]], logits: dict[int, np.ndarray], temperature: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(counts, law) of the second token after each first one."""
+    """(counts, distribution) of the second token after each first one."""
     counts = {token: np.bincount(drawn, minlength=len(logits[token])) for token, drawn in seconds.items()}
-    return [(counts[token], law(logits[token], temperature)) for token in seconds]
+    return [(counts[token], distribution(logits[token], temperature)) for token in seconds]
 
 
 @pytest.mark.parametrize("shape", ["sampled_chain", "tree"])
 def test_at_temperature_1_tokens_are_the_targets(
     shape: str, target: Path, heads: dict[str, str], tmp_path: Path
 ) -> None:
-    """The second token is the first that verification decides on; a law of another temperature must be seen."""
+    """The second token is the first that verification decides on; a distribution of another temperature must be
+    seen."""
     drawn = {"draft_steps": 3} | (SHAPES["tree"] if shape == "tree" else {})
     overrides = ENGINE | ({} if shape == "tree" else {"speculative_use_rejection_sampling": True})
     prompt = chat_ids(target, QUESTION)
@@ -160,11 +161,11 @@ def test_at_temperature_1_tokens_are_the_targets(
 
 
 def p_values(engine: Runtime, target: Path, prompt: list[int], seed: int) -> tuple[float, float]:
-    """Of the law at temperature 1, and at 1.4."""
+    """Of the distribution at temperature 1, and at 1.4."""
     asked = {"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True}
     drawn = engine.generate([prompt] * DRAWS, [asked | {"sampling_seed": seed + i} for i in range(DRAWS)])
     answers = [d.output_ids for d in drawn]
     first = Counter(answer[0] for answer in answers)
-    logits = next_laws(target, prompt, first)
+    logits = next_distributions(target, prompt, first)
     seconds = {token: [answer[1] for answer in answers if answer[0] == token] for token in first}
     return p_value(*tables(seconds, logits, 1.0)), p_value(*tables(seconds, logits, 1.4))

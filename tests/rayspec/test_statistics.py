@@ -1,4 +1,4 @@
-"""Intervals of speed-ups against laws that are known."""
+"""Intervals of speed-ups against distributions that are known."""
 
 import numpy as np
 import pytest

@@ -242,7 +242,7 @@ def test_healthy_drafters_have_no_problem() -> None:
     assert "slimspec-r32-s4-c1" in prepared.describe()
 
 
-def test_scores_recover_the_synthetic_law(results: list[TrialResult]) -> None:
+def test_scores_recover_the_synthetic_distribution(results: list[TrialResult]) -> None:
     by_name = {r.trial.name: r for r in results}
     slim, full = by_name["slimspec-r64-s4-c1"].metrics, by_name["full-s4-c1"].metrics
     assert full["speedup_vs_baseline"] == 1

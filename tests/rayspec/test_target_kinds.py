@@ -59,7 +59,7 @@ def test_taps_are_the_inputs_of_their_layers(target: FrozenTarget) -> None:
     assert torch.equal(taps, torch.cat([seen[i] for i in target.taps], dim=-1))
 
 
-def test_states_and_law_are_the_models_own(target: FrozenTarget) -> None:
+def test_states_and_distribution_are_the_models_own(target: FrozenTarget) -> None:
     last_hidden = target.last_hidden(random_ids())
     expected = target.model(random_ids()).logits.softmax(-1)
     found = target.distribution(last_hidden.flatten(0, 1), torch.float32).view_as(expected)

@@ -133,8 +133,8 @@ def test_a_router_sees_what_the_layer_is_given(tiny_target: FrozenTarget, answer
 def published_loss(
     drafter: EagleDrafter, target: FrozenTarget, batch: Batch, noisy_BTH: Tensor, num_steps: int, decay: float
 ) -> tuple[Tensor, Tensor]:
-    """(head's, features') in EAGLE's form: slot t against the target's feature and law one token on, mean over the
-    answers; behind the first step, HASS's, both shifted by one a step."""
+    """(head's, features') in EAGLE's form: slot t against the target's feature and distribution one token on, mean over
+    the answers; behind the first step, HASS's, both shifted by one a step."""
     features_BTH = target.last_hidden(batch.ids_BT)
     p_BTV = (features_BTH @ target.head_VG.T).softmax(dim=-1)
     mask_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.bool)

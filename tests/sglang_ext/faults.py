@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class DrawFromShortlist(CustomLogitProcessor):
-    """Drafts come from the token ids `shortlist`, but are verified as if drawn from the law over the vocabulary
-    (which is not exact). An empty list takes the fault out again."""
+    """Drafts come from the token ids `shortlist`, but are verified as if drawn from the distribution over the
+    vocabulary (which is not exact). An empty list takes the fault out again."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
         from sglang_ext.adapter.workers import eagle, last_hidden
@@ -100,9 +100,9 @@ class Anticipate(CustomLogitProcessor):
             verify_input = original(draft_worker, batch, **kwargs)
             if verify_input.draft_probs is None:
                 return verify_input
-            law_BV = verify_input.draft_probs[:, 0]
-            first_B1 = verify_input.draft_token.view(len(law_BV), -1)[:, 1:2]
-            is_likely_B = law_BV.gather(1, first_B1).squeeze(1) >= law_BV.max(dim=1).values
+            distribution_BV = verify_input.draft_probs[:, 0]
+            first_B1 = verify_input.draft_token.view(len(distribution_BV), -1)[:, 1:2]
+            is_likely_B = distribution_BV.gather(1, first_B1).squeeze(1) >= distribution_BV.max(dim=1).values
             return verify_input if is_likely_B.all() else worker._build_trivial_verify_input(batch)
 
         HeadDraftWorker.draft = draft

@@ -123,7 +123,7 @@ class Rows(NamedTuple):
         return head.candidates(self.hidden_TH, step, self.routed(head, step))
 
     @torch.no_grad()
-    def law(self, head: DraftHead, step: int = 0, temperature: float | None = None) -> Tensor:
+    def distribution(self, head: DraftHead, step: int = 0, temperature: float | None = None) -> Tensor:
         """q [T, V] in target ids."""
         temperature_T1 = None if temperature is None else torch.full((len(self.hidden_TH), 1), temperature)
         q_TS, ids = head.distribution(self.hidden_TH, step, self.routed(head, step), temperature_T1)
@@ -139,7 +139,7 @@ def ids_of(candidates: Candidates) -> list[list[int]]:
     return [row[kept].tolist() for row, kept in zip(ids_TS, logits_TS > NO_TOKEN / 2, strict=True)]
 
 
-def some_law(T: int, seed: int = 3) -> Tensor:
+def some_distribution(T: int, seed: int = 3) -> Tensor:
     """A target's distribution, float32 [T, V]; peaked as one is."""
     return (2 * seeded(T, V, seed=seed)).softmax(dim=-1).float()
 

@@ -22,7 +22,7 @@ def engine(eagle3_chain: Any) -> Any:
     return eagle3_chain
 
 
-def test_biases_reach_the_sampled_law(engine: Any, prompts: list[Ids]) -> None:
+def test_biases_reach_the_sampled_distribution(engine: Any, prompts: list[Ids]) -> None:
     sampling = {"temperature": 1.0, "top_p": 0.9, "sampling_seed": 5}
     plain = output_ids(generate(engine, prompts[:8], **sampling))
     used = {str(token): -1000.0 for answer in plain for token in answer}

@@ -18,7 +18,7 @@ from sglang_ext.heads import DraftHead, base, dynaspec
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
               rayspec_kernels.gather_dot, rayspec_kernels.router_topk)  # fmt: skip
-FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  # rdk works on the whole law
+FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  # rdk works on the whole distribution
 FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
               "coral_union": "fp8"}  # fmt: skip
 FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}

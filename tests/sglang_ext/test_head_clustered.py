@@ -19,7 +19,7 @@ from head_cases import (
     ids_of,
     make_head,
     seeded,
-    some_law,
+    some_distribution,
 )
 from torch import Tensor
 
@@ -116,7 +116,7 @@ def test_union_is_the_set_union(kind: str, rows: int, step: int) -> None:
     assert [set(ids) for ids in ids_of(candidates)] == [union] * rows
     restricted_TV = torch.full((rows, V), -torch.inf)
     restricted_TV[:, sorted(union)] = full_logits(drawn)[:, sorted(union)]
-    torch.testing.assert_close(drawn.law(head, step), restricted_TV.softmax(dim=-1))
+    torch.testing.assert_close(drawn.distribution(head, step), restricted_TV.softmax(dim=-1))
 
 
 @pytest.mark.parametrize(
@@ -159,22 +159,22 @@ def test_a_packed_head_gathers_no_padding(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, T])
 @pytest.mark.parametrize("step", STEPS)
-def test_every_way_to_score_gives_the_same_law(kind: str, rows: int, step: int) -> None:
+def test_every_way_to_score_gives_the_same_distribution(kind: str, rows: int, step: int) -> None:
     drawn = Rows.draw(rows)
     for spec, gather in ((OWN, "_score_rows"), (UNION, "_score_union")):
         head = untie(make_head(spec[kind]))
         budget = head.config.budget(step)
         chosen_Tm = router_scores(head, drawn).topk(budget, dim=-1).indices
         groups = 1 if spec is UNION else rows
-        laws = []
+        distributions = []
         for candidates in (
             getattr(head, gather)(drawn.hidden_TH, chosen_Tm, *([groups] if spec is UNION else [])),
             head._score_all(drawn.hidden_TH, chosen_Tm, groups),
         ):
             q_TS, ids = candidates.logits_TS.softmax(dim=-1), candidates.ids
             ids_TS = (torch.arange(V) if ids is None else ids).expand_as(q_TS)
-            laws.append(torch.zeros(rows, V, dtype=q_TS.dtype).scatter_add_(1, ids_TS, q_TS))
-        torch.testing.assert_close(*laws)
+            distributions.append(torch.zeros(rows, V, dtype=q_TS.dtype).scatter_add_(1, ids_TS, q_TS))
+        torch.testing.assert_close(*distributions)
 
 
 @pytest.mark.parametrize("spec", [OWN, UNION], ids=["own", "union"])
@@ -271,7 +271,7 @@ def test_a_router_cannot_make_a_stop_id_unreachable(kind: str, spec: dict[str, A
                 if name.startswith("router"):
                     parameter.copy_(100 * seeded(*parameter.shape, seed=seed))
         for step in STEPS:
-            assert bool((drawn.law(head, step)[:, STOPS] > 0).all())
+            assert bool((drawn.distribution(head, step)[:, STOPS] > 0).all())
 
 
 def test_no_token_needs_to_be_pinned(kind: str) -> None:
@@ -329,13 +329,13 @@ def test_labels_of_dynaspec_are_the_clusters_of_the_full_heads_best_tokens(
         probabilities = scores_TM[t].sigmoid()
         terms = [p.log() if m in wanted else (1 - p).log() for m, p in enumerate(probabilities, start=1)]
         expected.append(-sum(terms))
-    got_T = head.loss(drawn.hidden_TH, 1, drawn.routed(head, 1), some_law(T))
+    got_T = head.loss(drawn.hidden_TH, 1, drawn.routed(head, 1), some_distribution(T))
     torch.testing.assert_close(got_T.double(), torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("trained", ["router", "head", "drafter"])
 def test_loss_of_coral_is_the_targets_mass_on_each_group(trained: str) -> None:
-    head, drawn, p_TV = untie(make_head(CORAL)), Rows.draw(T), some_law(T).double()
+    head, drawn, p_TV = untie(make_head(CORAL)), Rows.draw(T), some_distribution(T).double()
     head.weight.requires_grad_(trained == "head")
     hidden_TH = drawn.hidden_TH.requires_grad_(trained == "drafter")
     p_TV[0] = 0
@@ -354,12 +354,12 @@ def test_loss_of_coral_is_the_targets_mass_on_each_group(trained: str) -> None:
 
 
 def test_coral_router_learns_where_the_mass_is() -> None:
-    head, drawn, p_TV = make_head(CORAL), Rows.draw(40).to(torch.float32), some_law(40)
+    head, drawn, p_TV = make_head(CORAL), Rows.draw(40).to(torch.float32), some_distribution(40)
     head.weight.requires_grad_(False)
     optimizer = torch.optim.Adam([head.router], lr=0.05)
 
     def mass_reached() -> float:
-        return float((p_TV * (drawn.law(head) > 0)).sum(dim=-1).mean())
+        return float((p_TV * (drawn.distribution(head) > 0)).sum(dim=-1).mean())
 
     before = mass_reached()
     for _ in range(60):
@@ -371,10 +371,10 @@ def test_coral_router_learns_where_the_mass_is() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_acceptance_bound_of_dynaspec(step: int) -> None:
-    """A = sum min(p, q) >= p(S) - TV(p(.|S), q(.|S)) for the law on S, and (1 - beta) of it for a law that leaves beta
-    outside of S."""
-    head, drawn, p_TV = untie(make_head(DYNASPEC)), Rows.draw(T), some_law(T)
-    full_TV, q_TV = full_logits(drawn).softmax(dim=-1), drawn.law(head, step)
+    """A = sum min(p, q) >= p(S) - TV(p(.|S), q(.|S)) for the distribution on S, and (1 - beta) of it for a distribution
+    that leaves beta outside of S."""
+    head, drawn, p_TV = untie(make_head(DYNASPEC)), Rows.draw(T), some_distribution(T)
+    full_TV, q_TV = full_logits(drawn).softmax(dim=-1), drawn.distribution(head, step)
     for t, ids in enumerate(ids_of(drawn.candidates(head, step))):
         p_S = p_TV[t, ids]
         distance = (p_S / p_S.sum() - q_TV[t, ids]).abs().sum() / 2

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from head_cases import SPECS, TARGET_HEAD_VH, H, Rows, V, cross_entropy, make_head, some_law
+from head_cases import SPECS, TARGET_HEAD_VH, H, Rows, V, cross_entropy, make_head, some_distribution
 from torch import Tensor
 
 from sglang_ext.heads import build_head, parse_head
@@ -39,7 +39,7 @@ def test_slim_head_holds_rank_times_h_plus_v_parameters() -> None:
 
 @pytest.mark.parametrize("kind", ["full", "slimspec"])
 def test_loss_is_the_cross_entropy_to_the_target(kind: str) -> None:
-    head, drawn, p_TV = make_head(SPECS[kind]).double(), Rows.draw(T), some_law(T)
+    head, drawn, p_TV = make_head(SPECS[kind]).double(), Rows.draw(T), some_distribution(T)
 
     def loss(hidden_TH: Tensor) -> Tensor:
         return cross_entropy(head.candidates(hidden_TH).logits_TS, p_TV.double())

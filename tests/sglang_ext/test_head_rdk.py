@@ -17,7 +17,7 @@ from head_cases import (
     V,
     make_head,
     ranked_ids,
-    some_law,
+    some_distribution,
 )
 from torch import Tensor
 
@@ -48,13 +48,13 @@ def matrix(head: DraftHead) -> Tensor:
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [None, 0.7, 1.6])
 @pytest.mark.parametrize("step", STEPS)
-def test_law_is_the_bases_times_the_matrix(
+def test_distribution_is_the_bases_times_the_matrix(
     base: str, step: int, temperature: float | None, stored: torch.dtype
 ) -> None:
-    """At every temperature: the base's law is tempered, and its mass then handed on."""
+    """At every temperature: the base's distribution is tempered, and its mass then handed on."""
     head, drawn = make_head(BASES[base]).to(stored).double(), Rows.draw(T)
-    expected_TV = drawn.law(head.base, step, temperature).double() @ matrix(head)
-    torch.testing.assert_close(drawn.law(head, step, temperature).double(), expected_TV, rtol=1e-4, atol=1e-6)
+    expected_TV = drawn.distribution(head.base, step, temperature).double() @ matrix(head)
+    torch.testing.assert_close(drawn.distribution(head, step, temperature).double(), expected_TV, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_the_matrix_sum_to_one_also_once_they_are_rounded(base: str) -> None:
@@ -66,10 +66,10 @@ def test_rows_of_the_matrix_sum_to_one_also_once_they_are_rounded(base: str) -> 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_token_that_keeps_everything_is_plain_truncation(base: str, step: int) -> None:
     head, drawn = make_head({**BASES[base], "self_weight": 1.0}).double(), Rows.draw(T)
-    plain_TV = drawn.law(head.base, step)
-    law_TV = drawn.law(head, step)
-    torch.testing.assert_close(law_TV, plain_TV)
-    assert torch.equal(law_TV > 0, plain_TV > 0)
+    plain_TV = drawn.distribution(head.base, step)
+    distribution_TV = drawn.distribution(head, step)
+    torch.testing.assert_close(distribution_TV, plain_TV)
+    assert torch.equal(distribution_TV > 0, plain_TV > 0)
 
 
 def test_support_is_the_bases_and_its_neighbours() -> None:
@@ -77,8 +77,8 @@ def test_support_is_the_bases_and_its_neighbours() -> None:
     kept = ranked_ids()[:19].tolist()
     expected = {*kept, *head.neighbour_ids[kept].flatten().tolist()}
     assert len(expected) > 25  # it reaches beyond the base
-    for law_V in drawn.law(head):
-        assert set(law_V.nonzero().flatten().tolist()) == expected
+    for distribution_V in drawn.distribution(head):
+        assert set(distribution_V.nonzero().flatten().tolist()) == expected
 
 
 def test_sums_are_the_same_to_the_bit_in_any_order() -> None:
@@ -98,14 +98,14 @@ def test_sums_are_the_same_to_the_bit_in_any_order() -> None:
     assert not torch.equal(floats_T5, other_T5), "the order would not matter in floating point: this shows nothing"
 
 
-def test_a_law_does_not_depend_on_the_order_of_candidates() -> None:
+def test_a_distribution_does_not_depend_on_the_order_of_candidates() -> None:
     """The same candidates in another order hand on the same mass in another order."""
     head, drawn = make_head(RDK).double(), Rows.draw(T)
-    law_TV = drawn.law(head)
+    distribution_TV = drawn.distribution(head)
     order = torch.randperm(len(head.base.ids), generator=torch.Generator().manual_seed(1))
     q_TS, ids_S = head.base.distribution(drawn.hidden_TH)
     head.base.distribution = lambda *_: (q_TS[:, order], ids_S[order])
-    assert torch.equal(drawn.law(head), law_TV)
+    assert torch.equal(drawn.distribution(head), distribution_TV)
 
 
 def test_neighbours_are_the_nearest_other_tokens_by_cosine_less_what_all_rows_share() -> None:
@@ -146,11 +146,11 @@ def test_it_accepts_more_where_the_target_likes_the_neighbours_of_pruned_tokens(
     assert bool((redistributed_T >= truncated_T - 1e-6).all())
     assert float((redistributed_T - truncated_T).mean()) > 0.1
     assert bool((truncated_T <= p_TV[:, kept].sum(dim=-1) + 1e-6).all())
-    assert bool((redistributed_T > p_TV[:, kept].sum(dim=-1)).any())  # more than any law on the kept tokens
+    assert bool((redistributed_T > p_TV[:, kept].sum(dim=-1)).any())  # more than any distribution on the kept tokens
 
 
 def test_it_trains_its_base() -> None:
-    head, p_TV = make_head(RDK).double(), some_law(T)
+    head, p_TV = make_head(RDK).double(), some_distribution(T)
     drawn = Rows.draw(T)
     assert torch.equal(head.loss(drawn.hidden_TH, 0, None, p_TV), head.base.loss(drawn.hidden_TH, 0, None, p_TV))
     assert {name for name, _ in head.named_parameters()} == {"base.weight"}
@@ -167,10 +167,10 @@ def test_a_base_that_was_not_loaded_is_loud(base: str) -> None:
     head = make_head(BASES[base])
     with torch.no_grad():
         head.base.weight.fill_(torch.nan)
-    assert bool(Rows.draw(T).to(torch.float32).law(head).isnan().any(dim=-1).all())
+    assert bool(Rows.draw(T).to(torch.float32).distribution(head).isnan().any(dim=-1).all())
 
 
-def test_cost_is_the_bases_and_a_law_over_the_vocabulary() -> None:
+def test_cost_is_the_bases_and_a_distribution_over_the_vocabulary() -> None:
     head = make_head(RDK)
     bytes_, flops = head.base.cost(3)
     assert head.cost(3) == (bytes_ + 3 * V * 4, flops)
@@ -238,18 +238,20 @@ def test_counted_affinity_is_the_mean_over_the_states(neighbours: int, monkeypat
 @torch.no_grad()
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_counted_law_hands_on_the_whole_share(stored: torch.dtype, share: float) -> None:
+def test_counted_distribution_hands_on_the_whole_share(stored: torch.dtype, share: float) -> None:
     """Over the states that it was counted on, the cut tokens get in the mean what the full head gives them, or the
     share of it that was asked for."""
     states_NH = Rows.draw(80).hidden_TH
     head = counted_head({**COUNTED, "share": share}, states_NH).to(stored).double()
     head.check(STOPS)
-    law_NV = head.target_distribution(states_NH, 0)
-    torch.testing.assert_close(law_NV.sum(dim=-1), torch.ones(80))
+    distribution_NV = head.target_distribution(states_NH, 0)
+    torch.testing.assert_close(distribution_NV.sum(dim=-1), torch.ones(80))
     full_NV = (states_NH @ TARGET_HEAD_VH.T).softmax(dim=-1).float()
     cut = [u for u in range(V) if u not in head.base.ids.tolist()]
     tolerance = 1e-4 if stored == torch.float32 else 1e-2
-    torch.testing.assert_close(law_NV[:, cut].mean(dim=0), share * full_NV[:, cut].mean(dim=0), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        distribution_NV[:, cut].mean(dim=0), share * full_NV[:, cut].mean(dim=0), rtol=0, atol=tolerance
+    )
 
 
 @torch.no_grad()

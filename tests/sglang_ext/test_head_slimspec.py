@@ -65,7 +65,7 @@ def test_the_weighted_start_agrees_more_often_with_the_whole_matrix() -> None:
         down_rH, up_Vr = low_rank(weight_VH, H // 4, artifacts)
         return float(((new_TH @ down_rH.T @ up_Vr.T).argmax(dim=-1) == best_T).float().mean())
 
-    laws_TV = (met_TH @ weight_VH.T).softmax(dim=-1)
+    distributions_TV = (met_TH @ weight_VH.T).softmax(dim=-1)
     whitened = {"hidden_moment": met_TH.T @ met_TH / 600}
     assert agreement(whitened) > agreement({}) + 0.1
-    assert agreement({**whitened, "token_share": laws_TV.mean(dim=0)}) > agreement({}) + 0.1
+    assert agreement({**whitened, "token_share": distributions_TV.mean(dim=0)}) > agreement({}) + 0.1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_cases import SPECS, SPECVOCAB, TARGET_HEAD_VH, H, Rows, V, cross_entropy, ids_of, make_head, some_law
+from head_cases import SPECS, SPECVOCAB, TARGET_HEAD_VH, H, Rows, V, cross_entropy, ids_of, make_head, some_distribution
 
 from sglang_ext.heads import build_head, parse_head
 
@@ -78,7 +78,7 @@ def test_loss_is_the_full_heads_and_a_tenth_of_the_routers() -> None:
         make_head(SPECVOCAB).double(),
         make_head(SPECVOCAB).double(),
         Rows.draw(T),
-        some_law(T).double(),
+        some_distribution(T).double(),
     )
     got_TH, expected_TH = (drawn.hidden_TH.clone().requires_grad_() for _ in range(2))
     got_T = head.loss(got_TH, 3, None, p_TV)
@@ -94,7 +94,7 @@ def test_loss_is_the_full_heads_and_a_tenth_of_the_routers() -> None:
 
 @pytest.mark.parametrize("trained", ["router", "head", "drafter"])
 def test_where_the_router_alone_is_trained_the_loss_is_its_own(trained: str) -> None:
-    head, drawn, p_TV = make_head(SPECVOCAB).double(), Rows.draw(T), some_law(T).double()
+    head, drawn, p_TV = make_head(SPECVOCAB).double(), Rows.draw(T), some_distribution(T).double()
     head.weight.requires_grad_(trained == "head")
     hidden_TH = drawn.hidden_TH.requires_grad_(trained == "drafter")
     expected_T = cross_entropy(hidden_TH @ head.down.T @ head.up.T, p_TV)

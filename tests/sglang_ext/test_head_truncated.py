@@ -17,7 +17,7 @@ from head_cases import (
     ids_of,
     make_head,
     ranked_ids,
-    some_law,
+    some_distribution,
 )
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def test_equal_logits_resolve_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("spec", [TRUNCATED, BY_STEP], ids=["one_size", "by_step"])
 @pytest.mark.parametrize("step", STEPS)
 def test_loss_is_against_the_target_on_the_ids(spec: dict[str, Any], step: int) -> None:
-    head, drawn, p_TV = make_head(spec).double(), Rows.draw(50), some_law(50).double()
+    head, drawn, p_TV = make_head(spec).double(), Rows.draw(50), some_distribution(50).double()
     kept = ranked_ids()[:SIZE]
     expected = []
     for logits_V, p_V in zip(full_logits(drawn).double(), p_TV, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_cases import SPECS, STEPS, STOPS, H, Rows, V, ids_of, make_head, seeded, some_law
+from head_cases import SPECS, STEPS, STOPS, H, Rows, V, ids_of, make_head, seeded, some_distribution
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -59,16 +59,16 @@ def test_no_shape_and_no_branch_depends_on_values(head: DraftHead, rows: int, st
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("rows", [1, 2, T], ids=["one_row", "two_rows", "rows"])
-def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: int) -> None:
+def test_every_view_of_a_head_is_the_same_distribution(head: DraftHead, rows: int, step: int) -> None:
     drawn = Rows.draw(rows)
     routed = drawn.routed(head, step)
-    law_TV = drawn.law(head, step)
-    torch.testing.assert_close(law_TV.sum(dim=-1), torch.ones(rows))
+    distribution_TV = drawn.distribution(head, step)
+    torch.testing.assert_close(distribution_TV.sum(dim=-1), torch.ones(rows))
     logits_TV = head.target_logits(drawn.hidden_TH, step, routed)
     assert logits_TV.dtype == torch.float32
-    torch.testing.assert_close(logits_TV.softmax(dim=-1), law_TV)
-    torch.testing.assert_close(head.target_distribution(drawn.hidden_TH, step, routed), law_TV)
-    best = law_TV.topk(4)
+    torch.testing.assert_close(logits_TV.softmax(dim=-1), distribution_TV)
+    torch.testing.assert_close(head.target_distribution(drawn.hidden_TH, step, routed), distribution_TV)
+    best = distribution_TV.topk(4)
     proposal = head.propose(drawn.hidden_TH, step, 4, routed)
     assert proposal.token_ids_Tk.dtype == torch.int64
     assert torch.equal(proposal.token_ids_Tk, best.indices)
@@ -82,13 +82,13 @@ def test_every_view_of_a_head_is_the_same_law(head: DraftHead, rows: int, step: 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec["kind"] != "rdk"])  # see test_head_rdk
-def test_law_at_each_rows_temperature(head: DraftHead, step: int) -> None:
+def test_distribution_at_each_rows_temperature(head: DraftHead, step: int) -> None:
     drawn, temperature_T1 = Rows.draw(T), torch.linspace(0.3, 2.0, T)[:, None]
     routed = drawn.routed(head, step)
-    law_TV = head.target_distribution(drawn.hidden_TH, step, routed, temperature_T1)
+    distribution_TV = head.target_distribution(drawn.hidden_TH, step, routed, temperature_T1)
     expected_TV = (head.target_logits(drawn.hidden_TH, step, routed) / temperature_T1).softmax(dim=-1)
-    torch.testing.assert_close(law_TV, expected_TV)
-    assert torch.equal(law_TV > 0, drawn.law(head, step) > 0)
+    torch.testing.assert_close(distribution_TV, expected_TV)
+    assert torch.equal(distribution_TV > 0, drawn.distribution(head, step) > 0)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -96,10 +96,10 @@ def test_law_at_each_rows_temperature(head: DraftHead, step: int) -> None:
 def test_support_is_the_declared_ids_each_once(head: DraftHead, rows: int, step: int) -> None:
     drawn = Rows.draw(rows)
     candidates = drawn.candidates(head, step)
-    law_TV = drawn.law(head, step)
-    for ids, law_V in zip(ids_of(candidates), law_TV, strict=True):
+    distribution_TV = drawn.distribution(head, step)
+    for ids, distribution_V in zip(ids_of(candidates), distribution_TV, strict=True):
         assert len(ids) == len(set(ids))
-        assert set(ids) == set(law_V.nonzero().flatten().tolist())
+        assert set(ids) == set(distribution_V.nonzero().flatten().tolist())
     padding = candidates.logits_TS < NO_TOKEN / 2
     q_TS, _ = head.distribution(drawn.hidden_TH, step, drawn.routed(head, step))
     assert not bool(q_TS[padding].any())
@@ -111,7 +111,7 @@ def test_support_is_the_declared_ids_each_once(head: DraftHead, rows: int, step:
 def test_scored_is_the_size_of_each_rows_support(head: DraftHead, rows: int, step: int) -> None:
     drawn = Rows.draw(rows)
     scored_T = head.scored(drawn.hidden_TH, step, drawn.routed(head, step))
-    assert scored_T.tolist() == (drawn.law(head, step) > 0).sum(dim=-1).tolist()
+    assert scored_T.tolist() == (drawn.distribution(head, step) > 0).sum(dim=-1).tolist()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -138,8 +138,8 @@ def test_a_head_that_is_one_matrix_is_it_at_every_step(name: str, head: DraftHea
 
 @pytest.mark.parametrize("step", STEPS)
 def test_acceptance_is_at_most_the_targets_mass_on_the_support(head: DraftHead, step: int) -> None:
-    drawn, p_TV = Rows.draw(T), some_law(T)
-    accepted_T = torch.minimum(p_TV, drawn.law(head, step)).sum(dim=-1).detach()
+    drawn, p_TV = Rows.draw(T), some_distribution(T)
+    accepted_T = torch.minimum(p_TV, drawn.distribution(head, step)).sum(dim=-1).detach()
     for accepted, p_V, ids in zip(accepted_T, p_TV, ids_of(drawn.candidates(head, step)), strict=True):
         assert 0 < float(accepted) <= float(p_V[ids].sum()) + 1e-6
 
@@ -155,20 +155,20 @@ def test_stop_ids_are_in_reach(head: DraftHead, step: int) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_a_row_does_not_depend_on_the_others(spec: dict[str, Any], head: DraftHead, step: int) -> None:
     drawn = Rows.draw(T)
-    law_TV = drawn.law(head, step)
+    distribution_TV = drawn.distribution(head, step)
     for t in range(T):
-        alone_V = drawn.pick(slice(t, t + 1)).law(head, step)[0]
+        alone_V = drawn.pick(slice(t, t + 1)).distribution(head, step)[0]
         if spec.get("union") is True:  # it shares what the others chose, and scores that as it scores its own
-            law_V = torch.where(alone_V > 0, law_TV[t], 0)
-            torch.testing.assert_close(law_V / law_V.sum(), alone_V)
+            distribution_V = torch.where(alone_V > 0, distribution_TV[t], 0)
+            torch.testing.assert_close(distribution_V / distribution_V.sum(), alone_V)
         else:
-            torch.testing.assert_close(law_TV[t], alone_V)
+            torch.testing.assert_close(distribution_TV[t], alone_V)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_rows_are_no_rows(head: DraftHead, step: int) -> None:
     none = Rows.draw(0)
-    assert none.law(head, step).shape == (0, V)
+    assert none.distribution(head, step).shape == (0, V)
     assert head.target_logits(none.hidden_TH, step, none.routed(head, step)).shape == (0, V)
     assert head.propose(none.hidden_TH, step, 1, none.routed(head, step)).token_ids_Tk.shape == (0, 1)
 
@@ -255,9 +255,9 @@ def test_every_float_serves(head: DraftHead, dtype: torch.dtype, rows: int) -> N
         assert candidates.logits_TS.dtype == dtype
         assert bool(candidates.logits_TS.isfinite().all())
         assert all(len(ids) == len(set(ids)) >= 4 for ids in ids_of(candidates))
-        law_TV = drawn.law(head, step)
-        assert law_TV.dtype == torch.float32
-        torch.testing.assert_close(law_TV.sum(dim=-1), torch.ones(rows))
+        distribution_TV = drawn.distribution(head, step)
+        assert distribution_TV.dtype == torch.float32
+        torch.testing.assert_close(distribution_TV.sum(dim=-1), torch.ones(rows))
         assert bool(head.target_logits(drawn.hidden_TH, step, drawn.routed(head, step)).isfinite().all())
 
 
@@ -268,7 +268,9 @@ def test_packed_weights_change_nothing(spec: dict[str, Any]) -> None:
         drawn = Rows.draw(rows).to(torch.float32)
         for step in STEPS:
             # float32 sums in another order
-            torch.testing.assert_close(drawn.law(packed, step), drawn.law(plain, step), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                drawn.distribution(packed, step), drawn.distribution(plain, step), rtol=1e-4, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize(
@@ -277,30 +279,30 @@ def test_packed_weights_change_nothing(spec: dict[str, Any]) -> None:
 def test_packed_weights_are_copies_until_packed_again(head: DraftHead) -> None:
     owner = getattr(head, "base", head).float()
     drawn = Rows.draw(T).to(torch.float32)
-    before = drawn.law(head)
+    before = drawn.distribution(head)
     head.pack()
     with torch.no_grad():
         getattr(owner, owner.projections[0]).mul_(-1)
-    torch.testing.assert_close(drawn.law(head), before, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(drawn.distribution(head), before, rtol=1e-4, atol=1e-6)
     head.pack()
-    assert float((drawn.law(head) - before).abs().max()) > 0.01
+    assert float((drawn.distribution(head) - before).abs().max()) > 0.01
 
 
 def test_nothing_is_proposed_before_loading(spec: dict[str, Any]) -> None:
     head = build_head(parse_head(spec), hidden_size=H, vocab_size=V)
     drawn = Rows.draw(T).to(torch.float32)
     try:
-        law_TV = drawn.law(head)
+        distribution_TV = drawn.distribution(head)
     except (IndexError, RuntimeError):  # an id map that was not loaded points nowhere
         return
-    assert bool(law_TV.isnan().any(dim=-1).all())
+    assert bool(distribution_TV.isnan().any(dim=-1).all())
 
 
 def test_loss_trains_every_parameter_of_the_kind(name: str, head: DraftHead) -> None:
     drawn = Rows.draw(T)
     hidden_TH = drawn.hidden_TH.clone().requires_grad_()
     for step in STEPS:
-        loss_T = head.loss(hidden_TH, step, drawn.routed(head, step), some_law(T))
+        loss_T = head.loss(hidden_TH, step, drawn.routed(head, step), some_distribution(T))
         assert loss_T.shape == (T,)
         assert loss_T.dtype == torch.float32
         assert bool(loss_T.isfinite().all())
@@ -317,15 +319,15 @@ def test_loss_trains_every_parameter_of_the_kind(name: str, head: DraftHead) -> 
 
 def test_loss_under_autocast_is_near(head: DraftHead) -> None:
     head.float()
-    drawn, p_TV = Rows.draw(T).to(torch.float32), some_law(T)
+    drawn, p_TV = Rows.draw(T).to(torch.float32), some_distribution(T)
     expected = head.loss(drawn.hidden_TH, 0, drawn.routed(head, 0), p_TV)
     with torch.autocast("cpu", torch.bfloat16):
         got = head.loss(drawn.hidden_TH, 0, drawn.routed(head, 0), p_TV.bfloat16())
     torch.testing.assert_close(got, expected, rtol=0.05, atol=0.1)  # logits of size 10 have 8 bits
 
 
-def test_training_targets_are_a_law(head: DraftHead) -> None:
-    targets_TS, counts_T = head.training_targets(some_law(T))
+def test_training_targets_are_a_distribution(head: DraftHead) -> None:
+    targets_TS, counts_T = head.training_targets(some_distribution(T))
     torch.testing.assert_close(targets_TS.sum(dim=-1), torch.ones(T))
     assert counts_T.dtype == torch.bool
 

@@ -184,7 +184,9 @@ def test_hydra_reads_the_path_and_medusa_does_not() -> None:
                 assert torch.equal(drafter.state(step, hidden_TH, embed(changed)), before) != depends
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if not name.endswith("_union")])  # its law is a batch's
+@pytest.mark.parametrize(
+    "name", [name for name in SPECS if not name.endswith("_union")]
+)  # its distribution is a batch's
 @pytest.mark.parametrize("shared_head", [False, True], ids=["own", "shared"])
 @torch.no_grad()
 def test_any_head_may_project(name: str, shared_head: bool) -> None:
@@ -248,7 +250,7 @@ def llama_of(drafter: HydraDrafter) -> LlamaModel:
 
 
 @pytest.mark.parametrize("reads_path", [False, True])
-def test_siblings_are_drawn_from_the_law_of_their_level_or_parent(reads_path: bool) -> None:
+def test_siblings_are_drawn_from_the_distribution_of_their_level_or_parent(reads_path: bool) -> None:
     """By hand: nodes are 0; (0) (1) (2) = 1 2 3; (0 0) (0 1) (2 0) = 4 5 6; (2 0 0) = 7."""
     paths = ((0,), (1,), (2,), (0, 0), (2, 0), (0, 1), (2, 0, 0))
     parent_n, children_nC, distribution_n = StaticProposer(paths, torch.device("cpu")).siblings(reads_path)

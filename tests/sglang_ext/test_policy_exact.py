@@ -1,5 +1,6 @@
-"""The law under a policy by exact enumeration, without an engine: a Markov target and drafter over four tokens, drafts
-drawn and verified as the engines do, the lengths chosen by the policy or by one that looks at its own drafts.
+"""The distribution under a policy by exact enumeration, without an engine: a Markov target and drafter over four
+tokens, drafts drawn and verified as the engines do, the lengths chosen by the policy or by one that looks at its own
+drafts.
 
 B = requests of a step, K = drafts of each, V = vocabulary, L = tokens of an answer.
 """
@@ -24,7 +25,9 @@ Q_VV = 0.7 * P_VV + 0.3 / V
 # milliseconds with 0, 1, ... drafts: all are worth as much, or long ones most
 EVEN, CHEAP = (1.0, 1.85, 2.75, 3.4), (1.0, 1.1, 1.2, 1.3)
 
-Shorten = Callable[[Tensor, Tensor], int]  # drafts [B, K], their laws [B, K, V] -> how many of them are verified
+Shorten = Callable[
+    [Tensor, Tensor], int
+]  # drafts [B, K], their distributions [B, K, V] -> how many of them are verified
 
 
 def answers(
@@ -41,14 +44,16 @@ def answers(
     while len(done) < ANSWERS:
         k = policy.choose([True] * len(open_answers)).draft_steps
         last_B = torch.tensor([answer[-1] for answer in open_answers])
-        drafts_BK, laws_BKV = drawn(last_B, k, generator)
+        drafts_BK, distributions_BKV = drawn(last_B, k, generator)
         if shorten is not None and k:
-            k = shorten(drafts_BK, laws_BKV)
-            drafts_BK, laws_BKV = drafts_BK[:, :k], laws_BKV[:, :k]
+            k = shorten(drafts_BK, distributions_BKV)
+            drafts_BK, distributions_BKV = drafts_BK[:, :k], distributions_BKV[:, :k]
         tokens_BN = torch.cat([last_B[:, None], drafts_BK], dim=1)
         coins_BN, final_B = (torch.rand(shape, generator=generator) for shape in (tokens_BN.shape, (len(last_B),)))
-        laws_BKV = laws_BKV if k else torch.zeros(len(last_B), 1, V)  # as `_build_trivial_verify_input` gives it
-        accepted = verify_chain_reference(tokens_BN, P_VV[tokens_BN], laws_BKV, coins_BN, final_B)
+        distributions_BKV = (
+            distributions_BKV if k else torch.zeros(len(last_B), 1, V)
+        )  # as `_build_trivial_verify_input` gives it
+        accepted = verify_chain_reference(tokens_BN, P_VV[tokens_BN], distributions_BKV, coins_BN, final_B)
         counts = accepted.num_drafts_B.tolist()
         policy.see(counts)
         for b, count in enumerate(counts):
@@ -60,26 +65,26 @@ def answers(
 
 
 def drawn(last_B: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    drafts, laws = [last_B[:, None]], [torch.zeros(len(last_B), 0, V)]
+    drafts, distributions = [last_B[:, None]], [torch.zeros(len(last_B), 0, V)]
     for _ in range(k):
-        laws.append(Q_VV[drafts[-1][:, 0]][:, None])
-        drafts.append(torch.multinomial(laws[-1][:, 0], 1, generator=generator))
-    return torch.cat([last_B.new_zeros(len(last_B), 0), *drafts[1:]], dim=1), torch.cat(laws, dim=1)
+        distributions.append(Q_VV[drafts[-1][:, 0]][:, None])
+        drafts.append(torch.multinomial(distributions[-1][:, 0], 1, generator=generator))
+    return torch.cat([last_B.new_zeros(len(last_B), 0), *drafts[1:]], dim=1), torch.cat(distributions, dim=1)
 
 
 def fit(done: list[tuple[int, ...]]) -> float:
-    """P-value of the answers' counts under the target's law of all V^L."""
-    law, count = {}, dict.fromkeys(product(range(V), repeat=L), 0)
+    """P-value of the answers' counts under the target's distribution of all V^L."""
+    distribution, count = {}, dict.fromkeys(product(range(V), repeat=L), 0)
     for answer in count:
-        law[answer] = 1.0
+        distribution[answer] = 1.0
         for before, token in zip((0, *answer), answer, strict=False):
-            law[answer] *= float(P_VV[before, token])
+            distribution[answer] *= float(P_VV[before, token])
     for answer in done:
         count[answer] += 1
-    return p_value((list(count.values()), list(law.values())))
+    return p_value((list(count.values()), list(distribution.values())))
 
 
-def test_the_policys_answers_follow_the_targets_law() -> None:
+def test_the_policys_answers_follow_the_targets_distribution() -> None:
     done, policy = answers(None, together=2, costs=EVEN)
     total = sum(policy.steps.values())
     assert policy.switches > total / 10
@@ -87,17 +92,17 @@ def test_the_policys_answers_follow_the_targets_law() -> None:
     assert fit(done) > 1e-3
 
 
-def drop_the_unlikely(drafts_BK: Tensor, laws_BKV: Tensor) -> int:
-    """None of the drafts where a first one is not its law's best."""
-    best_B = laws_BKV[:, 0].max(dim=1).values
-    is_best_B = laws_BKV[:, 0].gather(1, drafts_BK[:, :1])[:, 0] >= best_B
+def drop_the_unlikely(drafts_BK: Tensor, distributions_BKV: Tensor) -> int:
+    """None of the drafts where a first one is not its distribution's best."""
+    best_B = distributions_BKV[:, 0].max(dim=1).values
+    is_best_B = distributions_BKV[:, 0].gather(1, drafts_BK[:, :1])[:, 0] >= best_B
     return drafts_BK.shape[1] if is_best_B.all() else 0
 
 
-def cut_an_unlikely_end(drafts_BK: Tensor, laws_BKV: Tensor) -> int:
-    """One draft less where the last one is not its law's best."""
-    last_B = laws_BKV[:, -1].gather(1, drafts_BK[:, -1:])[:, 0]
-    return drafts_BK.shape[1] - int((last_B < laws_BKV[:, -1].max(dim=1).values).any())
+def cut_an_unlikely_end(drafts_BK: Tensor, distributions_BKV: Tensor) -> int:
+    """One draft less where the last one is not its distribution's best."""
+    last_B = distributions_BKV[:, -1].gather(1, drafts_BK[:, -1:])[:, 0]
+    return drafts_BK.shape[1] - int((last_B < distributions_BKV[:, -1].max(dim=1).values).any())
 
 
 @pytest.mark.parametrize("shorten", [drop_the_unlikely, cut_an_unlikely_end])

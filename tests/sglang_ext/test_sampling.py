@@ -66,25 +66,27 @@ def batch_info(names: list[str], count: int, seeds: Tensor | None = None) -> Any
     )
 
 
-def plain_law(p_TV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def plain_distribution(p_TV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """What SGLang's plain sampler draws from, read off its own filtered weights."""
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
     _, weights, order, _ = top_k_top_p_min_p_sampling_from_probs_torch(
         p_TV.clone(), top_k, top_p, min_p, bool((min_p > 0).any()), None, torch.zeros(T), return_filtered_probs=True
     )
-    law = torch.zeros_like(p_TV).scatter_(1, order.long(), weights)
-    return law / law.sum(dim=-1, keepdim=True)
+    distribution = torch.zeros_like(p_TV).scatter_(1, order.long(), weights)
+    return distribution / distribution.sum(dim=-1, keepdim=True)
 
 
 @pytest.mark.parametrize("names", [[name] for name in FILTERS] + [list(FILTERS)], ids=[*FILTERS, "mixed_rows"])
-def test_law_is_that_of_the_plain_sampler(names: list[str]) -> None:
+def test_distribution_is_that_of_the_plain_sampler(names: list[str]) -> None:
     p_TV = rows(0)
-    torch.testing.assert_close(sampling_distribution_reference(p_TV, *columns(names)), plain_law(p_TV, *columns(names)))
+    torch.testing.assert_close(
+        sampling_distribution_reference(p_TV, *columns(names)), plain_distribution(p_TV, *columns(names))
+    )
 
 
 @pytest.mark.parametrize("names", [["all"], ["all", "top_p", "greedy"]], ids=["bounded_top_k", "mixed_rows"])
-def test_every_node_of_a_request_has_the_law_of_the_request(names: list[str]) -> None:
+def test_every_node_of_a_request_has_the_distribution_of_the_request(names: list[str]) -> None:
     nodes, requests = 4, T // 4
     p_TV = rows(1)
     expected = sampling_distribution_reference(p_TV, *(x.repeat_interleave(nodes) for x in columns(names, requests)))
@@ -92,19 +94,21 @@ def test_every_node_of_a_request_has_the_law_of_the_request(names: list[str]) ->
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-def test_drafts_follow_the_law_that_is_returned(seeded: bool) -> None:
+def test_drafts_follow_the_distribution_that_is_returned(seeded: bool) -> None:
     count, names = 60_000, ["all", "off", "greedy"]
     torch.manual_seed(0)
     q_TV = rows(2, 3).repeat(count // 3, 1)
     info = batch_info(names, count, seeds=torch.arange(count) if seeded else None)
-    law_TV, ids_T1, probability_T1 = draw_drafts(q_TV, info, torch.full((count,), 9), 2)
+    distribution_TV, ids_T1, probability_T1 = draw_drafts(q_TV, info, torch.full((count,), 9), 2)
     assert (ids_T1.dtype, ids_T1.shape, probability_T1.shape) == (torch.int64, (count, 1), (count, 1))
-    torch.testing.assert_close(probability_T1, law_TV.gather(1, ids_T1))
-    torch.testing.assert_close(law_TV[:2], sampling_distribution_reference(q_TV[:2], *(x[:2] for x in columns(names))))
-    assert torch.equal(law_TV[2], torch.eye(V)[q_TV[2].argmax()])
+    torch.testing.assert_close(probability_T1, distribution_TV.gather(1, ids_T1))
+    torch.testing.assert_close(
+        distribution_TV[:2], sampling_distribution_reference(q_TV[:2], *(x[:2] for x in columns(names)))
+    )
+    assert torch.equal(distribution_TV[2], torch.eye(V)[q_TV[2].argmax()])
     for row in range(3):
         drawn = torch.bincount(ids_T1[row::3, 0], minlength=V)
-        assert p_value((drawn, law_TV[row])) > 1e-3
+        assert p_value((drawn, distribution_TV[row])) > 1e-3
 
 
 def test_seeded_drafts_do_not_see_their_batch() -> None:
@@ -133,8 +137,8 @@ def test_seeded_sampling_with_a_min_p() -> None:
         plain.__wrapped__(p_TV.clone(), *filters, True, seeds, positions)
     for options in ({}, {"max_top_k": 8}):
         drawn = sample_min_p(plain.__wrapped__, p_TV.clone(), *filters, True, seeds, positions, **options)
-        law_V = sampling_distribution_reference(p_TV[:1], *(x[:1] for x in filters))[0]
-        assert p_value((torch.bincount(drawn.long(), minlength=V), law_V)) > 1e-3
+        distribution_V = sampling_distribution_reference(p_TV[:1], *(x[:1] for x in filters))[0]
+        assert p_value((torch.bincount(drawn.long(), minlength=V), distribution_V)) > 1e-3
 
 
 def test_merging_seeded_and_unseeded_batches() -> None:

@@ -40,7 +40,8 @@ Tokens = tuple[int, ...]  # of a path, from the first draft on
 
 
 class Loop:
-    """SGLang's own draft loop over made-up laws: `expansion` is what it recorded, `eagle2` what it would verify."""
+    """SGLang's own draft loop over made-up distributions: `expansion` is what it recorded, `eagle2` what it would
+    verify."""
 
     def __init__(self, B: int, D: int, W: int, num_nodes: int, seed: int = 0) -> None:
         from sglang.srt.speculative.eagle_utils import organize_draft_results

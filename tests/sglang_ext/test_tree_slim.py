@@ -38,7 +38,7 @@ def log_r(tree: SlimTree) -> Tensor:
     return tree.correlations().of(tokens[:, None], tokens[None, :])
 
 
-def test_r_times_the_marginals_is_the_joint_law() -> None:
+def test_r_times_the_marginals_is_the_joint_distribution() -> None:
     joint_VV = COUNTS_VV.double() / COUNTS_VV.sum()
     product_VV = joint_VV.sum(dim=1)[:, None] * joint_VV.sum(dim=0)
     seen_VV = COUNTS_VV > 0

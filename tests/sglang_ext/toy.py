@@ -1,4 +1,4 @@
-"""A target so small that its law can be counted, and drafters of any head kind for it.
+"""A target so small that its distribution can be counted, and drafters of any head kind for it.
 
 V = 16 tokens, B = sequences, T = positions, R = answers, J = answer tokens.
 """
@@ -101,7 +101,9 @@ def make_toy(folder: Path) -> Toy:
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight *= 0.7  # an entropy of about 2 of 2.8 nats: neither flat nor sharp
-        for layer in model.model.layers:  # earlier tokens move the law by a third of its mass: no chaos, no chain
+        for (
+            layer
+        ) in model.model.layers:  # earlier tokens move the distribution by a third of its mass: no chaos, no chain
             layer.self_attn.o_proj.weight *= 0.03
             layer.mlp.down_proj.weight *= 0.03
     return toy_of(model, folder, ShallowTarget)
@@ -142,7 +144,7 @@ def filtered(
     min_p: float = 0.0,
     logit_bias: Mapping[str, float] | None = None,
 ) -> np.ndarray:
-    """The law of plain decoding, [..., V]: every filter looks at the same tempered law."""
+    """The distribution of plain decoding, [..., V]: every filter looks at the same tempered distribution."""
     biased = logits + np.array([(logit_bias or {}).get(str(v), 0.0) for v in range(V)])
     p = np.exp((biased - biased.max(axis=-1, keepdims=True)) / temperature)
     p /= p.sum(axis=-1, keepdims=True)
@@ -150,6 +152,6 @@ def filtered(
     best_first = np.take_along_axis(p, order, axis=-1)
     keep = np.arange(V) < top_k
     keep = keep & (best_first.cumsum(axis=-1) - best_first <= top_p) & (best_first >= min_p * best_first[..., :1])
-    law = np.zeros_like(p)
-    np.put_along_axis(law, order, np.where(keep, best_first, 0.0), axis=-1)
-    return law / law.sum(axis=-1, keepdims=True)
+    distribution = np.zeros_like(p)
+    np.put_along_axis(distribution, order, np.where(keep, best_first, 0.0), axis=-1)
+    return distribution / distribution.sum(axis=-1, keepdims=True)

@@ -1,5 +1,5 @@
-"""Drafters of the toy target, of every family and head that the tests of laws meet: trained for seconds, enough to be
-accepted now and then."""
+"""Drafters of the toy target, of every family and head that the tests of distributions meet: trained for seconds,
+enough to be accepted now and then."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

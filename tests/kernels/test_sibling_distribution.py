@@ -1,4 +1,4 @@
-"""The law of drawn siblings, summed over everything that could have been drawn.
+"""The distribution of drawn siblings, summed over everything that could have been drawn.
 
 V = vocabulary, k = children of a node.
 """
@@ -13,7 +13,7 @@ from rayspec_kernels.cpu.sibling_distribution import Siblings, sibling_distribut
 
 V = 5
 P_V = torch.tensor([0.35, 0.05, 0.25, 0.3, 0.05])
-LAWS = {
+DISTRIBUTIONS = {
     "near": torch.tensor([0.3, 0.1, 0.3, 0.2, 0.1]),
     "far": torch.tensor([0.02, 0.55, 0.03, 0.1, 0.3]),
     "shortlist": torch.tensor([0.6, 0.0, 0.4, 0.0, 0.0]),  # fewer tokens than a node has children
@@ -43,46 +43,52 @@ def draws(q_V: Tensor, k: int) -> list[tuple[tuple[int, ...], float]]:
     return found
 
 
-def law_of_next_token(p_V: Tensor, q_V: Tensor, verified_V: Tensor, k: int) -> Tensor:
+def distribution_of_next_token(p_V: Tensor, q_V: Tensor, verified_V: Tensor, k: int) -> Tensor:
     """Where k children are drawn from q and verified as if drawn from `verified_V`."""
     total_V = torch.zeros(V, dtype=torch.float64)
     for ids, chance in draws(q_V, k):
         tokens_BN = torch.tensor([[0, *ids]])
         target_BNV = p_V.expand(1, k + 1, V)
-        law_BNV = sibling_distribution_reference(target_BNV, verified_V.view(1, 1, V), tokens_BN, siblings_of_root(k))
-        assert bool((law_BNV >= 0).all())
-        torch.testing.assert_close(law_BNV.sum(dim=-1), torch.ones(1, k + 1))
-        torch.testing.assert_close(law_BNV[:, 1:], target_BNV[:, 1:], rtol=0, atol=0)  # leaves have no children
-        total_V += chance * law_BNV[0, 0].double()
+        distribution_BNV = sibling_distribution_reference(
+            target_BNV, verified_V.view(1, 1, V), tokens_BN, siblings_of_root(k)
+        )
+        assert bool((distribution_BNV >= 0).all())
+        torch.testing.assert_close(distribution_BNV.sum(dim=-1), torch.ones(1, k + 1))
+        torch.testing.assert_close(
+            distribution_BNV[:, 1:], target_BNV[:, 1:], rtol=0, atol=0
+        )  # leaves have no children
+        total_V += chance * distribution_BNV[0, 0].double()
     return total_V
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, V])
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_next_token_follows_the_target(name: str, k: int) -> None:
-    torch.testing.assert_close(law_of_next_token(P_V, LAWS[name], LAWS[name], k), P_V.double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        distribution_of_next_token(P_V, DISTRIBUTIONS[name], DISTRIBUTIONS[name], k), P_V.double(), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("p", [(1.0, 0.0, 0.0, 0.0, 0.0), (0.5, 0.3, 0.2, 0.0, 0.0)])
 def test_a_child_that_q_cannot_draw_takes_nothing_from_it(p: tuple[float, ...]) -> None:
-    """As the likeliest tokens of a greedy request are children of a law that has one token."""
+    """As the likeliest tokens of a greedy request are children of a distribution that has one token."""
     p_V, q_V = torch.tensor(p), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
-    law_BNV = sibling_distribution_reference(
+    distribution_BNV = sibling_distribution_reference(
         p_V.expand(1, 4, V), q_V.view(1, 1, V), torch.tensor([[0, 1, 0, 2]]), siblings_of_root(3)
     )
-    torch.testing.assert_close(law_BNV[0, 0], p_V)
+    torch.testing.assert_close(distribution_BNV[0, 0], p_V)
 
 
-def test_a_law_that_was_not_drawn_from_is_seen() -> None:
-    """A negative control: drawn from a shortlist, verified with the law over the vocabulary."""
-    wrong_V = law_of_next_token(P_V, LAWS["shortlist"], LAWS["near"], 2)
+def test_a_distribution_that_was_not_drawn_from_is_seen() -> None:
+    """A negative control: drawn from a shortlist, verified with the distribution over the vocabulary."""
+    wrong_V = distribution_of_next_token(P_V, DISTRIBUTIONS["shortlist"], DISTRIBUTIONS["near"], 2)
     assert float((wrong_V - P_V).abs().sum()) > 0.05
 
 
 def test_one_child_is_the_rule_of_a_chain() -> None:
-    q_V = LAWS["near"]
+    q_V = DISTRIBUTIONS["near"]
     for y in range(V):
-        law_BNV = sibling_distribution_reference(
+        distribution_BNV = sibling_distribution_reference(
             P_V.expand(1, 2, V), q_V.view(1, 1, V), torch.tensor([[0, y]]), siblings_of_root(1)
         )
         accepted = min(1.0, float(P_V[y] / q_V[y]))
@@ -90,18 +96,18 @@ def test_one_child_is_the_rule_of_a_chain() -> None:
         rest_V[y] = 0
         expected_V = (1 - accepted) * rest_V / rest_V.sum()
         expected_V[y] = accepted
-        torch.testing.assert_close(law_BNV[0, 0], expected_V)
+        torch.testing.assert_close(distribution_BNV[0, 0], expected_V)
 
 
 def test_drafts_of_the_target_itself_are_accepted() -> None:
-    law_BNV = sibling_distribution_reference(
+    distribution_BNV = sibling_distribution_reference(
         P_V.expand(1, 3, V), P_V.view(1, 1, V), torch.tensor([[0, 1, 3]]), siblings_of_root(2)
     )
-    assert float(law_BNV[0, 0, 1]) == 1
+    assert float(distribution_BNV[0, 0, 1]) == 1
 
 
-def test_accepts_more_than_the_best_tokens_where_the_laws_are_near() -> None:
-    q_V = LAWS["near"]
+def test_accepts_more_than_the_best_tokens_where_the_distributions_are_near() -> None:
+    q_V = DISTRIBUTIONS["near"]
     drawn = sum(
         chance
         * float(
@@ -115,20 +121,20 @@ def test_accepts_more_than_the_best_tokens_where_the_laws_are_near() -> None:
     assert drawn > 0.9 > 0.61 > best
 
 
-def test_each_node_has_its_own_children_and_law() -> None:
+def test_each_node_has_its_own_children_and_distribution() -> None:
     """Two requests, a node with two children and one of these with one; nodes are not touched by others."""
     tokens_BN = torch.tensor([[4, 0, 2, 1], [3, 2, 1, 0]])
     siblings = Siblings(torch.tensor([0, 2]), torch.tensor([[1, 2], [3, -1]]), torch.tensor([1, 0]))
     target_BNV = torch.rand(2, 4, V, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
-    draft_BRV = torch.stack([LAWS["near"], LAWS["far"]]).expand(2, 2, V)
-    law_BNV = sibling_distribution_reference(target_BNV, draft_BRV, tokens_BN, siblings)
-    assert torch.equal(law_BNV[:, [1, 3]], target_BNV[:, [1, 3]])
+    draft_BRV = torch.stack([DISTRIBUTIONS["near"], DISTRIBUTIONS["far"]]).expand(2, 2, V)
+    distribution_BNV = sibling_distribution_reference(target_BNV, draft_BRV, tokens_BN, siblings)
+    assert torch.equal(distribution_BNV[:, [1, 3]], target_BNV[:, [1, 3]])
     for b in range(2):
-        for parent, children, law in ((0, [1, 2], 1), (2, [3], 0)):
+        for parent, children, distribution in ((0, [1, 2], 1), (2, [3], 0)):
             alone = sibling_distribution_reference(
                 target_BNV[b : b + 1, [parent, *children]],
-                draft_BRV[b : b + 1, [law]],
+                draft_BRV[b : b + 1, [distribution]],
                 tokens_BN[b : b + 1, [parent, *children]],
                 siblings_of_root(len(children)),
             )
-            torch.testing.assert_close(law_BNV[b, parent], alone[0, 0])
+            torch.testing.assert_close(distribution_BNV[b, parent], alone[0, 0])

@@ -1,14 +1,14 @@
-"""Sampled tokens under a policy that changes its mind every few steps, by what was accepted, against the target's law;
-and a policy that looks at its own drafts, which the same test finds out."""
+"""Sampled tokens under a policy that changes its mind every few steps, by what was accepted, against the target's
+distribution; and a policy that looks at its own drafts, which the same test finds out."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributions import FILTERS, MIN_P_UNSEEDED, sample_distributions
 from engines import running_engine
 from faults import anticipate
-from laws import FILTERS, MIN_P_UNSEEDED, sample_laws
 from policy_cases import NERVOUS, write_policy
 from toy import DRAFT_STEPS, Toy
 from volume import volume
@@ -55,9 +55,9 @@ def engine(request: pytest.FixtureRequest, toy: Toy, tmp_path_factory: pytest.Te
 @pytest.mark.parametrize(
     "seed", [pytest.param(None, id="unseeded"), pytest.param(0, id="seeded", marks=pytest.mark.slow)]
 )
-def test_law(request: pytest.FixtureRequest, engine: Any, toy: Toy, seed: int | None) -> None:
+def test_distribution(request: pytest.FixtureRequest, engine: Any, toy: Toy, seed: int | None) -> None:
     """Also with seeds the draws are others in every run: which coins a token meets, the batch's lengths decide."""
-    for name, report in sample_laws(engine, toy, SETTINGS, requests=REQUESTS, seed=seed).items():
+    for name, report in sample_distributions(engine, toy, SETTINGS, requests=REQUESTS, seed=seed).items():
         assert report.fit.p_value > MIN_P_UNSEEDED, f"{name}: {report.fit}"
     followed = policy_report(engine)
     assert followed is not None
@@ -72,5 +72,5 @@ def test_law(request: pytest.FixtureRequest, engine: Any, toy: Toy, seed: int | 
 def test_a_policy_that_looks_at_its_own_drafts_is_found_out(engine: Any, toy: Toy) -> None:
     """The negative control, one request at a time: among several the drafts of one hardly sway the choice."""
     anticipate(engine)
-    report = sample_laws(engine, toy, {"alone": {}}, requests=240, seed=None)["alone"]
+    report = sample_distributions(engine, toy, {"alone": {}}, requests=240, seed=None)["alone"]
     assert report.fit.p_value < MIN_P_UNSEEDED

@@ -1,4 +1,4 @@
-"""What of the target's law a head has in reach, and how near its own comes to it there."""
+"""What of the target's distribution a head has in reach, and how near its own comes to it there."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whether an engine on the toy target emits tokens of the target's law, whatever its drafter, head and tree.
+"""Whether an engine on the toy target emits tokens of the target's distribution, whatever its drafter, head and tree.
 
 R = requests of one prompt, J = answer tokens, V = vocabulary.
 """
@@ -35,10 +35,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Fit:
-    """P-values of the emitted tokens under a law; each sees another kind of fault."""
+    """P-values of the emitted tokens under a distribution; each sees another kind of fault."""
 
     after_prefix: float  # counts of the token after each prefix that was seen often enough (few tokens, every fault)
-    tokens: float  # counts of all tokens against the sum of their laws
+    tokens: float  # counts of all tokens against the sum of their distributions
     after_token: float  # and those after each token, that is counts of pairs
     uniform: float  # the probability mass before each token, likeliest first, is uniform
     pairs: float  # and that of two tokens in a row is uniform over the square
@@ -51,18 +51,18 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class LawReport:
+class DistributionReport:
     fit: Fit
     num_pairs: int  # of speculated tokens in a row
     tau: float | None  # None where nothing was drafted
     samples: list[Sample]
 
 
-def check_laws(
+def check_distributions(
     engine: Any, toy: Toy, settings: Mapping[str, Mapping[str, Any]], **options: Any
-) -> dict[str, LawReport]:
-    """`sample_laws`; raises AssertionError where a setting's tokens do not follow its law."""
-    reports = sample_laws(engine, toy, settings, **options)
+) -> dict[str, DistributionReport]:
+    """`sample_distributions`; raises AssertionError where a setting's tokens do not follow its distribution."""
+    reports = sample_distributions(engine, toy, settings, **options)
     for name, report in reports.items():
         assert report.fit.p_value > (MIN_P if options.get("seed", 0) is not None else MIN_P_UNSEEDED), (
             f"{name}: {report.fit}"
@@ -71,7 +71,7 @@ def check_laws(
     return reports
 
 
-def sample_laws(
+def sample_distributions(
     engine: Any,
     toy: Toy,
     settings: Mapping[str, Mapping[str, Any]],
@@ -79,15 +79,16 @@ def sample_laws(
     requests: int,
     new_tokens: int = NEW_TOKENS,
     seed: int | None = 0,
-) -> dict[str, LawReport]:
-    """Sample answers at all settings, mixed in the same batches, and hold each setting's against Hugging Face's law.
+) -> dict[str, DistributionReport]:
+    """Sample answers at all settings, mixed in the same batches, and hold each setting's against Hugging Face's
+    distribution.
 
     Args:
         engine: an engine that serves the toy target.
         settings: temperature, top_k, top_p, min_p, logit_bias.
         requests: of each setting.
         seed: of the first request, the next ones count on, so that the outcome is the same in every run; None for
-            requests without seeds, of which `check_laws` asks less.
+            requests without seeds, of which `check_distributions` asks less.
     """
     keys = [(name, prompt) for name in settings for prompt in PROMPTS]
     asked = keys * (requests // len(PROMPTS))
@@ -106,30 +107,37 @@ def sample_laws(
         rounds = sum(answer["meta_info"].get("spec_verify_ct", 0) for answer in mine)
         drafts = sum(answer["meta_info"].get("spec_num_correct_drafts", 0) for answer in mine)
         result = fit(samples, lambda logits, sampling=sampling: filtered(logits, **sampling))
-        reports[name] = LawReport(
+        reports[name] = DistributionReport(
             result, len(mine) * (new_tokens - 2), 1 + drafts / rounds if rounds else None, samples
         )
         print(name, dict(sampling), reports[name].num_pairs, f"pairs, tau {reports[name].tau}", result)
     return reports
 
 
-def fit(samples: list[Sample], law: Callable[[np.ndarray], np.ndarray]) -> Fit:
-    """How well the speculated tokens of all samples follow a law, which is a function of the logits."""
-    laws = [law(sample.logits_RJV) for sample in samples]
+def fit(samples: list[Sample], distribution: Callable[[np.ndarray], np.ndarray]) -> Fit:
+    """How well the speculated tokens of all samples follow a distribution, which is a function of the logits."""
+    distributions = [distribution(sample.logits_RJV) for sample in samples]
     after_prefix = [
-        _after_prefix(sample.answers_RJ[:, :j], sample.answers_RJ[:, j], law_RJV[:, j])
-        for sample, law_RJV in zip(samples, laws, strict=True)
+        _after_prefix(sample.answers_RJ[:, :j], sample.answers_RJ[:, j], distribution_RJV[:, j])
+        for sample, distribution_RJV in zip(samples, distributions, strict=True)
         for j in range(1, PREFIX_TOKENS + 1)
     ]
-    answers_RJ, law_RJV = np.concatenate([sample.answers_RJ for sample in samples]), np.concatenate(laws)
-    u_RJ = _mass_before(answers_RJ, law_RJV)[:, 1:]
+    answers_RJ, distribution_RJV = (
+        np.concatenate([sample.answers_RJ for sample in samples]),
+        np.concatenate(distributions),
+    )
+    u_RJ = _mass_before(answers_RJ, distribution_RJV)[:, 1:]
     bins_RJ = np.minimum((u_RJ * 64).astype(int), 63)
     pairs_P2 = (bins_RJ // 8)[:, : u_RJ.shape[1] // 2 * 2].reshape(-1, 2)  # disjoint, so that they are independent
-    before_N, token_N, law_NV = answers_RJ[:, :-1].ravel(), answers_RJ[:, 1:].ravel(), law_RJV[:, 1:].reshape(-1, V)
-    after_token = [sum_of_draws(token_N[before_N == v], law_NV[before_N == v]) for v in range(V)]
+    before_N, token_N, distribution_NV = (
+        answers_RJ[:, :-1].ravel(),
+        answers_RJ[:, 1:].ravel(),
+        distribution_RJV[:, 1:].reshape(-1, V),
+    )
+    after_token = [sum_of_draws(token_N[before_N == v], distribution_NV[before_N == v]) for v in range(V)]
     return Fit(
         after_prefix=pooled(after_prefix),
-        tokens=pooled([sum_of_draws(token_N, law_NV)]),
+        tokens=pooled([sum_of_draws(token_N, distribution_NV)]),
         after_token=pooled(after_token),
         uniform=p_value((np.bincount(bins_RJ.ravel(), minlength=64), np.ones(64))),
         pairs=p_value((np.bincount(pairs_P2 @ [8, 1], minlength=64), np.ones(64))),
@@ -142,33 +150,36 @@ def pooled(statistics: Sequence[tuple[float, int]]) -> float:
     return float(chi2.sf(statistic, freedom)) if freedom else 1.0
 
 
-def _after_prefix(prefix_Rj: np.ndarray, token_R: np.ndarray, law_RV: np.ndarray) -> tuple[float, int]:
+def _after_prefix(prefix_Rj: np.ndarray, token_R: np.ndarray, distribution_RV: np.ndarray) -> tuple[float, int]:
     """Statistic and degrees of freedom over all prefixes."""
     _, first_P, group_R = np.unique(prefix_Rj, axis=0, return_index=True, return_inverse=True)
     counts_PV = np.bincount(group_R.ravel() * V + token_R, minlength=len(first_P) * V).reshape(-1, V)
-    parts = [pearson(counts, law) for counts, law in zip(counts_PV, law_RV[first_P], strict=True)]
+    parts = [
+        pearson(counts, distribution) for counts, distribution in zip(counts_PV, distribution_RV[first_P], strict=True)
+    ]
     return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
-def sum_of_draws(token_N: np.ndarray, law_NV: np.ndarray) -> tuple[float, int]:
-    """Statistic and degrees of freedom of tokens drawn from known laws, however seldom a law comes back: the distance
-    of their counts from the sum of the laws, in units of its covariance, follows the chi-square law."""
-    often_V = law_NV.sum(axis=0) >= MIN_EXPECTED
+def sum_of_draws(token_N: np.ndarray, distribution_NV: np.ndarray) -> tuple[float, int]:
+    """Statistic and degrees of freedom of tokens drawn from known distributions, however seldom a distribution comes
+    back: the distance of their counts from the sum of the distributions, in units of its covariance, follows the
+    chi-square distribution."""
+    often_V = distribution_NV.sum(axis=0) >= MIN_EXPECTED
     if not often_V.any():
         return 0.0, 0
-    law_NV = law_NV[:, often_V]
-    difference_V = np.bincount(token_N, minlength=len(often_V))[often_V] - law_NV.sum(axis=0)
-    covariance_VV = np.diag(law_NV.sum(axis=0)) - law_NV.T @ law_NV
+    distribution_NV = distribution_NV[:, often_V]
+    difference_V = np.bincount(token_N, minlength=len(often_V))[often_V] - distribution_NV.sum(axis=0)
+    covariance_VV = np.diag(distribution_NV.sum(axis=0)) - distribution_NV.T @ distribution_NV
     inverse_VV = np.linalg.pinv(covariance_VV, rcond=1e-9, hermitian=True)
     rank = np.linalg.matrix_rank(covariance_VV, rtol=1e-9, hermitian=True)
     return float(difference_V @ inverse_VV @ difference_V), int(rank)
 
 
-def _mass_before(answers_RJ: np.ndarray, law_RJV: np.ndarray) -> np.ndarray:
+def _mass_before(answers_RJ: np.ndarray, distribution_RJV: np.ndarray) -> np.ndarray:
     """Of the tokens likelier than the emitted one, plus a random part of its own: uniform if it was drawn from the
-    law, and independent of all other tokens."""
-    order = np.argsort(-law_RJV, axis=-1)
-    best_first = np.take_along_axis(law_RJV, order, axis=-1)
+    distribution, and independent of all other tokens."""
+    order = np.argsort(-distribution_RJV, axis=-1)
+    best_first = np.take_along_axis(distribution_RJV, order, axis=-1)
     rank = (order == answers_RJ[..., None]).argmax(axis=-1)[..., None]
     own = np.take_along_axis(best_first, rank, axis=-1)[..., 0]
     before = np.take_along_axis(best_first.cumsum(axis=-1), rank, axis=-1)[..., 0] - own

@@ -1,4 +1,4 @@
-"""The law of a request, against a filter that goes through the tokens one by one."""
+"""The distribution of a request, against a filter that goes through the tokens one by one."""
 
 import pytest
 import torch
@@ -18,13 +18,13 @@ def one_by_one(p_V: torch.Tensor, top_k: int, top_p: float, min_p: float, in_tur
     V = len(p_V)
     order = sorted(range(V), key=lambda v: (-float(p_V[v]), v))
     left = sum(float(p_V[v]) for v in order[:top_k])
-    law, before = torch.zeros(V), 0.0
+    distribution, before = torch.zeros(V), 0.0
     for rank, v in enumerate(order):
         p = float(p_V[v])
         if rank < top_k and before <= top_p * (left if in_turn else 1.0) and p >= min_p * float(p_V[order[0]]):
-            law[v] = p
+            distribution[v] = p
         before += p
-    return law / law.sum()
+    return distribution / distribution.sum()
 
 
 FILTERS = {
@@ -48,10 +48,10 @@ def columns(names: list[str]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("in_turn", [False, True], ids=["joint", "in_turn"])
 def test_keeps_the_tokens_that_pass(names: list[str], in_turn: bool) -> None:
     p_TV, flags = rows(0), torch.full((T,), in_turn)
-    law = sampling_distribution_reference(p_TV, *columns(names), top_p_after_top_k_T=flags)
+    distribution = sampling_distribution_reference(p_TV, *columns(names), top_p_after_top_k_T=flags)
     for t in range(T):
         expected = one_by_one(p_TV[t], *FILTERS[names[t % len(names)]], in_turn)
-        torch.testing.assert_close(law[t], expected, rtol=1e-5, atol=1e-7)  # float32 sums in another order
+        torch.testing.assert_close(distribution[t], expected, rtol=1e-5, atol=1e-7)  # float32 sums in another order
 
 
 def test_filters_that_are_not_given_do_nothing() -> None:
@@ -79,16 +79,16 @@ def test_wide_vocabulary(peak: float) -> None:
     width, filters = 5000, [(ALL, 0.9, 0.0), (40, 0.9, 0.0), (1, 1.0, 0.0), (ALL, 1.0, 0.01), (ALL, 1.0, 0.0)]
     for some in (filters[:3], filters, [*filters, (2500, 1.0, 0.0)]):
         p_TV = torch.softmax(peak * torch.randn(len(some), width, generator=torch.Generator().manual_seed(4)), dim=-1)
-        law = sampling_distribution_reference(p_TV, *(torch.tensor(x) for x in zip(*some, strict=True)))
+        distribution = sampling_distribution_reference(p_TV, *(torch.tensor(x) for x in zip(*some, strict=True)))
         for t, filter_ in enumerate(some):
-            torch.testing.assert_close(law[t], one_by_one(p_TV[t], *filter_), rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(distribution[t], one_by_one(p_TV[t], *filter_), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("max_top_k", [None, 2], ids=["sort", "topk"])
 def test_greedy_rows_are_one_hot_at_the_lowest_of_equal_ids(max_top_k: int | None) -> None:
     p_TV = torch.full((3, V), 0.5 / (V - 2))
     p_TV[:, [30, 11]] = 0.25
-    law = sampling_distribution_reference(p_TV, torch.tensor([1, 1, 2]), max_top_k=max_top_k)
-    assert law[0].nonzero().tolist() == [[11]]
-    assert float(law[0, 11]) == 1.0
-    assert law[2].nonzero().tolist() == [[11], [30]]
+    distribution = sampling_distribution_reference(p_TV, torch.tensor([1, 1, 2]), max_top_k=max_top_k)
+    assert distribution[0].nonzero().tolist() == [[11]]
+    assert float(distribution[0, 11]) == 1.0
+    assert distribution[2].nonzero().tolist() == [[11], [30]]

@@ -1,11 +1,12 @@
-"""The statistics of `laws.py` on draws that are made here: right under the law, and they see what is wrong."""
+"""The statistics of `distributions.py` on draws that are made here: right under the distribution, and they see what is
+wrong."""
 
 from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
 import pytest
-from laws import NEW_TOKENS, Sample, fit
+from distributions import NEW_TOKENS, Sample, fit
 from scipy.stats import kstest
 from toy import V, filtered
 from volume import volume
@@ -15,7 +16,8 @@ LOGITS_VVV = 1.5 * RNG.normal(size=(V, V, V))  # by the last two tokens
 
 
 def draw(requests: int, change: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator) -> Sample:
-    """Answers whose next token is drawn from `change` of its law; logits are those of the true law."""
+    """Answers whose next token is drawn from `change` of its distribution; logits are those of the true
+    distribution."""
     answers_RJ = np.zeros((requests, NEW_TOKENS), dtype=int)
     answers_RJ[:, 0] = rng.integers(0, V, requests)
     logits_RJV = np.zeros((requests, NEW_TOKENS, V))
@@ -26,22 +28,22 @@ def draw(requests: int, change: Callable[[np.ndarray], np.ndarray], rng: np.rand
     return Sample(answers_RJ, logits_RJV)
 
 
-def unchanged(law_RV: np.ndarray) -> np.ndarray:
-    return law_RV
+def unchanged(distribution_RV: np.ndarray) -> np.ndarray:
+    return distribution_RV
 
 
-def more_of_some_tokens(law_RV: np.ndarray) -> np.ndarray:
-    """What a shortlist does that is verified with the law over the vocabulary."""
-    changed = law_RV * np.where(np.arange(V) % 3 == 0, 1.1, 1.0)
+def more_of_some_tokens(distribution_RV: np.ndarray) -> np.ndarray:
+    """What a shortlist does that is verified with the distribution over the vocabulary."""
+    changed = distribution_RV * np.where(np.arange(V) % 3 == 0, 1.1, 1.0)
     return changed / changed.sum(axis=1, keepdims=True)
 
 
-def sharper(law_RV: np.ndarray) -> np.ndarray:
-    changed = law_RV**1.1
+def sharper(distribution_RV: np.ndarray) -> np.ndarray:
+    changed = distribution_RV**1.1
     return changed / changed.sum(axis=1, keepdims=True)
 
 
-def test_p_values_are_uniform_under_the_law() -> None:
+def test_p_values_are_uniform_under_the_distribution() -> None:
     rng = np.random.default_rng(1)
     fits = [fit([draw(300, unchanged, rng)], filtered) for _ in range(volume(100, 50))]
     for name in asdict(fits[0]):
@@ -49,5 +51,5 @@ def test_p_values_are_uniform_under_the_law() -> None:
 
 
 @pytest.mark.parametrize("change", [more_of_some_tokens, sharper])
-def test_a_slightly_wrong_law_is_caught(change: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_a_slightly_wrong_distribution_is_caught(change: Callable[[np.ndarray], np.ndarray]) -> None:
     assert fit([draw(1_000, change, np.random.default_rng(2))], filtered).p_value < 1e-6

@@ -1,6 +1,6 @@
-"""Sampled tokens of real engines against the target's law by Hugging Face, for every family, head and tree, by the
-rules of a drawn chain, a chain of best tokens, a tree and a drawn tree (docs/methods.md, Verification); and the drafts
-of drawn chains against the head's own law.
+"""Sampled tokens of real engines against the target's distribution by Hugging Face, for every family, head and tree, by
+the rules of a drawn chain, a chain of best tokens, a tree and a drawn tree (docs/methods.md, Verification); and the
+drafts of drawn chains against the head's own distribution.
 
 `ENGINES` says what is met. `make test` leaves out the engines whose rule and worker others show (`is_slow`), and
 samples most for one drafter of each engine, and filters for one engine of each rule (`is_first`).
@@ -15,10 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_laws import PROMPT, check_drafts
+from distributions import (
+    FILTERS,
+    check_distributions,
+    check_greedy_in_a_mixed_batch,
+    check_seeds,
+    fit,
+    sample_distributions,
+)
+from draft_distributions import PROMPT, check_drafts
 from engines import Ids, kept_engine
 from faults import plant
-from laws import FILTERS, check_greedy_in_a_mixed_batch, check_laws, check_seeds, fit, sample_laws
 from toy import DRAFT_STEPS, HEADS, IDS, PROMPTS, Toy, V, filtered
 from toy_drafters import FEATURE_HEADS, HYDRA_PREFIX, LAST_HIDDEN, SLIM_TREES, SPECFORMER, toy_drafters
 from volume import IS_FULL, volume
@@ -30,14 +37,16 @@ DraftersOf = Callable[[str], dict[str, Path]]
 
 @dataclass(frozen=True)
 class Engine:
-    """The first of `laws` is what it starts with, and what is sampled most in `make test`."""
+    """The first of `distributions` is what it starts with, and what is sampled most in `make test`."""
 
     family: str
-    laws: Sequence[str] = ()  # drafters whose tokens are held against the target's law
+    distributions: Sequence[str] = ()  # drafters whose tokens are held against the target's distribution
     drafts: Sequence[str] = ()  # and those whose drafts are held against their head's
     mixed: Sequence[str] = ()  # and those that meet filters, seeds and greedy requests
     shape: dict[str, Any] = field(default_factory=dict)
-    slow: Sequence[str] = ()  # of `laws` and `drafts`, what `make test-full` alone meets: others show head and rule
+    slow: Sequence[
+        str
+    ] = ()  # of `distributions` and `drafts`, what `make test-full` alone meets: others show head and rule
     is_slow: bool = False  # all of it
     is_first: bool = False  # of its rule
 
@@ -54,7 +63,7 @@ ENGINES: dict[str, Engine] = {
     "eagle3_drawn_chain": Engine(
         "eagle3",
         ["truncated", *(head for head in HEADS if head != "truncated")],
-        [head for head in HEADS if head != "dynaspec_union"],  # whose law is that of a batch
+        [head for head in HEADS if head != "dynaspec_union"],  # whose distribution is that of a batch
         ["truncated"],
         DRAWN | PLANTED,
         is_first=True,
@@ -138,7 +147,7 @@ def toy_drafters_of(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Draft
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, toy: Toy, toy_drafters_of: DraftersOf) -> Any:
     asked = ENGINES[request.param]
-    drafter = None if asked.family == "plain" else toy_drafters_of(asked.family)[asked.laws[0]]
+    drafter = None if asked.family == "plain" else toy_drafters_of(asked.family)[asked.distributions[0]]
     options = {"target": toy.folder, "draft_steps": DRAFT_STEPS, "max_running_requests": 128} | asked.shape
     return kept_engine(drafter, skip_tokenizer_init=True, **options)
 
@@ -155,8 +164,8 @@ def drafter(request: pytest.FixtureRequest, engine: Any, toy_drafters_of: Drafte
 
 
 @met(lambda engine: engine.mixed, of_rules=True)
-def test_law_of_filters(engine: Any, drafter: Path | None, toy: Toy) -> None:
-    reports = check_laws(engine, toy, FILTERS, requests=volume(400, 40))
+def test_distribution_of_filters(engine: Any, drafter: Path | None, toy: Toy) -> None:
+    reports = check_distributions(engine, toy, FILTERS, requests=volume(400, 40))
     # SGLang's own verification would never emit some of the tokens that plain decoding does
     assert any(
         (
@@ -172,8 +181,8 @@ def top_p_of_top_k(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
 
 
 @met(lambda engine: engine.mixed if engine.family in ("plain", "eagle3") else ())
-def test_law_without_seeds(engine: Any, drafter: Path | None, toy: Toy) -> None:
-    check_laws(engine, toy, {"top_p": {"top_p": 0.9}}, requests=REQUESTS, seed=None)
+def test_distribution_without_seeds(engine: Any, drafter: Path | None, toy: Toy) -> None:
+    check_distributions(engine, toy, {"top_p": {"top_p": 0.9}}, requests=REQUESTS, seed=None)
 
 
 @met(lambda engine: engine.mixed, of_rules=True)
@@ -187,44 +196,46 @@ def test_greedy_requests_stay_greedy(engine: Any, drafter: Path | None, toy: Toy
     check_greedy_in_a_mixed_batch(engine, toy)
 
 
-@met(lambda engine: engine.laws)
-def test_law(request: pytest.FixtureRequest, engine: Any, drafter: Path | None, asked: Engine, toy: Toy) -> None:
+@met(lambda engine: engine.distributions)
+def test_distribution(
+    request: pytest.FixtureRequest, engine: Any, drafter: Path | None, asked: Engine, toy: Toy
+) -> None:
     name = request.node.callspec.params["drafter"]
     most = MOST if asked.is_drawn_chain and "routed" not in name else FEWER
-    check_pairs(engine, toy, most if name == asked.laws[0] else volume(most, FEW))
+    check_pairs(engine, toy, most if name == asked.distributions[0] else volume(most, FEW))
 
 
 def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> None:
-    """Also that a law that is only a little wrong would be seen."""
+    """Also that a distribution that is only a little wrong would be seen."""
     requests = -(-pairs // (LONG - 2) // len(PROMPTS)) * len(PROMPTS)
     settings = {"alone": {"temperature": temperature}}
-    report = check_laws(engine, toy, settings, requests=requests, new_tokens=LONG)["alone"]
+    report = check_distributions(engine, toy, settings, requests=requests, new_tokens=LONG)["alone"]
     assert report.num_pairs >= pairs
     other = temperature * (1.1 if IS_FULL else 1.2 if pairs > FEWER else 1.3)
     assert fit(report.samples, lambda logits: filtered(logits, temperature=other)).p_value < 1e-6
 
 
 @met(lambda engine: ["rdk"], "eagle3_drawn_chain", "eagle3_tree")
-def test_law_of_redistribution_at_another_temperature(engine: Any, drafter: Path, toy: Toy) -> None:
+def test_distribution_of_redistribution_at_another_temperature(engine: Any, drafter: Path, toy: Toy) -> None:
     check_pairs(engine, toy, FEWER, temperature=0.7)
 
 
 @met(
-    lambda engine: ["medusa" if "medusa" in engine.laws else "full"],
+    lambda engine: ["medusa" if "medusa" in engine.distributions else "full"],
     *("eagle3_drawn_chain", "eagle_drawn_chain", "last_hidden_drawn_tree", "hydra_prefix_drawn_tree"),
 )
-def test_verifying_with_another_law_than_the_drafts_is_caught(engine: Any, drafter: Path, toy: Toy) -> None:
+def test_verifying_with_another_distribution_than_the_drafts_is_caught(engine: Any, drafter: Path, toy: Toy) -> None:
     """The negative control of what is drawn, chains and trees."""
     plant(engine, shortlist=IDS.tolist())
     try:
-        report = sample_laws(engine, toy, {"alone": {}}, requests=REQUESTS)["alone"]
+        report = sample_distributions(engine, toy, {"alone": {}}, requests=REQUESTS)["alone"]
     finally:
         plant(engine, shortlist=[])
     assert report.fit.p_value < 1e-6
 
 
 @met(lambda engine: engine.drafts)
-def test_drafts_follow_the_law_of_the_head(
+def test_drafts_follow_the_distribution_of_the_head(
     request: pytest.FixtureRequest, engine: Any, drafter: Path, asked: Engine, toy: Toy
 ) -> None:
     is_first = request.node.callspec.params["drafter"] == asked.drafts[0]

@@ -1,8 +1,8 @@
-"""Whether an engine draws its drafts from the law that the head itself gives, at every draft position.
+"""Whether an engine draws its drafts from the distribution that the head itself gives, at every draft position.
 
-The number of accepted drafts and the next emitted token follow from the target's law p and the drafts' law q alone:
-P(the first draft is accepted and is v) = min(p, q)(v), P(it is rejected and v is emitted) = max(p - q, 0)(v). So their
-counts are held against p by Hugging Face and q by `DraftHead.distribution` in plain torch.
+The number of accepted drafts and the next emitted token follow from the target's distribution p and the drafts'
+distribution q alone: P(the first draft is accepted and is v) = min(p, q)(v), P(it is rejected and v is emitted) = max(p
+- q, 0)(v). So their counts are held against p by Hugging Face and q by `DraftHead.distribution` in plain torch.
 
 V = vocabulary, R = requests or sequences, S = pairs of tokens, T = tokens of a sequence, K = draft positions,
 A = numbers of accepted drafts.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from laws import MIN_P, pooled, sum_of_draws
+from distributions import MIN_P, pooled, sum_of_draws
 from torch import Tensor
 from toy import DRAFT_STEPS, PROMPTS, Toy, V, filtered
 
@@ -65,8 +65,8 @@ def run_rounds(engine: Any, settings: Mapping[str, Mapping[str, Any]], *, reques
 def check_drafts(
     engine: Any, toy: Toy, folder: Path, settings: Mapping[str, Mapping[str, Any]], *, requests: int
 ) -> None:
-    """That the engine draws this drafter's drafts from its head's law at these settings, of which one is `warm`, and
-    that drafts of another temperature would be seen."""
+    """That the engine draws this drafter's drafts from its head's distribution at these settings, of which one is
+    `warm`, and that drafts of another temperature would be seen."""
     swap_drafter(engine, str(folder))
     drafter, _ = load_drafter(folder)
     runs = run_rounds(engine, settings, requests=requests)
@@ -84,15 +84,15 @@ def draft_p_value(
     `drafted_at`: the temperature that q is taken at; None for the request's.
     """
     x1_R, x2_R, x3_R = run.tokens_RJ.T
-    law_VVA = _first_round(*_laws(toy, drafter, DRAFT_STEPS, 0, sampling, drafted_at))
+    distribution_VVA = _first_round(*_distributions(toy, drafter, DRAFT_STEPS, 0, sampling, drafted_at))
     again_R = run.rounds_R == 2  # so the first round accepted nothing
     cell_R = x2_R * (DRAFT_STEPS + 1) + np.where(again_R, 0, run.correct_R)
-    first = sum_of_draws(cell_R, law_VVA.reshape(V, -1)[x1_R])
+    first = sum_of_draws(cell_R, distribution_VVA.reshape(V, -1)[x1_R])
 
-    p_S1V, q_S1V = _laws(toy, drafter, 2, 1, sampling, drafted_at)
-    law_SVA = np.stack([(p_S1V - q_S1V).clip(0)[:, 0], np.minimum(p_S1V, q_S1V)[:, 0]], axis=-1)
+    p_S1V, q_S1V = _distributions(toy, drafter, 2, 1, sampling, drafted_at)
+    distribution_SVA = np.stack([(p_S1V - q_S1V).clip(0)[:, 0], np.minimum(p_S1V, q_S1V)[:, 0]], axis=-1)
     cell_R = x3_R * 2 + (run.correct_R > 0)
-    second = sum_of_draws(cell_R[again_R], law_SVA.reshape(V * V, -1)[(x1_R * V + x2_R)[again_R]])
+    second = sum_of_draws(cell_R[again_R], distribution_SVA.reshape(V * V, -1)[(x1_R * V + x2_R)[again_R]])
     return pooled([first, second])
 
 
@@ -147,7 +147,7 @@ def _given(toy: Toy, drafter: Drafter, free: int, verified: int) -> list[tuple[T
 
 
 @torch.no_grad()
-def _laws(
+def _distributions(
     toy: Toy,
     drafter: Drafter,
     free: int,
