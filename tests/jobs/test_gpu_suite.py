@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,20 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong" in (copy / "report.md").read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_was_measured_before_it_was_cut_off_stays(tmp_path: Path) -> None:
+    command = [sys.executable, SUITE, "--interpret", "--ops", "head_topk", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert next(line for line in run.stdout if line.startswith("[3/"))  # two were saved
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert f"cut off; what was measured until then is in {tmp_path}" in said
+    assert "Traceback" not in said
+    assert len(json.loads((tmp_path / "results.json").read_text())["checks"]) >= 2
 
 
 def timing(op: str, batch: int, seconds: float, **rivals_s: float) -> dict[str, Any]:
