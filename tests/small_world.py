@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters import family
+from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -76,7 +76,7 @@ def untrained(
 ) -> Any:
     """A new drafter, as training begins with it."""
     own = family(kind)
-    config = own.training.config_for(target, options)
+    config = own.training.config_for(target, parse_drafter({"kind": kind, **options}))
     rows_VH = own.training.head_rows(target, config)
     drafter = own.drafter_class(
         config, config.heads(lambda: head_from_target(parse_head(head), rows_VH, artifacts or {}))

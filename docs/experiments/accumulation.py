@@ -23,6 +23,7 @@ from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_head, roll_out
 from sglang_ext.drafters.specformer import SpecFormerDrafter
+from sglang_ext.drafters.specformer.config import SpecFormerOptions
 from sglang_ext.drafters.specformer.training import config_for, init_body
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target
@@ -60,7 +61,7 @@ def measure(mode: str, positions: int) -> dict[str, float]:
     """Peak of resident memory in MiB while the gradients of a batch are made, above what there was before; and their
     norm."""
     target = FrozenTarget.load(target_path(DEFAULT_TARGET), torch.float32)
-    config = config_for(target, {"positions": positions})
+    config = config_for(target, SpecFormerOptions(positions=positions))
     torch.manual_seed(0)
     drafter = SpecFormerDrafter(config, config.heads(lambda: head_from_target(FullConfig(), target.head_VG)))
     ids_BT = torch.randint(len(target.head_VG), (SEQUENCES, TOKENS))

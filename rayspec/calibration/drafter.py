@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.shipped import drafter_path
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.drafters import DEFAULT, family
+from sglang_ext.drafters import DEFAULT, family, parse_drafter
 from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, read_info
@@ -91,7 +91,8 @@ class ReferenceDrafter:
             with torch.device("meta"):
                 self._check_head(info, empty_head(info), must_be_full=False)
             return info.body
-        return family(DEFAULT).training.config_for(FrozenTarget.without_weights(self.target_folder), {})
+        target = FrozenTarget.without_weights(self.target_folder)
+        return family(DEFAULT).training.config_for(target, parse_drafter({"kind": DEFAULT}))
 
 
 def drafter_flops(config: DrafterConfig) -> DrafterFlops:

@@ -22,6 +22,7 @@ from rayspec.training.tree_config import StaticTreeConfig, TreeConfig
 from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
+from sglang_ext.drafters import body_for
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
@@ -139,7 +140,7 @@ def _check_head(
 ) -> None:
     if entry.family.config_class.reads_target:
         check_host(target.model.config)
-    body = entry.drafter.body_for(target, config.recipe)
+    body = body_for(target, entry.drafter, config.recipe)
     entry.draft_head.check_sizes(body.hidden_size, body.vocab_size)
     positions = entry.family.training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)

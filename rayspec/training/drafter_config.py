@@ -20,7 +20,7 @@ from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import TreeConfig, parse_tree
-from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, parse_drafter
+from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, family, parse_drafter
 from sglang_ext.folders import check_name
 from sglang_ext.heads import HeadConfig, parse_head
 from sglang_ext.settings import Settings
@@ -76,14 +76,14 @@ class DrafterEntry(Settings):
 
     @property
     def family(self) -> Family:
-        return self.drafter.family
+        return family(self.drafter.kind)
 
     def asked(self) -> dict[str, Any]:
         """What provenance names besides the head, every default written out; nothing for the default drafter but its
         tree, if it has one."""
         found: dict[str, Any] = {name: True for name in ("freeze_head", "train_body") if getattr(self, name)}
         if self.drafter != DEFAULT_DRAFTER:
-            found |= {"drafter": {"kind": self.family.kind, **self.drafter.complete()}, "tree": None}
+            found |= {"drafter": self.drafter.entry(), "tree": None}
         return found if self.tree is None else {**found, "tree": entry_of(self.tree.kind, self.tree)}
 
 

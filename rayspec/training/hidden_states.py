@@ -32,6 +32,7 @@ from rayspec.training.drafter import autocast
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.group import ALONE, Group
+from sglang_ext.drafters import body_for
 from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.folders import save_tensors
@@ -265,7 +266,7 @@ def _body(config: DrafterTrainConfig, entry: DrafterEntry, target: FrozenTarget)
         base = config.base_folder(entry)
         if base is not None:
             return read_info(base).body
-    return entry.drafter.body_for(target, config.recipe)
+    return body_for(target, entry.drafter, config.recipe)
 
 
 def _check_room(config: DrafterTrainConfig, needed: int) -> int:

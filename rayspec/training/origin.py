@@ -19,6 +19,7 @@ from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
+from sglang_ext.drafters import body_for
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
@@ -120,7 +121,7 @@ def _drafter_from_target(
     target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet, origin: Origin
 ) -> Drafter:
     own = entry.family
-    config = entry.drafter.body_for(target, recipe)
+    config = body_for(target, entry.drafter, recipe)
     if config.reads_target and entry.draft_head.uses_states:
         origin = origin.with_artifacts(head_moments(target, answers))
     rows_VH = own.training.head_rows(target, config)
@@ -152,10 +153,9 @@ def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info
             f"drafters[{entry.name}].base is {base} of kind {info.kind}, but drafter.kind is {entry.family.kind}; "
             "both must be the same"
         )
-    asked = entry.drafter.complete()
-    if asked != drafter.config.options():
+    if entry.drafter != drafter.config.options:
         raise ValueError(
-            f"drafters[{entry.name}].base is {base} with {drafter.config.options()}, but drafter asks for {asked}; "
+            f"drafters[{entry.name}].base is {base} with {drafter.config.options}, but drafter is {entry.drafter}; "
             "leave those options as they are there"
         )
     entry.draft_head.check_sizes(info.body.hidden_size, info.body.vocab_size)

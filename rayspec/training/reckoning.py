@@ -22,6 +22,7 @@ from rayspec.messages import gib
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
+from sglang_ext.drafters import body_for
 from sglang_ext.heads import build_head
 
 
@@ -90,7 +91,7 @@ class DrafterSize:
 
     @classmethod
     def of(cls, entry: DrafterEntry, config: DrafterTrainConfig, target: FrozenTarget) -> DrafterSize:
-        own, body = entry.family, entry.drafter.body_for(target, config.recipe)
+        own, body = entry.family, body_for(target, entry.drafter, config.recipe)
         sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
         with torch.device("meta"):
             drafter = own.drafter_class(body, body.heads(lambda: build_head(entry.draft_head, **sizes)), None)

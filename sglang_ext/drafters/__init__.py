@@ -1,5 +1,6 @@
 """Drafters (plain torch), family by family, and their checkpoint format."""
 
-from sglang_ext.drafters.family import DEFAULT, DrafterOptions, Family, families, family, parse_drafter
+from sglang_ext.drafters.base import DrafterOptions
+from sglang_ext.drafters.family import DEFAULT, Family, body_for, families, family, parse_drafter
 
-__all__ = ["DEFAULT", "DrafterOptions", "Family", "families", "family", "parse_drafter"]
+__all__ = ["DEFAULT", "DrafterOptions", "Family", "body_for", "families", "family", "parse_drafter"]

@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.stock import StockForm
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
@@ -41,14 +40,31 @@ def check_attention(config: Any, prefix: str = "") -> None:
         raise ValueError(f"{prefix}head_dim must be even (rotary halves), got {config.head_dim}")
 
 
-class DrafterConfig(Settings, ABC):
-    """Sizes and options of a body: a frozen dataclass. What a family is like, the rest of the project reads here.
-
-    All fields but those `of_target` are options, as the `drafter` entry of a training config and of a checkpoint has
-    them. `tap_layers`: the target layers whose input is tapped (HF `hidden_states[i]`).
-    """
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DrafterOptions(Settings):
+    """What of a body its target does not decide: the `drafter` entry {kind, options} of a training and of a checkpoint.
+    A family's own options are a subclass."""
 
     kind: ClassVar[str]  # the family's name
+    added: ClassVar[frozenset[str]] = frozenset()  # options added later: left out of checkpoints at their default
+
+    def entry(self) -> dict[str, Any]:
+        """{kind, options}, defaults written out."""
+        left_out = {f.name for f in fields(self) if f.name in self.added and getattr(self, f.name) == f.default}
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+
+    def __repr__(self) -> str:
+        return str(self.entry())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DrafterConfig(DrafterOptions, ABC):
+    """Sizes and options of a body: a frozen dataclass. What a family is like, the rest of the project reads here.
+
+    `Options`: the class of its options, which it inherits. `tap_layers`: the target layers whose input is tapped (HF
+    `hidden_states[i]`)."""
+
+    Options: ClassVar[type[DrafterOptions]]
     architecture: ClassVar[str]  # what `architectures` of a checkpoint names
     of_target: ClassVar[tuple[str, ...]]
     tree_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of draft_tree that it takes
@@ -103,23 +119,17 @@ class DrafterConfig(Settings, ABC):
             )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> Self:
-        """The config from a `drafter` entry without its kind, and the target's sizes, of which those `of_target` are
-        taken. Raises ValueError for unknown options."""
-        return build(cls, options, "drafter", given={name: sizes[name] for name in cls.of_target})
+    def from_options(cls, options: DrafterOptions, sizes: Mapping[str, Any]) -> Self:
+        """The config from its options and the target's sizes, of which those `of_target` are taken. Raises ValueError
+        for sizes that do not fit."""
+        return build(cls, asdict(options), "drafter", given={name: sizes[name] for name in cls.of_target})
 
-    @classmethod
-    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A `drafter` entry without its kind, every default written out, whatever the target. Raises ValueError."""
-        types = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
-        any_of: dict[Any, Any] = {int: 2, float: 2, Rope: Rope().to_json()}
-        sizes = {name: any_of.get(types[name], (2,)) for name in cls.of_target}
-        return cls.from_options(options, sizes).options()
+    @property
+    def options(self) -> DrafterOptions:
+        return self.Options(**{f.name: getattr(self, f.name) for f in fields(self.Options)})
 
-    def options(self) -> dict[str, Any]:
-        """The `drafter` entry without its kind; inverse of `from_options`."""
-        own = [f.name for f in fields(self) if f.name not in self.of_target]  # type: ignore[arg-type]
-        return {name: getattr(self, name) for name in own}
+    def entry(self) -> dict[str, Any]:
+        return self.options.entry()
 
 
 class Drafter(nn.Module):

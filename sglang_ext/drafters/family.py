@@ -17,10 +17,11 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from sglang_ext.drafters.base import Drafter, DrafterConfig
+from sglang_ext.drafters.base import Drafter, DrafterConfig, DrafterOptions
 from sglang_ext.drafters.counting import Count
 from sglang_ext.drafters.serving import Serving
 from sglang_ext.drafters.training import Steps, Target, Training
+from sglang_ext.settings import build
 
 BUILT_IN = ("eagle3", "eagle", "medusa", "hydra", "specformer", "independent")
 DEFAULT = "eagle3"  # where no kind is named; a stock checkpoint's
@@ -79,34 +80,18 @@ def family(kind: str) -> Family:
     return families()[kind]
 
 
-@dataclass(frozen=True, repr=False)
-class DrafterOptions:
-    """A `drafter` entry {kind, options} as it was asked for: a family, and what of a body its target does not decide.
-    `given`: without the defaults."""
-
-    family: Family
-    given: Mapping[str, Any]
-
-    def complete(self) -> dict[str, Any]:
-        """The options with every default written out. Raises ValueError for those that do not exist or do not fit."""
-        return self.family.config_class.complete(self.given)
-
-    def body_for(self, target: Target, recipe: Steps) -> DrafterConfig:
-        """The body of a new drafter. Raises ValueError for a target that the family cannot draft for."""
-        return self.family.training.config_for(target, self.given, recipe)
-
-    def __repr__(self) -> str:
-        return str({"kind": self.family.kind, **self.given})
-
-
 def parse_drafter(entry: Any) -> DrafterOptions:
-    """The checked options of a `drafter` entry. Raises ValueError for an unknown kind or option, and for one of the
-    wrong type or value."""
+    """The checked options of a `drafter` entry {kind, options}. Raises ValueError for an unknown kind or option, and
+    for one of the wrong type or value."""
     if not isinstance(entry, Mapping):
         raise ValueError(f"drafter must be a mapping, {{kind: ..., options}}, got {entry!r}")
     kind = entry.get("kind")
     if not isinstance(kind, str) or kind not in families():
         raise ValueError(f"drafter.kind must be one of {', '.join(families())}, got {kind!r}")
-    found = DrafterOptions(families()[kind], {name: value for name, value in entry.items() if name != "kind"})
-    found.complete()
-    return found
+    options = {name: value for name, value in entry.items() if name != "kind"}
+    return build(families()[kind].config_class.Options, options, "drafter")
+
+
+def body_for(target: Target, options: DrafterOptions, recipe: Steps) -> DrafterConfig:
+    """The body of a new drafter. Raises ValueError for a target that the family cannot draft for."""
+    return family(options.kind).training.config_for(target, options, recipe)

@@ -9,7 +9,7 @@ before it, so that one target distribution serves all K steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -146,8 +146,8 @@ class Rows(NamedTuple):
 class Training(Protocol):
     """The functions of a family's training.py."""
 
-    def config_for(self, target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> DrafterConfig:
-        """The config of a new drafter for the target. Raises ValueError for options that do not exist, and for a target
+    def config_for(self, target: Target, options: Any, recipe: Steps | None = None) -> DrafterConfig:
+        """The config of a new drafter for the target; `options` are the family's own. Raises ValueError for a target
         that the family cannot draft for."""
         ...
 

@@ -26,15 +26,21 @@ FILES = {
         from dataclasses import dataclass
         from typing import ClassVar
 
-        from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
+        from sglang_ext.drafters.base import DrafterOptions
+        from sglang_ext.drafters.last_hidden.config import LastHiddenConfig, LastHiddenOptions
+
+
+        @dataclass(frozen=True, kw_only=True, repr=False)
+        class Options(LastHiddenOptions):
+            kind: ClassVar[str] = "plain_matrices"
+            bias: bool = False
 
 
         @dataclass(frozen=True, kw_only=True)
-        class Config(LastHiddenConfig):
-            kind: ClassVar[str] = "plain_matrices"
+        class Config(Options, LastHiddenConfig):
+            Options: ClassVar[type[DrafterOptions]] = Options
             architecture: ClassVar[str] = "PlainMatrices"
             takes_trees: ClassVar[str] = "which is served as a chain"
-            bias: bool = False
         """,
     "module.py": """
         import torch

@@ -25,6 +25,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import completed
 from rayspec.training.tree_config import SlimTreeConfig
+from sglang_ext.drafters import body_for
 from sglang_ext.drafters.checkpoint_config import config_json
 from sglang_ext.heads import build_head
 from sglang_ext.trees.slim import SlimTree
@@ -72,7 +73,7 @@ def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = 
 
 def make_drafter(home: Path, target: FrozenTarget, entry: DrafterEntry, config: DrafterTrainConfig) -> None:
     """What training such an entry would leave. Raises ValueError for sizes that cannot be."""
-    own, body = entry.family, entry.drafter.body_for(target, config.recipe)
+    own, body = entry.family, body_for(target, entry.drafter, config.recipe)
     sizes = {"hidden_size": body.hidden_size, "vocab_size": body.vocab_size}
     spec = completed(config, entry, target).draft_head
     tree = _tree(entry, body.vocab_size)

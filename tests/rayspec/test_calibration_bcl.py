@@ -8,6 +8,7 @@ from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.eagle3 import Eagle3Config
+from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for
 
 FLOPS = DrafterFlops(body=1000, per_row=20)
@@ -121,4 +122,4 @@ def test_head_share_of_the_published_drafter() -> None:
 
 def test_flops_of_a_target_without_reading_its_weights(tiny_target: FrozenTarget) -> None:
     words = Vocabulary.load(tiny_target.folder, "tiny")
-    assert ReferenceDrafter(tiny_target.folder, words).flops == drafter_flops(config_for(tiny_target, {}))
+    assert ReferenceDrafter(tiny_target.folder, words).flops == drafter_flops(config_for(tiny_target, Eagle3Options()))

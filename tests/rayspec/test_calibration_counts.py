@@ -26,6 +26,7 @@ from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target, parse_head
@@ -61,7 +62,7 @@ def answers(work_folder: Path) -> AnswerSet:
 @pytest.fixture(scope="module")
 def drafter(tiny_target: FrozenTarget) -> Eagle3Drafter:
     drafter = Eagle3Drafter(
-        config_for(tiny_target, {}), head_from_target(parse_head({"kind": "full"}), tiny_target.head_VG)
+        config_for(tiny_target, Eagle3Options()), head_from_target(parse_head({"kind": "full"}), tiny_target.head_VG)
     )
     generator = torch.Generator().manual_seed(0)
     for parameter in drafter.parameters():

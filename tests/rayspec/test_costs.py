@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rayspec.costs import cost_metrics, drafter_cost, mbsu, step_flops, target_cost
-from sglang_ext.drafters import family
+from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -108,7 +108,9 @@ def test_last_hidden_flops_are_those_that_pytorch_counts(
     layer = {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     layer |= {"rms_norm_eps": 1e-5, "rope": Rope().to_json()}
     sizes = {"hidden_size": H, "vocab_size": V, "max_position_embeddings": 256, **layer}
-    config = own.config_class.from_options({"positions": 3, "shared_head": shared_head, **options}, sizes)
+    config = own.config_class.from_options(
+        parse_drafter({"kind": kind, "positions": 3, "shared_head": shared_head, **options}), sizes
+    )
     head = config.heads(lambda: head_from_target(parse_head({"kind": "slimspec", "rank": 4}), torch.randn(V, H)))
     paths = [(0,), (1,), (2,), (0, 0), (1, 0), (0, 1), (0, 0, 0), (1, 0, 0)]
     target = TargetInfo(name="toy", hidden_size=H, vocab_size=V, tokenizer_sha256="", tap_layers=())

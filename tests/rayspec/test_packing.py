@@ -15,6 +15,7 @@ from sglang_ext.artefacts import PACKED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for
 from sglang_ext.heads import head_from_target, parse_head
 
@@ -49,7 +50,7 @@ def drafters(target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory) -> 
     body: dict[str, torch.Tensor] | None = None
     for name, spec in HEADS.items():
         head = head_from_target(parse_head(spec), target.head_VG, {"ids": IDS})
-        drafter = Eagle3Drafter(config_for(target, {}), head)
+        drafter = Eagle3Drafter(config_for(target, Eagle3Options()), head)
         if body is None:
             body = {n: t for n, t in drafter.state_dict().items() if not n.startswith("lm_head.")}
         drafter.load_state_dict(body, strict=False)

@@ -22,6 +22,7 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for, unroll
 from sglang_ext.drafters.layers import rotate
 from sglang_ext.drafters.training import Batch
@@ -68,7 +69,7 @@ def answers(tiny_target: FrozenTarget, tmp_path_factory: pytest.TempPathFactory)
 def random_drafter(target: FrozenTarget, head: DrafterEntry = FULL, seed: int = 0) -> Eagle3Drafter:
     """Every weight random and large, so that nothing under test can hide behind a small one."""
     lm_head = head_from_target(head.draft_head, target.head_VG, ARTIFACTS)
-    drafter = Eagle3Drafter(config_for(target, {}), lm_head)
+    drafter = Eagle3Drafter(config_for(target, Eagle3Options()), lm_head)
     generator = torch.Generator().manual_seed(seed)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

@@ -138,7 +138,7 @@ def test_principal_rows_are_the_best_narrow_copy() -> None:
 
 
 def new_independent(target: FrozenTarget, head: DrafterEntry, seed: int) -> IndependentDrafter:
-    return untrained(target, "independent", head.drafter.given, head.draft_head.spec(), ARTIFACTS, seed)
+    return untrained(target, "independent", head.drafter.entry(), head.draft_head.spec(), ARTIFACTS, seed)
 
 
 def test_one_seed_gives_one_body_whatever_the_head(tiny_target: FrozenTarget) -> None:

@@ -175,11 +175,7 @@ def test_training_learns_and_exports(
     assert len(draw_training(report)) > 1000
     assert info.kind == HEADS[kind].family.kind
     assert info.target == tiny_target.info("tiny", ())
-    assert info.provenance["drafter"] == {
-        "kind": kind.partition("-")[0],
-        "shared_head": False,
-        **HEADS[kind].drafter.given,
-    }
+    assert info.provenance["drafter"] == HEADS[kind].drafter.entry()
     assert is_exported(run_config(trained, HEADS[kind]), HEADS[kind], tiny_target.sha256)
     assert len(report["held_out"]["u"]) == 3
     again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from sglang_ext.adapter.algorithms import algorithm_of, swap_group
 from sglang_ext.adapter.engine import engine_arguments
 from sglang_ext.artefacts import WEIGHTS
+from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
@@ -162,11 +163,11 @@ def test_tensors_must_fit(tmp_path: Path, fault: str) -> None:
 
 def test_options() -> None:
     sizes = {"vocab_size": V, "max_position_embeddings": 32}
-    assert IndependentConfig.from_options(CONFIG.options(), sizes) == CONFIG
+    assert IndependentConfig.from_options(CONFIG.options, sizes) == CONFIG
     with pytest.raises(ValueError, match=r"unknown key 'drafter\.layers'; known under drafter: hidden_size, num_"):
-        IndependentConfig.from_options({"layers": 2}, sizes)
+        parse_drafter({"kind": "independent", "layers": 2})
     with pytest.raises(ValueError, match=r"drafter.num_layers must be a whole number, got '2'"):
-        IndependentConfig.from_options({"num_layers": "2"}, sizes)
+        parse_drafter({"kind": "independent", "num_layers": "2"})
     with pytest.raises(ValueError, match=r"drafter.hidden_size must be in 1\.\.\d+, got -1"):
         replace(CONFIG, hidden_size=-1)
 

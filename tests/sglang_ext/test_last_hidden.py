@@ -14,10 +14,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from rayspec_kernels.tree_build.reference import build_chain_reference
 from sglang_ext.artefacts import WEIGHTS
-from sglang_ext.drafters import family
+from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
-from sglang_ext.drafters.hydra import HydraConfig, HydraDrafter
+from sglang_ext.drafters.hydra import HydraDrafter
 from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.drafters.rope import Rope
@@ -51,7 +51,7 @@ def make_drafter(
     kind, options = KINDS[name]
     sizes = {"hidden_size": H, "vocab_size": V, "max_position_embeddings": 256, **LAYER}
     config = family(kind).config_class.from_options(
-        {"positions": POSITIONS, "shared_head": shared_head, **options}, sizes
+        parse_drafter({"kind": kind, "positions": POSITIONS, "shared_head": shared_head, **options}), sizes
     )
     heads = iter(range(POSITIONS))
 
@@ -409,8 +409,9 @@ def test_a_hydra_drafter_without_the_options_of_hydra_plus_plus_is_stored_as_eve
     assert config["drafter"] == {"positions": POSITIONS, "shared_head": False}
     assert (config["num_hidden_layers"], "rope_parameters" in config) == (0, False)
     assert {name.partition(".")[0] for name in drafter.state_dict()} == {"residuals", "blocks", "lm_head"}
-    assert HydraConfig.complete({}) == {"positions": 4, "shared_head": False}
-    assert HydraConfig.complete({"prefix_layer": True}) == {"positions": 4, "shared_head": False, "prefix_layer": True}
+    plain = {"kind": "hydra", "positions": 4, "shared_head": False}
+    assert parse_drafter({"kind": "hydra"}).entry() == plain
+    assert parse_drafter({"kind": "hydra", "prefix_layer": True}).entry() == {**plain, "prefix_layer": True}
 
 
 def test_a_drafter_that_shares_all_but_its_tree_stores_nothing_twice(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang_ext.drafters.eagle3 import Eagle3Config
 from sglang_ext.drafters.layers import rotate
 from sglang_ext.drafters.rope import ROPE_TYPES, Rope
-from sglang_ext.drafters.specformer import SpecFormerConfig
+from sglang_ext.drafters.specformer.config import SpecFormerConfig, SpecFormerOptions
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -80,7 +80,7 @@ def test_survives_a_checkpoint(name: str) -> None:
     assert stored["rope_parameters"] == ROPES[name]
     assert Eagle3Config.from_json(stored, 64, (2, 4, 5)) == eagle3
     sizes = {**EAGLE3, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope": rope.to_json()}
-    specformer = SpecFormerConfig.from_options({}, sizes)
+    specformer = SpecFormerConfig.from_options(SpecFormerOptions(), sizes)
     assert SpecFormerConfig.from_json(json.loads(json.dumps(specformer.to_json())), 64, (2, 4, 5)) == specformer
 
 

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for, unroll
 from sglang_ext.heads import head_from_target, parse_head
 
@@ -119,7 +120,9 @@ def toy_of(model: PreTrainedModel, folder: Path, kind: type[FrozenTarget] = Froz
 
 
 def _trained_drafter(target: FrozenTarget) -> Eagle3Drafter:
-    drafter = Eagle3Drafter(config_for(target, {}), head_from_target(parse_head({"kind": "full"}), target.head_VG))
+    drafter = Eagle3Drafter(
+        config_for(target, Eagle3Options()), head_from_target(parse_head({"kind": "full"}), target.head_VG)
+    )
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
     for _ in range(80):
         ids_BT = torch.randint(V, (64, 16))

@@ -34,7 +34,6 @@ from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import check_prompt_lengths
 from sglang_ext.adapter.algorithms import algorithm_of
-from sglang_ext.drafters import DrafterOptions, family
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
 
@@ -126,7 +125,7 @@ def _make(head: MadeHead, met: Mapping[str, Tensor], target: FrozenTarget, name:
         name=head.label,
         base=str(head.base),
         draft_head=head.info.head,
-        drafter=DrafterOptions(family(head.info.kind), head.info.body.options()),
+        drafter=head.info.body.options,
     )
     artifacts = load_artifacts(head.artifacts)[0] if head.artifacts else {}
     origin = Origin({**artifacts, **met}, head.base)

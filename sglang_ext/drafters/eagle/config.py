@@ -4,17 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from sglang_ext.drafters.base import DrafterOptions
 from sglang_ext.drafters.features.config import FeatureConfig
 from sglang_ext.drafters.stock import EAGLE, StockForm
 from sglang_ext.drafters.target import stored_taps
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EagleOptions(DrafterOptions):
+    kind: ClassVar[str] = "eagle"
+
+
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(FeatureConfig):
+class EagleConfig(EagleOptions, FeatureConfig):
     """Shapes of the drafter's body, which taps no layer: it reads what the target's LM head reads."""
 
     tap_layers: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
-    kind: ClassVar[str] = "eagle"
+    Options: ClassVar[type[DrafterOptions]] = EagleOptions
     architecture: ClassVar[str] = "RaySpecEagle"
     stock: ClassVar[StockForm | None] = EAGLE
 

@@ -8,15 +8,12 @@ the drafter's, which is the same rollout with `recipe.ttt_steps` above 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sglang_ext.drafters.eagle.config import EagleConfig
+from sglang_ext.drafters.eagle.config import EagleConfig, EagleOptions
 from sglang_ext.drafters.eagle.module import EagleDrafter
 from sglang_ext.drafters.features.training import draft_steps, head_rows, read_rollout, sizes_of
 from sglang_ext.drafters.layers import draw_matrices
@@ -28,7 +25,7 @@ FEATURE_WEIGHT = 10.0  # EAGLE's loss is 1.0 of the features and 0.1 of the head
 NOISE = 0.1  # largest absolute value of what is added to the features that training reads; EAGLE-1's U(-0.1, 0.1)
 
 
-def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> EagleConfig:
+def config_for(target: Target, options: EagleOptions, recipe: Steps | None = None) -> EagleConfig:
     return EagleConfig.from_options(options, sizes_of(target, recipe))
 
 

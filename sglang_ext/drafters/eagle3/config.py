@@ -4,19 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from sglang_ext.drafters.base import DrafterOptions
 from sglang_ext.drafters.features.config import FeatureConfig
 from sglang_ext.drafters.stock import EAGLE3, StockForm
 from sglang_ext.drafters.target import DEFAULT_TAPS, TAPS, stored_taps
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Eagle3Options(DrafterOptions):
+    kind: ClassVar[str] = "eagle3"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(FeatureConfig):
+class Eagle3Config(Eagle3Options, FeatureConfig):
     """Shapes of the drafter's body. `tap_layers`: the target layers whose *input* is tapped (HF `hidden_states[i]`);
     None, of a stock drafter that names none, for the three of `default_taps`, which its target's depth decides."""
 
     tap_layers: tuple[int, ...] | None
 
-    kind: ClassVar[str] = "eagle3"
+    Options: ClassVar[type[DrafterOptions]] = Eagle3Options
     architecture: ClassVar[str] = "RaySpecEagle3"
     of_target: ClassVar[tuple[str, ...]] = (*FeatureConfig.of_target, "tap_layers")
     stock: ClassVar[StockForm | None] = EAGLE3

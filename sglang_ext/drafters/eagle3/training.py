@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from sglang_ext.drafters.eagle3.config import Eagle3Config
+from sglang_ext.drafters.eagle3.config import Eagle3Config, Eagle3Options
 from sglang_ext.drafters.eagle3.module import Eagle3Drafter
 from sglang_ext.drafters.features.training import draft_steps, head_rows, read_rollout, sizes_of, unroll
 from sglang_ext.drafters.layers import draw_matrices
@@ -16,7 +13,7 @@ from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 __all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "unroll"]
 
 
-def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> Eagle3Config:
+def config_for(target: Target, options: Eagle3Options, recipe: Steps | None = None) -> Eagle3Config:
     return Eagle3Config.from_options(options, sizes_of(target, recipe) | {"tap_layers": target.taps})
 
 

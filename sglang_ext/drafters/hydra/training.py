@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from sglang_ext.drafters.hydra.config import HydraConfig
+from sglang_ext.drafters.hydra.config import HydraConfig, HydraOptions
 from sglang_ext.drafters.hydra.module import HydraDrafter
 from sglang_ext.drafters.last_hidden import training as last_hidden
 from sglang_ext.drafters.last_hidden.training import draft_steps, head_rows, read_carried
@@ -18,8 +15,8 @@ from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
 
 
-def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> HydraConfig:
-    layer = {"rope": target.rope.to_json()} if options.get("prefix_layer") is True else {}
+def config_for(target: Target, options: HydraOptions, recipe: Steps | None = None) -> HydraConfig:
+    layer = {"rope": target.rope.to_json()} if options.prefix_layer else {}
     return HydraConfig.from_options(options, target.sizes() | layer)
 
 

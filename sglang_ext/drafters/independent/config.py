@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
+from sglang_ext.drafters.base import DrafterConfig, DrafterOptions, check_attention, check_sizes
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.settings import check_type
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndependentConfig(DrafterConfig):
-    """Shapes of the body. The defaults have 0.14 million parameters besides the rows of embedding and head, 64 numbers
-    each; 64 is also the `head_dim` that every attention backend has."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class IndependentOptions(DrafterOptions):
+    """The defaults have 0.14 million parameters besides the rows of embedding and head, 64 numbers each; 64 is also the
+    `head_dim` that every attention backend has."""
 
-    vocab_size: int
-    max_position_embeddings: int = 2048
+    kind: ClassVar[str] = "independent"
+
     hidden_size: int = 64
     num_layers: int = 2
     num_attention_heads: int = 2
@@ -25,8 +25,20 @@ class IndependentConfig(DrafterConfig):
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
 
+    def __post_init__(self) -> None:
+        check_sizes(self, "drafter.")
+        check_attention(self, "drafter.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentConfig(IndependentOptions, DrafterConfig):
+    """Shapes of the body: the options, and sizes of the target."""
+
+    vocab_size: int
+    max_position_embeddings: int = 2048
+
     tap_layers: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
-    kind: ClassVar[str] = "independent"
+    Options: ClassVar[type[DrafterOptions]] = IndependentOptions
     architecture: ClassVar[str] = "RaySpecIndependent"
     takes_trees: ClassVar[str] = "which builds its tree as it drafts"
     expands_tree: ClassVar[bool] = True
@@ -41,10 +53,6 @@ class IndependentConfig(DrafterConfig):
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "drafter.")
-        check_attention(self, "drafter.")
 
     @property
     def rope(self) -> Rope:

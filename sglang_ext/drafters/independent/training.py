@@ -5,18 +5,15 @@ V = vocabulary, G = target hidden size, H = drafter hidden size, N = answer posi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from sglang_ext.drafters.independent.config import IndependentConfig
+from sglang_ext.drafters.independent.config import IndependentConfig, IndependentOptions
 from sglang_ext.drafters.independent.module import IndependentDrafter
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 
-def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> IndependentConfig:
+def config_for(target: Target, options: IndependentOptions, recipe: Steps | None = None) -> IndependentConfig:
     """Raises ValueError also for a drafter that is wider than the target."""
     config = IndependentConfig.from_options(options, target.sizes())
     _check_width(config.hidden_size, target.sizes()["hidden_size"])

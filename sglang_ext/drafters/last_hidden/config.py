@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.base import DrafterConfig, check_attention, check_sizes
+from sglang_ext.drafters.base import DrafterConfig, DrafterOptions, check_attention, check_sizes
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +52,28 @@ def with_rope(config: Mapping[str, Any], drafter: str) -> dict[str, Any]:
     return {**config, "rope": Rope.from_json(config).to_json()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LastHiddenConfig(DrafterConfig):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LastHiddenOptions(DrafterOptions):
     """`positions`: how many tokens ahead it can draft. `shared_head`: one vocabulary projection for all positions
-    instead of one each. The other sizes are the target's."""
+    instead of one each."""
+
+    positions: int = 4
+    shared_head: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "drafter.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastHiddenConfig(LastHiddenOptions, DrafterConfig):
+    """The options, and sizes of the target."""
 
     hidden_size: int
     vocab_size: int
-    positions: int = 4
-    shared_head: bool = False
     max_position_embeddings: int = 2048
 
     tap_layers: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
     of_target: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "max_position_embeddings")
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "drafter.")
 
     @property
     def max_draft_steps(self) -> int:
@@ -88,7 +94,7 @@ class LastHiddenConfig(DrafterConfig):
         if config["hidden_size"] != target_hidden:
             raise ValueError(f"hidden_size ({config['hidden_size']}) must equal the target's ({target_hidden})")
         options = {name: value for name, value in config["drafter"].items() if name != "kind"}
-        return cls.from_options(options, config)
+        return cls.from_options(build(cls.Options, options, "drafter"), config)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -104,7 +110,7 @@ class LastHiddenConfig(DrafterConfig):
             "vocab_size": self.vocab_size,
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
-            "drafter": self.options(),
+            "drafter": {name: value for name, value in self.entry().items() if name != "kind"},
         }
 
     def heads(self, make: Callable[[], DraftHead]) -> DraftHead | PositionHeads:

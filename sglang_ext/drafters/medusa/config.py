@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
+from sglang_ext.drafters.base import DrafterOptions
+from sglang_ext.drafters.last_hidden.config import LastHiddenConfig, LastHiddenOptions
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MedusaOptions(LastHiddenOptions):
+    kind: ClassVar[str] = "medusa"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaConfig(LastHiddenConfig):
-    kind: ClassVar[str] = "medusa"
+class MedusaConfig(MedusaOptions, LastHiddenConfig):
+    Options: ClassVar[type[DrafterOptions]] = MedusaOptions
     architecture: ClassVar[str] = "RaySpecMedusa"
     tree_kinds: ClassVar[tuple[str, ...]] = ("static", "slim")
     takes_trees: ClassVar[str] = "which proposes candidates and no tree"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sglang_ext.drafters.last_hidden.training import carried, draft_steps, head_rows, init_body, roll_out
-from sglang_ext.drafters.medusa.config import MedusaConfig
+from sglang_ext.drafters.medusa.config import MedusaConfig, MedusaOptions
 from sglang_ext.drafters.training import Steps, Target
 
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
 
 
-def config_for(target: Target, options: Mapping[str, Any], recipe: Steps | None = None) -> MedusaConfig:
+def config_for(target: Target, options: MedusaOptions, recipe: Steps | None = None) -> MedusaConfig:
     return MedusaConfig.from_options(options, target.sizes())

@@ -4,26 +4,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sglang_ext.drafters.last_hidden.config import LAYER_SIZES, LastHiddenConfig, LayerShape, with_rope
+from sglang_ext.drafters.base import DrafterOptions
+from sglang_ext.drafters.last_hidden.config import (
+    LAYER_SIZES,
+    LastHiddenConfig,
+    LastHiddenOptions,
+    LayerShape,
+    with_rope,
+)
 from sglang_ext.drafters.target import TAPS, stored_taps
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecFormerConfig(LastHiddenConfig, LayerShape):
-    """Shapes like those of a layer of the target. `positions` is l_d of the paper.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SpecFormerOptions(LastHiddenOptions):
+    """`positions` is l_d of the paper.
 
     `causal` and `position_projection` are the paper's ablations: slots that see only those before them, and one
-    vector for all slots, told apart by their position codes alone. `tap_layers`: HF's `hidden_states[i]`, of which the
-    last is the target's output after its final norm.
+    vector for all slots, told apart by their position codes alone.
     """
+
+    kind: ClassVar[str] = "specformer"
 
     positions: int = 8
     shared_head: bool = True
     causal: bool = False
     position_projection: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecFormerConfig(SpecFormerOptions, LastHiddenConfig, LayerShape):
+    """Shapes like those of a layer of the target. `tap_layers`: HF's `hidden_states[i]`, of which the last is the
+    target's output after its final norm."""
+
     tap_layers: tuple[int, ...]  # type: ignore[misc]  # the target's own here, none for the others
 
-    kind: ClassVar[str] = "specformer"
+    Options: ClassVar[type[DrafterOptions]] = SpecFormerOptions
     architecture: ClassVar[str] = "RaySpecSpecFormer"
     takes_trees: ClassVar[str] = "which is served as a chain"
     taps_output: ClassVar[bool] = True
