@@ -13,7 +13,7 @@ from functools import partial
 from tqdm import tqdm
 
 from rayspec.driver.publish import Publisher
-from rayspec.sweep.plan.trials import PLAIN, Plan, Trial
+from rayspec.sweep.plan.trials import Plan, Trial
 from rayspec.sweep.record.events import CohortEnded, EngineStarted, Event, RoundMeasured, TrialDropped, TrialFailed
 from rayspec.sweep.record.folder import SweepFolder
 from rayspec.sweep.record.journal import GIVEN_UP, lines
@@ -117,8 +117,9 @@ class Follower(threading.Thread):
                 return [partial(p.given_up, self.state.trials[event.trial], reason)]
             case CohortEnded(reason=reason) if reason == GIVEN_UP:
                 own = [t for c in self._plan.cohorts if c.name == event.cohort for t in c.trials]
-                candidates = [t for t in own if t.label not in (PLAIN, self._publisher.config.baseline)]
-                return [partial(p.given_up, t, "by the scheduler, in comparison with others") for t in candidates]
+                baseline = self._publisher.config.baseline
+                dropped = [t for t in own if t.candidate is not None and not t.candidate.is_baseline(baseline)]
+                return [partial(p.given_up, t, "by the scheduler, in comparison with others") for t in dropped]
         return []
 
     def _write(self) -> None:

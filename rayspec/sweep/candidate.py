@@ -88,6 +88,10 @@ class Candidate:
         """Its name, whatever its shape."""
         return split_shape(self.label)[0]
 
+    def is_baseline(self, baseline: str) -> bool:
+        """Whether it is this entry of `drafters`, in whatever shape: those of its engine are compared with it."""
+        return self.drafter == split_shape(baseline)[0]
+
     @property
     def worker(self) -> str:
         """What an engine is started for, but for draft steps and body."""

@@ -19,6 +19,7 @@ from rayspec.sweep.plan.drafters import inspect_drafter
 from rayspec.sweep.plan.prepare import prepare
 from rayspec.sweep.plan.trials import Plan, Round, Trial, make_plan
 from rayspec.sweep.record.results import TrialResult, score, speedups
+from rayspec.sweep.shape import DraftShape
 
 FAMILIES = ("full", "slimspec-r32", "specformer", "medusa", "hydra")
 
@@ -252,6 +253,27 @@ def test_scores_recover_the_synthetic_distribution(results: list[TrialResult]) -
     # without the engine's clock: four calls of the head timed alone, against the rest of the cycle
     head_ms = 4 * full["head_latency_us"] / 1e3
     assert full["kappa"] == pytest.approx(head_ms / (full["cycle_ms"] - head_ms))
+
+
+@pytest.mark.parametrize("baseline", ["full", "full@8x32"])
+def test_a_drafter_is_compared_with_the_baseline_in_its_own_shape(
+    baseline: str, make_request: Callable[..., RequestRecord]
+) -> None:
+    tree = DraftShape(topk=8, num_draft_tokens=32)
+    drafters = [c for name in ("full@8x32", "slim@8x32") for c in candidates(name, shape=tree)]
+    if baseline == "full":
+        drafters += candidates("full")
+    sweep = config(drafters=[d.label for d in drafters if d.draft_steps == 2], baseline=baseline)
+    plan = make_plan(replace(sweep, search=SearchConfig(candidates_per_cohort=1)), 4, drafters)
+    with_slim = [labels for c in plan.cohorts if "slim@8x32" in (labels := {t.label for t in c.trials})]
+    assert with_slim == [{"plain", "full@8x32", "slim@8x32"}] * 2  # draft steps
+    trials = [Trial(candidate=c, traffic=Traffic(concurrency=1)) for c in drafters if c.draft_steps == 2]
+    request = make_request("a", (0, 4), 0.01, ttft_s=0.01)
+    record = BlockRecord(index=0, prompt_block=0, measured=Measured(wall_s=1.0, requests=(request,)))
+    found = {r.trial.label: r for r in score(sweep, {t: [record] for t in trials}, {}, {})}
+    assert found["slim@8x32"].metrics["speedup_vs_baseline"] == found["full@8x32"].metrics["rho"] == 1
+    assert found["full@8x32"].is_baseline
+    assert not found["slim@8x32"].is_baseline
 
 
 def test_without_its_baseline_a_trial_keeps_its_own_numbers(results: list[TrialResult]) -> None:

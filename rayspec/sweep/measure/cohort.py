@@ -129,7 +129,7 @@ class CohortRun:
         last = max(r.index for r in self.plan.rounds(self.cohort, self.passes - 1))
         blocks = {t: [b for b in self.state.blocks[t] if b.index <= last] for t in self.cohort.trials}
         candidates = self.cohort.candidates
-        others = [c for c in candidates if c.label != self.config.baseline] or candidates
+        others = [c for c in candidates if not c.is_baseline(self.config.baseline)] or candidates
         for trial in self.cohort.trials:
             if trial.candidate in others and trial not in self.state.errors:
                 found = speedups(self.config, trial, blocks, self.state.errors).get("plain")

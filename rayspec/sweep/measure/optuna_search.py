@@ -115,4 +115,4 @@ def _dimension(series: str, number: str) -> str:
 
 def _candidate(cohort: Cohort, baseline: str) -> Candidate:
     """The one that a cohort is measured for."""
-    return next((c for c in cohort.candidates if c.label != baseline), cohort.candidates[0])
+    return next((c for c in cohort.candidates if not c.is_baseline(baseline)), cohort.candidates[0])

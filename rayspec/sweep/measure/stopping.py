@@ -29,4 +29,5 @@ def hopeless(config: SweepConfig, passes: int, vs_plain: Mapping[Trial, Interval
     if passes not in config.milestones():
         return []
     best_low = max((i.low for i in vs_plain.values() if i.low is not None), default=float("-inf"))
-    return [t for t, i in vs_plain.items() if i.high is not None and i.high < best_low and t.label != config.baseline]
+    below = [t for t, i in vs_plain.items() if i.high is not None and i.high < best_low]
+    return [t for t in below if t.candidate is not None and not t.candidate.is_baseline(config.baseline)]

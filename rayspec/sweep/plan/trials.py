@@ -179,8 +179,8 @@ def _family_names(families: Iterable[tuple[str, object]]) -> dict[tuple[str, obj
 def _groups(config: SweepConfig, prefix: str, members: Sequence[Candidate]) -> list[tuple[str, list[Candidate]]]:
     """Names of the cohorts that an engine can serve, and their candidates; the baseline is in each, if it is one."""
     size = config.search.candidates_per_cohort if config.search.algorithm == "grid" else 1
-    baseline = [c for c in members if c.label == config.baseline]
-    others = [c for c in members if c.label != config.baseline]
+    baseline = [c for c in members if c.is_baseline(config.baseline)]
+    others = [c for c in members if not c.is_baseline(config.baseline)]
     if size is None or len(others) <= size:
         return [(prefix, list(members))]
     chunks = [others[i : i + size] for i in range(0, len(others), size)]

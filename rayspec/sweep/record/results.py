@@ -31,7 +31,7 @@ class TrialResult:
 
     @property
     def is_baseline(self) -> bool:
-        return self.trial.label == self.baseline
+        return self.trial.candidate is not None and self.trial.candidate.is_baseline(self.baseline)
 
     def speedup(self, over: str) -> Interval | None:
         """The speed-up over `plain` decoding or over the `baseline`, None where that was not measured beside it."""
@@ -87,7 +87,7 @@ def _baseline(config: SweepConfig, trial: Trial, trials: Sequence[Trial]) -> Tri
     """The baseline head, for candidates of its engine: what a head saves is a matter of the same body."""
     engine = trial.candidate.engine if trial.candidate else None
     kin = (t for t in trials if t.traffic == trial.traffic and t.candidate and t.candidate.engine == engine)
-    return next((t for t in kin if t.candidate and t.candidate.drafter == config.baseline), None)
+    return next((t for t in kin if t.candidate and t.candidate.is_baseline(config.baseline)), None)
 
 
 def _plain(trial: Trial) -> Trial:
