@@ -1,6 +1,7 @@
 """Builds dataclasses from what YAML, JSON and the command line say: checked by pydantic, refused in plain words."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -89,7 +90,8 @@ def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]
         field = where.rpartition(".")[2]
         if where in said:
             return said
-        if field != where and said.startswith((field, "unknown ")):  # raised by a parser that knows its name alone
+        is_named = re.match(rf"{re.escape(field)}(?!\w)|unknown ", said)
+        if field != where and is_named:  # raised by a parser that knows its name alone
             return said.replace(field, where, 1)
         return said if said.startswith(where.partition("[")[0]) else f"{where}.{said}"
     where, _ = _found(cls, error["loc"], path)

@@ -80,9 +80,9 @@ class ReferenceDrafter:
         if isinstance(head, PositionHeads) or (must_be_full and not info.head.gives_rows):
             where = " a position" if isinstance(head, PositionHeads) else ""
             raise ValueError(
-                "rule.drafter must name a drafter with one head of kind 'full', not in fewer bits, for all draft "
-                f"steps, {self.name} is of kind {info.kind} with {info.head}{where}; name another, or none for the "
-                "target's own head"
+                "rule.drafter must name a drafter with one head of kind 'full', without a bias and not in fewer bits, "
+                f"for all draft steps, {self.name} is of kind {info.kind} with {info.head}{where}; name another, or "
+                "none for the target's own head"
             )
 
     def _body(self) -> DrafterConfig:

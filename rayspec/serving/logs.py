@@ -16,14 +16,13 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from rayspec.messages import escaped
+from sglang_ext.adapter.internals import LOGGERS
 from sglang_ext.json_log import FORMATTER, VARIABLE, JsonLine
 from sglang_ext.whole import write_whole
 
 FORMATS = ("text", "json")
 log = logging.getLogger("rayspec.serve")
 event_log = logging.getLogger("rayspec.serve.events")
-# SGLang gives these a handler of their own unless they have one
-SGLANG_LOGGERS = ("sglang.srt.utils.request_logger.stdout", "sglang.srt.utils.scheduler_status_logger.stdout")
 
 
 class _Printed(logging.Handler):
@@ -84,7 +83,7 @@ def sglang_variables(
         "handlers": {"stdout": handler},
         "root": {"level": log_level(command), "handlers": ["stdout"]},
         "loggers": {
-            **{name: {"level": "INFO", "handlers": ["stdout"], "propagate": False} for name in SGLANG_LOGGERS},
+            **{name: {"level": "INFO", "handlers": ["stdout"], "propagate": False} for name in LOGGERS},
             **{name: {"level": "WARNING"} for name in ("httpx", "httpcore")},  # as SGLang has it
         },
     }

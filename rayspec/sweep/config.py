@@ -9,6 +9,7 @@ from rayspec.metrics import Slo
 from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
+from rayspec.sweep.plan.head_values import check_entry
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET
@@ -207,6 +208,8 @@ class SweepConfig(Settings):
             is_optional = name == "request_rate" or (name == "concurrency" and (self.request_rate or self.trace))
             require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
             require(len(set(values)) == len(values), name, values, "without repetition")
+        for i, head in enumerate(self.heads):
+            check_entry(head, f"heads[{i}]")
         labels = [drafter_label(d) for d in self.drafters]
         require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
         require(all(labels), "drafters", self.drafters, "shipped names, or paths that end in a name")

@@ -169,8 +169,8 @@ def is_only_used_otherwise(base: CheckpointInfo, wanted: HeadConfig, setting: st
         return True
     if not base.head.gives_rows:
         raise ValueError(
-            f"{setting} is {base.path}, whose head is {base.head}; a base needs a full head, "
-            f"whose rows the new head takes over, or the same head up to "
+            f"{setting} is {base.path}, whose head is {base.head}; a base needs a full head "
+            f"without a bias, whose rows the new head takes over, or the same head up to "
             f"{', '.join(sorted(wanted.inference_options))}, not yet stored in fewer bits"
         )
     return False

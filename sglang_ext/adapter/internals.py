@@ -384,7 +384,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks",
         (),
-        "replaced by server_words.py, which keeps of HookRegistry._hooks those of the parser",
+        "replaced by sglang_ext.adapter.patches.hooks_of, which keeps of HookRegistry._hooks those of the parser",
     ),
     Internal(
         "sglang.srt.plugins.hook_registry.HookRegistry.register",
@@ -720,6 +720,13 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.workers.last_hidden",
     ),
 )
+
+# Python's multiprocessing, by which an engine starts its processes; sglang_ext.adapter.cpu.fork_server takes its place
+# meanwhile.
+ENGINE_PROCESSES = "sglang.srt.entrypoints.engine.mp"
+
+# SGLang gives these loggers a handler of their own unless they have one; rayspec.serving.logs gives them ours.
+LOGGERS = ("sglang.srt.utils.request_logger.stdout", "sglang.srt.utils.scheduler_status_logger.stdout")
 
 # Imported by the process that the engine's processes fork from on the CPU platform, because these import them: what
 # they run, all models, and what our draft workers need.

@@ -17,6 +17,7 @@ from rayspec_kernels.router_topk.reference import Router
 from sglang_ext.heads.base import may_fuse
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
 from sglang_ext.heads.losses import KL, Objective
+from sglang_ext.settings import require
 
 RULES = ("fixed", "rounded", "floor")
 _EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
@@ -47,12 +48,12 @@ class DynaSpecConfig(ClusteredConfig):
                 )
         if self.rule not in RULES:
             raise ValueError(f"draft_head.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        if self.router_width < 1:
-            raise ValueError(f"draft_head.router_width must be at least 1, got {self.router_width}")
+        for name in ("router_width", "label_tokens"):
+            require(getattr(self, name) >= 1, f"draft_head.{name}", getattr(self, name), "at least 1")
 
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         super().check_sizes(hidden_size, vocab_size)
-        if not 1 <= self.label_tokens <= vocab_size:
+        if self.label_tokens > vocab_size:
             raise ValueError(
                 f"draft_head.label_tokens must be in 1..{vocab_size} (the vocabulary), got {self.label_tokens}"
             )

@@ -27,7 +27,7 @@ class FullConfig(HeadConfig):
 
     @property
     def taken_over(self) -> tuple[str, ...]:
-        return ("weight",)
+        return ("weight", "bias") if self.bias else ("weight",)
 
     @property
     def gives_rows(self) -> bool:

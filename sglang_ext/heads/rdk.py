@@ -25,6 +25,7 @@ from sglang_ext.heads.affinity import count_affinity, nearest_tokens
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
+from sglang_ext.settings import require
 
 _ONE = 2.0**60  # 1 in fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
 AFFINITIES = ("cosine", "counted")
@@ -72,6 +73,7 @@ class RdkConfig(HeadConfig):
             )
         if isinstance(self.base, RdkConfig):
             raise ValueError("draft_head.base cannot be another rdk head")
+        require(self.neighbours >= 1, "draft_head.neighbours", self.neighbours, "at least 1")
         if self.affinity not in AFFINITIES:
             raise ValueError(f"draft_head.affinity must be one of {', '.join(AFFINITIES)}, got {self.affinity!r}")
         if self.is_counted:
@@ -101,7 +103,7 @@ class RdkConfig(HeadConfig):
         super().check_sizes(hidden_size, vocab_size)
         with _of_the_base():
             self.base.check_sizes(hidden_size, vocab_size)
-        if not 1 <= self.neighbours < vocab_size:
+        if self.neighbours >= vocab_size:
             raise ValueError(f"draft_head.neighbours must be in 1..{vocab_size - 1}, got {self.neighbours}")
 
     def complete(self, artifacts: Mapping[str, Tensor]) -> Self:

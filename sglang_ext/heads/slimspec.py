@@ -15,6 +15,7 @@ from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.config import HeadConfig
+from sglang_ext.settings import require
 
 MOMENT_FLOOR = 1e-4  # as a share of the mean of the diagonal
 SHARE_FLOOR = 1e-2  # as a share of the mean share
@@ -26,6 +27,10 @@ class SlimSpecConfig(HeadConfig):
 
     rank: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rank >= 1, "draft_head.rank", self.rank, "at least 1")
+
     @property
     def uses_states(self) -> bool:
         return True
@@ -33,7 +38,7 @@ class SlimSpecConfig(HeadConfig):
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         super().check_sizes(hidden_size, vocab_size)
         limit = min(hidden_size, vocab_size)
-        if not 1 <= self.rank <= limit:
+        if self.rank > limit:
             raise ValueError(
                 f"draft_head.rank must be in 1..{limit} (the smaller of hidden and vocabulary), got {self.rank}"
             )

@@ -17,6 +17,7 @@ from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, dense_cost, g
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
+from sglang_ext.settings import require
 
 ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
@@ -28,6 +29,11 @@ class SpecVocabConfig(HeadConfig):
 
     rank: int
     size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rank", "size"):
+            require(getattr(self, name) >= 1, f"draft_head.{name}", getattr(self, name), "at least 1")
 
     @property
     def taken_over(self) -> tuple[str, ...]:
@@ -43,7 +49,7 @@ class SpecVocabConfig(HeadConfig):
             ("rank", min(hidden_size, vocab_size), "the smaller of hidden and vocabulary"),
             ("size", vocab_size, "the vocabulary"),
         ):
-            if not 1 <= getattr(self, name) <= limit:
+            if getattr(self, name) > limit:
                 raise ValueError(f"draft_head.{name} must be in 1..{limit} ({meaning}), got {getattr(self, name)}")
 
 

@@ -17,6 +17,7 @@ from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
+from sglang_ext.settings import require
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,6 +31,13 @@ class TruncatedConfig(HeadConfig):
     size: int | None = None
     step_sizes: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.size is None or self.size >= 1, "draft_head.size", self.size, "at least 1")
+        if self.step_sizes is not None:
+            steps = list(self.step_sizes)
+            require(min(steps, default=0) >= 1, "draft_head.step_sizes", steps, "a list of sizes, each at least 1")
+
     @property
     def taken_over(self) -> tuple[str, ...]:
         return ("weight",)
@@ -38,10 +46,10 @@ class TruncatedConfig(HeadConfig):
         super().check_sizes(hidden_size, vocab_size)
         if self.size is None:
             raise ValueError("draft_head.size has no value; it needs one")
-        if not 1 <= self.size <= vocab_size:
+        if self.size > vocab_size:
             raise ValueError(f"draft_head.size must be in 1..{vocab_size} (the vocabulary), got {self.size}")
         steps = self.step_sizes
-        if steps is not None and (not steps or not all(1 <= n <= self.size for n in steps)):
+        if steps is not None and max(steps) > self.size:
             raise ValueError(
                 f"draft_head.step_sizes must be a list of sizes in 1..{self.size} (size), got {list(steps)}"
             )

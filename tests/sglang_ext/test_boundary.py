@@ -1,6 +1,7 @@
 """Where the project touches SGLang, read from the sources: in one package, under names that are listed."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,20 @@ def test_every_import_from_sglang_is_listed() -> None:
         if not any(k == what or k.startswith(f"{what}.") for k in known)
     ]
     assert unlisted == [], "add them to sglang_ext/adapter/internals.py"
+
+
+def test_every_name_of_sglang_in_a_text_is_listed() -> None:
+    """By which a patch finds what it replaces."""
+    entry_points = {"sglang.srt.plugins", "sglang.srt.platforms"}  # groups of them, by which SGLang finds us
+    found = {
+        (name, node.value)
+        for name, tree in trees([n for n in sources() if n != f"{ADAPTER}internals.py" and "docs/" not in n])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"sglang(\.\w+)+", node.value)
+    }
+    known = {*listed(), *entry_points, "sglang.launch_server"}  # a command
+    assert {(name, text) for name, text in found if text not in known} == set(), f"{ADAPTER}internals.py has them"
 
 
 def test_what_is_listed_as_imported_is() -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import multiprocessing
 import os
 import pkgutil
 import subprocess
@@ -19,9 +20,11 @@ from sglang_ext.adapter.internals import (
     CPU_MISSING,
     CPU_REPLACEMENTS,
     CPU_WRAPPED,
+    ENGINE_PROCESSES,
     HEAD_WORKERS,
     IMPORTED,
     LAST_HIDDEN_WORKERS,
+    LOGGERS,
     PRELOADED,
     RELIED_ON,
     SCHEDULER_CALLS,
@@ -103,6 +106,18 @@ def test_arguments_as_read_from_the_source_are_those_that_a_server_has(untouched
         if field.kind is not None:
             kind = field.kind.__name__
             assert theirs[name] in (f"<class '{kind}'>", f"typing.Optional[{kind}]"), name
+
+
+def test_engines_start_their_processes_by_a_module_that_can_be_replaced() -> None:
+    assert pkgutil.resolve_name(ENGINE_PROCESSES) is multiprocessing
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_loggers_are_named_after_their_modules(name: str) -> None:
+    module = name.removesuffix(".stdout")
+    assert "name_prefix=__name__" in inspect.getsource(pkgutil.resolve_name(module))
+    make = pkgutil.resolve_name("sglang.srt.utils.log_utils.create_log_targets")
+    assert [logger.name for logger in make(targets=["stdout"], name_prefix=module)] == [name]
 
 
 @pytest.mark.parametrize("name", IMPORTED + PRELOADED)

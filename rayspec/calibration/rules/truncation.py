@@ -11,6 +11,7 @@ from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.rules.base import Made, Rule
 from rayspec.calibration.rules.ranking import check_size, coverage, rank
 from rayspec.calibration.vocabulary import Vocabulary
+from sglang_ext.settings import require
 
 
 def kept(counts_V: Tensor, ids_k: Tensor) -> Made:
@@ -24,6 +25,9 @@ class FrSpec(Rule):
     kind: ClassVar[str] = "frspec"
     source_kinds: ClassVar[tuple[str, ...]] = ("raw",)
     top_k: int
+
+    def __post_init__(self) -> None:
+        require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
 
     def check(self, vocabulary: Vocabulary) -> None:
         check_size(self.top_k, vocabulary, "rule.top_k")
@@ -48,8 +52,9 @@ class VocabTrim(Rule):
             raise ValueError(f"kind 'vocabtrim' needs exactly one of top_k, top_p and min_count, got {given or 'none'}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.min_count is not None and self.min_count < 1:
-            raise ValueError(f"min_count must be at least 1, got {self.min_count}")
+        for name in ("top_k", "min_count"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
 
     def check(self, vocabulary: Vocabulary) -> None:
         if self.top_k is not None:

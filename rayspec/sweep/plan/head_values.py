@@ -1,11 +1,13 @@
 """Every combination of the values in an entry of `heads`, and what each is called. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rayspec.shipped import drafter_label
-from sglang_ext.heads import head_class
+from sglang_ext.heads import HeadConfig, head_class
+from sglang_ext.settings import check_type
 
 OWN = ("drafter", "artifacts")  # what an entry says beside the head
 
@@ -33,6 +35,31 @@ def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
         if twice:
             raise ValueError(f"{where} must be without repetition, got {twice[0]!r} twice")
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def check_entry(entry: Mapping[str, Any], path: str) -> None:
+    """Raise ValueError for an entry of `heads` that no head can be made by, whatever its drafter: an unknown kind or
+    option, a value of another type, or as `combinations`."""
+    for values in combinations(entry, path):
+        _check_types({name: value for name, value in values.items() if name not in OWN}, path, OWN)
+        for name in OWN:
+            if values.get(name) is not None:
+                check_type(f"{path}.{name}", values[name], str)
+
+
+def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = ()) -> None:
+    config = head_class(values["kind"]).Config
+    hints, known = get_type_hints(config), [f.name for f in fields(config)]
+    for name, value in values.items():
+        where = f"{path}.{name}"
+        if name not in ("kind", *known):
+            raise ValueError(f"unknown key {where!r}; known under {path}: {', '.join([*known, *beside])}")
+        if isinstance(value, Mapping):
+            _check_types(value, where)
+        elif hints.get(name) is HeadConfig:
+            raise ValueError(f"{where} must be a mapping, {{kind: ..., options}}, got {value!r}")
+        elif name != "kind":
+            check_type(where, value, hints[name])
 
 
 def _is_list(hint: Any) -> bool:

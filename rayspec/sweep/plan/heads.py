@@ -73,9 +73,6 @@ class HeadPlanner:
 
     def _plan(self, values: dict[str, Any], setting: str) -> MadeHead:
         drafter, artifacts = (values.pop(name, None) for name in OWN)
-        for name, value in zip(OWN, (drafter, artifacts), strict=True):
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{setting}.{name} must be text, a name or a folder, got {value!r}")
         drafter = drafter or self.config.baseline
         known = {drafter_label(entry): entry for entry in self.config.drafters}
         name, shape = self.config.shape_of(known.get(drafter, drafter))
@@ -139,7 +136,6 @@ def _in_the_words_of(setting: str) -> Iterator[None]:
         yield
     except ValueError as error:
         text = str(error).replace("draft_head", setting)
-        text = f"{text}, {', '.join(OWN)}" if text.startswith("unknown key") else text
         raise ValueError(text if setting in text else f"{setting}: {text}") from error
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from setproctitle import setproctitle
 
 from sglang_ext.adapter.cpu.imports import quick_imports
-from sglang_ext.adapter.internals import PRELOADED
+from sglang_ext.adapter.internals import ENGINE_PROCESSES, PRELOADED
 from sglang_ext.adapter.patches import lent
 
 # differ from engine to engine, and are read by nothing that is imported; any other one asks for a new server
@@ -235,7 +235,7 @@ def launch_by_forks(original: Callable[..., Any], *arguments: Any, **options: An
     # ranks are bound to cores by variables that OpenMP reads when it is loaded: SGLang's own way for them
     if not sys.platform.startswith("linux") or options["server_args"].tp_size > 1:
         return original(*arguments, **options)
-    with lent("sglang.srt.entrypoints.engine.mp", ForkingContext()):
+    with lent(ENGINE_PROCESSES, ForkingContext()):
         try:
             return original(*arguments, **options)
         finally:
