@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sglang_ext.settings import build
+from sglang_ext.settings import build, kind_and_options
 
 T = TypeVar("T")
 
@@ -14,12 +14,7 @@ def parse(kinds: Mapping[str, type[T]], entry: Mapping[str, Any], path: str) -> 
 
     Raises ValueError for an unknown kind or option, and for a missing or wrong value.
     """
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{path} must be a mapping, {{kind: ..., options}}, got {entry!r}")
-    options = {str(name): value for name, value in entry.items()}
-    kind = options.pop("kind", None)
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}")
+    kind, options = kind_and_options(entry, kinds, path)
     return build(kinds[kind], options, path)
 
 

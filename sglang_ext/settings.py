@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -57,6 +57,17 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "", *, given: Map
         # a mistyped key is also a missing value; its name says more
         first = next((e for e in found if e["type"] == "unexpected_keyword_argument"), found[0])
         raise ValueError(_message(cls, first, path, given)) from error
+
+
+def kind_and_options(entry: Any, known: Collection[str], path: str) -> tuple[str, dict[str, Any]]:
+    """Both of an entry {kind: ..., options}. Raises ValueError for what is none, and for an unknown kind."""
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{path} must be a mapping, {{kind: ..., options}}, got {entry!r}")
+    options = {str(name): value for name, value in entry.items()}
+    kind = options.pop("kind", None)
+    if not isinstance(kind, str) or kind not in known:
+        raise ValueError(f"{path}.kind must be one of {', '.join(known)}, got {kind!r}")
+    return kind, options
 
 
 def require(is_valid: bool, name: str, value: object, allowed: str) -> None:

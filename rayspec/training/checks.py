@@ -18,8 +18,6 @@ from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import check_base, completed, origin_of
-from rayspec.training.tree_config import StaticTreeConfig, TreeConfig
-from rayspec.training.trees import given_tree
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters import body_for
@@ -145,7 +143,7 @@ def _check_head(
     positions = entry.family.training.draft_steps(body, config.recipe)
     _check_lengths(config, positions, body.max_draft_steps)
     if entry.tree is not None:
-        _check_tree(entry.tree, target, config.target_name, positions)
+        entry.tree.check(target.info(config.target_name, ()), positions)
     if entry.base in made_before:
         return  # which is looked at when it is there
     origin = origin_of(config, entry, target)
@@ -168,17 +166,3 @@ def _check_lengths(config: DrafterTrainConfig, positions: int, most: int | None)
                 f"{name}.min_prompt_tokens must be at least {steps + 1} for {steps} draft positions ({setting}), got "
                 f"{shortest}"
             )
-
-
-def _check_tree(config: TreeConfig, target: FrozenTarget, name: str, positions: int) -> None:
-    tree = given_tree(config, target.info(name, ()))
-    if tree is None:
-        assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
-        most = 1 + sum(config.topk**depth for depth in range(1, positions + 1))
-        if config.nodes > most:
-            raise ValueError(
-                f"tree.nodes must be at most {most}, which {positions} positions with topk {config.topk} have, got "
-                f"{config.nodes}"
-            )
-        if config.topk > target.model.config.vocab_size:
-            raise ValueError(f"tree.topk must be at most the vocabulary, got {config.topk}")

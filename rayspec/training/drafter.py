@@ -35,8 +35,6 @@ from rayspec.training.origin import Origin, new_drafter, origin_of
 from rayspec.training.recipe import Recipe
 from rayspec.training.train_state import Progress, load_state, save_state
 from rayspec.training.tree_acceptance import measure_tree
-from rayspec.training.tree_config import StaticTreeConfig
-from rayspec.training.trees import find_tree, given_tree
 from rayspec.training.ttt import backward_batch, check_prompt_lengths
 from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
@@ -162,7 +160,7 @@ def train_drafter(
     `on_step` is called with the number of steps done after each; an exception from it leaves a resumable run.
     """
     # what is missing should not wait for the end
-    tree = None if entry.tree is None else given_tree(entry.tree, target.info(config.target_name, ()))
+    tree = None if entry.tree is None else entry.tree.given(target.info(config.target_name, ()))
     training = _Training(config, entry, target, answers, held_out, group)
     with DrafterLog(config, entry, training.progress, group) as log:
         training.run(log, on_step)
@@ -283,11 +281,10 @@ class _Training:
         return found
 
     def _found_tree(self) -> Any:
-        config = self.entry.tree
-        assert isinstance(config, StaticTreeConfig), "given_tree has made every other kind"
+        assert self.entry.tree is not None, "the caller looked"
         at_once = replace(self.recipe, batch_size=self.config.sequences_at_once, accumulate=1)
         with autocast(self.recipe, self.target.device):
-            return find_tree(config, self.drafter, self.target, self.answers, at_once)
+            return self.entry.tree.find(self.drafter, self.target, self.answers, at_once)
 
 
 def _check_same_start(step: int, folder: Path, group: Group, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from rayspec.training.data.answer_engines import AnswerEnginesConfig
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import TreeConfig, parse_tree
+from rayspec.training.trees import TreeConfig, parse_tree
 from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, family, parse_drafter
 from sglang_ext.folders import check_name
 from sglang_ext.heads import HeadConfig, parse_head

@@ -17,7 +17,6 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters import body_for
 from sglang_ext.drafters.base import Drafter
@@ -82,8 +81,8 @@ def calibration_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str |
 
 def pairs_sha256(config: DrafterTrainConfig, entry: DrafterEntry) -> str | None:
     """Hash of the calibration that a tree's pairs are from; None for an entry without such a tree."""
-    bigram = entry.tree.bigram if isinstance(entry.tree, SlimTreeConfig) else None
-    return None if bigram is None else _sha256_of(bigram, config.target_name)
+    calibration = None if entry.tree is None else entry.tree.calibration
+    return None if calibration is None else _sha256_of(calibration, config.target_name)
 
 
 def _sha256_of(calibration: str, target: str) -> str:

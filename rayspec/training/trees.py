@@ -1,47 +1,146 @@
-"""The tree of a trained drafter, made by how good its candidates are.
+"""How the tree of a drafter is made: an entry `tree: {kind: ..., options}` of rayspec train, given with it or found by
+how good a trained drafter's candidates are.
 
 K = draft positions, N = answer positions, k = candidates of a draft position.
 """
 
 from __future__ import annotations
 
-import torch
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from rayspec.artifacts import BIGRAM, load_artifacts
+from rayspec.entries import parse
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig, StaticTreeConfig, TreeConfig, read_bigram
 from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.drafters.training import Batch
+from sglang_ext.settings import Settings
 from sglang_ext.trees import CandidateTree
-from sglang_ext.trees.slim import SlimTree
+from sglang_ext.trees.slim import SlimOptions, SlimScore, SlimTree
 from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
 
 
-def given_tree(config: TreeConfig, target: TargetInfo) -> CandidateTree | None:
-    """The tree that a `tree` entry asks for, a calibration of it looked for by the target's name; None where it is to
-    be found by what a trained drafter gets right. Raises ValueError for a file or calibration that is not there or does
-    not fit."""
-    if isinstance(config, SlimTreeConfig):
-        return slim_tree(config, target)
-    return None if config.file is None else StaticTree(read_paths(config.file))
+class TreeConfig(Settings, ABC):
+    """What all kinds have in common. `calibration`: that of the counted pairs, of a tree that has some."""
+
+    kind: ClassVar[str]
+
+    @property
+    def calibration(self) -> str | None:
+        return None
+
+    @abstractmethod
+    def given(self, target: TargetInfo) -> CandidateTree | None:
+        """The tree that is asked for, a calibration of it looked for by the target's name; None where it is to be
+        found. Raises ValueError for a file or calibration that is not there or does not fit."""
+
+    def find(self, drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe) -> CandidateTree:
+        """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
+        raise NotImplementedError(f"a tree of kind {self.kind} is given")
+
+    def check(self, target: TargetInfo, positions: int) -> None:
+        """Raise ValueError, before anything is trained, for a tree that cannot be made for a drafter of so many
+        positions."""
+        self.given(target)
 
 
-def find_tree(
-    config: StaticTreeConfig, drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe
-) -> StaticTree:
-    """The tree of a trained drafter where none is given. Raises ValueError where there are not as many nodes."""
-    accuracy = rank_accuracy(drafter, target, answers, topk=config.topk, sequences=config.sequences, recipe=recipe)
-    return StaticTree(greedy_paths(accuracy, config.nodes - 1))
+@dataclass(frozen=True, kw_only=True)
+class StaticTreeConfig(TreeConfig):
+    """A tree of one shape: from a JSON `file` of rank paths, or the `nodes` (with the root) that are expected to be
+    accepted longest, by the accuracies of the `topk` best candidates of every position along `sequences` of the
+    target's greedy answers."""
+
+    kind: ClassVar[str] = "static"
+
+    nodes: int = 64
+    topk: int = 10
+    sequences: int = 64
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 2), ("topk", 1), ("sequences", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def given(self, target: TargetInfo) -> StaticTree | None:
+        return None if self.file is None else StaticTree(read_paths(self.file))
+
+    def find(self, drafter: Drafter, target: FrozenTarget, answers: AnswerSet, recipe: Recipe) -> StaticTree:
+        accuracy = rank_accuracy(drafter, target, answers, topk=self.topk, sequences=self.sequences, recipe=recipe)
+        return StaticTree(greedy_paths(accuracy, self.nodes - 1))
+
+    def check(self, target: TargetInfo, positions: int) -> None:
+        if self.given(target) is not None:
+            return
+        most = 1 + sum(self.topk**depth for depth in range(1, positions + 1))
+        if self.nodes > most:
+            raise ValueError(
+                f"tree.nodes must be at most {most}, which {positions} positions with topk {self.topk} have, got "
+                f"{self.nodes}"
+            )
+        if self.topk > target.vocab_size:
+            raise ValueError(f"tree.topk must be at most the vocabulary, got {self.topk}")
 
 
-def slim_tree(config: SlimTreeConfig, target: TargetInfo) -> SlimTree:
-    if config.bigram is None:
-        return SlimTree(config.options(pairs=0), target.vocab_size)
-    indptr, ids_P, counts_P = read_bigram(config.bigram, target)
-    return SlimTree.with_counts(config.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
+@dataclass(frozen=True, kw_only=True)
+class SlimTreeConfig(SlimScore, TreeConfig):
+    """SLiM's tree. `bigram`: the calibration with the counted pairs, a shipped name or a folder; None only without
+    correlation."""
+
+    kind: ClassVar[str] = "slim"
+
+    bigram: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.correlation != (self.bigram is not None):
+            raise ValueError(
+                f"correlation is {self.correlation} and bigram {self.bigram}; name the calibration of the pairs, or "
+                "set correlation: false and leave bigram out"
+            )
+
+    @property
+    def calibration(self) -> str | None:
+        return self.bigram
+
+    def options(self, pairs: int) -> SlimOptions:
+        """What the tree of so many counted pairs stores."""
+        return SlimOptions(**{f.name: getattr(self, f.name) for f in fields(SlimScore)}, pairs=pairs)
+
+    def given(self, target: TargetInfo) -> SlimTree:
+        if self.bigram is None:
+            return SlimTree(self.options(pairs=0), target.vocab_size)
+        indptr, ids_P, counts_P = read_bigram(self.bigram, target)
+        return SlimTree.with_counts(self.options(pairs=len(ids_P)), indptr, ids_P, counts_P)
+
+
+TREE_CONFIGS: dict[str, type[TreeConfig]] = {"static": StaticTreeConfig, "slim": SlimTreeConfig}
+
+
+def parse_tree(entry: Any) -> TreeConfig | None:
+    """The checked config of a `tree` entry; none of none. Raises ValueError."""
+    return None if entry is None else parse(TREE_CONFIGS, entry, "tree")
+
+
+def read_bigram(calibration: str, target: TargetInfo | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(indptr, ids, counts) of a calibration: a shipped name or a folder. Raises ValueError where there is none, where
+    it holds no pairs, or for one of another target."""
+    tensors, description = load_artifacts(calibration, target)
+    if not set(BIGRAM) <= set(tensors):
+        raise ValueError(
+            f"bigram={calibration} holds {', '.join(sorted(tensors))}, but no pairs (rule {description.get('rule')}); "
+            "make them with rayspec calibrate and the rule bigram"
+        )
+    indptr, ids_P, counts_P = (tensors[name] for name in BIGRAM)
+    return indptr, ids_P, counts_P
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from sglang_ext.drafters.base import Drafter, DrafterConfig, DrafterOptions
 from sglang_ext.drafters.counting import Count
 from sglang_ext.drafters.serving import Serving
 from sglang_ext.drafters.training import Steps, Target, Training
-from sglang_ext.settings import build
+from sglang_ext.settings import build, kind_and_options
 
 BUILT_IN = ("eagle3", "eagle", "medusa", "hydra", "specformer", "independent")
 DEFAULT = "eagle3"  # where no kind is named; a stock checkpoint's
@@ -83,12 +83,7 @@ def family(kind: str) -> Family:
 def parse_drafter(entry: Any) -> DrafterOptions:
     """The checked options of a `drafter` entry {kind, options}. Raises ValueError for an unknown kind or option, and
     for one of the wrong type or value."""
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"drafter must be a mapping, {{kind: ..., options}}, got {entry!r}")
-    kind = entry.get("kind")
-    if not isinstance(kind, str) or kind not in families():
-        raise ValueError(f"drafter.kind must be one of {', '.join(families())}, got {kind!r}")
-    options = {name: value for name, value in entry.items() if name != "kind"}
+    kind, options = kind_and_options(entry, families(), "drafter")
     return build(families()[kind].config_class.Options, options, "drafter")
 
 

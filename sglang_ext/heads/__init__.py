@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Proposal
 from sglang_ext.heads.config import HeadConfig
-from sglang_ext.settings import build
+from sglang_ext.settings import build, kind_and_options
 
 __all__ = [
     "HEADS",
@@ -37,7 +37,7 @@ HEADS: dict[str, str] = {
 def head_class(kind: str) -> type[DraftHead]:
     """The class of a head kind; its module is imported only now. Raises ValueError for an unknown kind."""
     if not isinstance(kind, str) or kind not in HEADS:
-        raise ValueError(f"unknown draft_head.kind {kind!r}; known: {', '.join(HEADS)}")
+        raise ValueError(f"draft_head.kind must be one of {', '.join(HEADS)}, got {kind!r}")
     module, name = HEADS[kind].split(":")
     return getattr(import_module(module), name)
 
@@ -45,12 +45,8 @@ def head_class(kind: str) -> type[DraftHead]:
 def parse_head(entry: Mapping[str, Any]) -> HeadConfig:
     """The checked config of a `draft_head` entry {kind, options...}. Raises ValueError for an unknown kind or option,
     and for one that is missing or has the wrong type."""
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"draft_head must be a mapping, {{kind: ..., options}}, got {entry!r}")
-    options = dict(entry)
-    if "kind" not in options:
-        raise ValueError(f"draft_head needs a 'kind' (one of {', '.join(HEADS)}), got {dict(entry)}")
-    return build(head_class(options.pop("kind")).Config, options, "draft_head")
+    kind, options = kind_and_options(entry, HEADS, "draft_head")
+    return build(head_class(kind).Config, options, "draft_head")
 
 
 def build_head(config: HeadConfig, *, hidden_size: int, vocab_size: int) -> DraftHead:

@@ -1,10 +1,10 @@
-"""Which of a drafter's candidates are verified. A new kind is one module, one line here and one test."""
+"""Which of a drafter's candidates are verified. CONTRIBUTING says what a new kind needs."""
 
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sglang_ext.settings import build
+from sglang_ext.settings import build, kind_and_options
 from sglang_ext.trees.base import CandidateTree, Draft, Expansion, Proposer, Pruner, PruningTree, TreeOptions
 
 __all__ = [
@@ -33,10 +33,7 @@ def _tree_class(kind: str) -> type[CandidateTree]:
 
 def parse_draft_tree(entry: Mapping[str, Any]) -> TreeOptions:
     """The checked options of a `draft_tree` entry {kind, options...}. Raises ValueError."""
-    options = dict(entry)
-    kind = options.pop("kind", None)
-    if not isinstance(kind, str) or kind not in TREES:
-        raise ValueError(f"unknown draft_tree.kind {kind!r}; known: {', '.join(TREES)}")
+    kind, options = kind_and_options(entry, TREES, "draft_tree")
     return build(_tree_class(kind).Options, options, "draft_tree")
 
 

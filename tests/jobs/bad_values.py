@@ -175,6 +175,7 @@ def calibrate_cases(world: World, out: Path) -> list[Case]:
         *(one(f"sources.raw={x}", "sources.raw") for x in ("3", "[raw]", "{kind: [raw]}", "{kind: rawer}")),
         *(one(f"sources.raw.{x}", "sources.raw") for x in ("nonsense=1", "documents=[a]", "kind=3")),
         *(one(f"sources.more={{kind: target, {x}}}", "sources.more") for x in ("sequences: 0", "sequences: x", "answers: [a]")),
+        *(one(f"sources.{n}={{kind: draft, draft_steps: 0}}", f"sources.{n}.draft_steps") for n in ("d", "draft")),
         *(([f"sources.more={{kind: target, answers: {x}}}", rule("kind: vocabtrim, top_k: 8", "more")], ("answers",)) for x in ("nowhere", world.target, "x" * 300)),
         *(one(f"sources.more={{kind: draft, {x}}}", "sources.more") for x in ("draft_steps: 0", "draft_steps: 1000", "batch_size: 0", "temperature: -1", "seed: -1")),
         *(one(rule(f"kind: {k}"), "kind") for k in ("frspek", "[frspec]", "3", "null", "{a: b}")),

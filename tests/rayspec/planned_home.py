@@ -24,7 +24,7 @@ from rayspec.config import load_config
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import completed
-from rayspec.training.tree_config import SlimTreeConfig
+from rayspec.training.trees import SlimTreeConfig
 from sglang_ext.drafters import body_for
 from sglang_ext.drafters.checkpoint_config import config_json
 from sglang_ext.heads import build_head

@@ -55,11 +55,17 @@ def test_top_k_takes_a_prefix_with_every_stop_token(size: int) -> None:
     assert ids_of(FrSpec(top_k=size)) == ids_of(VocabTrim(top_k=size)) == RANKED[:size]
 
 
-@pytest.mark.parametrize("size", [0, 1, 10, 11, 13], ids=["none", "no_room_for_stops", "special", "padding", "over"])
+@pytest.mark.parametrize("size", [1, 10, 11, 13], ids=["no_room_for_stops", "special", "padding", "over"])
 def test_top_k_that_no_head_may_have_is_refused(size: int) -> None:
     for rule in (FrSpec(top_k=size), VocabTrim(top_k=size)):
         with pytest.raises(ValueError, match=rf"rule.top_k must be in 2 .*\.\.9 .*or 12 .*got {size}"):
             rule.check(WORDS)
+
+
+@pytest.mark.parametrize("rule", [FrSpec, VocabTrim])
+def test_top_k_of_nothing_is_refused(rule: type[FrSpec | VocabTrim]) -> None:
+    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+        rule(top_k=0)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.tree_acceptance import measure_tree
-from rayspec.training.tree_config import parse_tree
-from rayspec.training.trees import rank_accuracy
+from rayspec.training.trees import parse_tree, rank_accuracy
 from rayspec.training.ttt import backward_batch, roll_out
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import parse_drafter

@@ -24,7 +24,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Ev
 from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.tree_config import SlimTreeConfig
+from rayspec.training.trees import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape

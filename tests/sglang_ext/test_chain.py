@@ -92,7 +92,7 @@ FAULTS = {
     "unknown": (add_tensor, "unknown surplus"),
     "nan": (spoil_tensor, "lm_head.up holds NaN or Inf"),
     "integers": (round_tensor, "fc.weight holds torch.int32, expected floating-point numbers"),
-    "kind": (lambda p: edit_config(p, "draft_head", "kind", value="slimspek"), "unknown draft_head.kind"),
+    "kind": (lambda p: edit_config(p, "draft_head", "kind", value="slimspek"), "draft_head.kind must be one of"),
     "tokenizer": (
         lambda p: edit_config(p, "rayspec", "target", "tokenizer_sha256", value="0" * 64),
         "was trained for target",

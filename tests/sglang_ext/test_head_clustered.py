@@ -462,7 +462,7 @@ BAD_OPTIONS = {
     "later_zero": ({**DYNASPEC, "later": 0}, r"draft_head\.later must be in 1\.\.11 \(clusters\), got 0"),
     "rule": ({**DYNASPEC, "rule": "ceil"}, r"draft_head\.rule must be one of fixed, rounded, floor, got 'ceil'"),
     "rule_list": ({**DYNASPEC, "rule": ["fixed"]}, r"draft_head\.rule must be text, got \['fixed'\]"),
-    "labels": ({**DYNASPEC, "label_tokens": 0}, r"draft_head\.label_tokens must be in 1\.\.53 \(the voc.*\), got 0"),
+    "labels": ({**DYNASPEC, "label_tokens": 0}, r"draft_head\.label_tokens must be at least 1, got 0"),
     "width": ({**DYNASPEC, "router_width": 0}, r"draft_head\.router_width must be at least 1, got 0"),
     "none": ({**DYNASPEC, "first": None}, r"draft_head\.first must be a whole number, got None"),
 }

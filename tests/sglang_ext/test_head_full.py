@@ -58,7 +58,9 @@ def test_cost_counts_weights_once_and_rows_each() -> None:
     assert slim.cost(3) == (4 * (5 * (H + V) + 3 * (H + 2 * 5 + V)), 2 * 3 * 5 * (H + V))
 
 
-@pytest.mark.parametrize("rank", [0, 25])
-def test_rank_is_checked(rank: int) -> None:
-    with pytest.raises(ValueError, match=rf"draft_head\.rank must be in 1\.\.24 \(the smaller of .*\), got {rank}"):
+@pytest.mark.parametrize(
+    ("rank", "allowed"), [(0, "at least 1, got 0"), (25, r"in 1\.\.24 \(the smaller of .*\), got 25")]
+)
+def test_rank_is_checked(rank: int, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"draft_head\.rank must be {allowed}"):
         build_head(parse_head({"kind": "slimspec", "rank": rank}), hidden_size=H, vocab_size=V)

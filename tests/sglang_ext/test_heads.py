@@ -355,9 +355,12 @@ def test_k_outside_of_the_support(head: DraftHead, step: int) -> None:
 
 
 BAD_SPECS = {
-    "unknown_kind": ({"kind": "slimspek"}, r"unknown draft_head\.kind 'slimspek'; known: full, slimspec, truncated"),
-    "list_kind": ({"kind": ["full"]}, r"unknown draft_head\.kind \['full'\]"),
-    "no_kind": ({"rank": 4}, r"draft_head needs a 'kind' \(one of full, .*, got \{'rank': 4\}"),
+    "unknown_kind": (
+        {"kind": "slimspek"},
+        r"draft_head\.kind must be one of full, slimspec, .*, got 'slimspek'",
+    ),
+    "list_kind": ({"kind": ["full"]}, r"draft_head\.kind must be one of .*, got \['full'\]"),
+    "no_kind": ({"rank": 4}, r"draft_head\.kind must be one of full, .*, got None"),
     "superfluous": (
         {"kind": "full", "rank": 4},
         r"unknown key 'draft_head\.rank'; known under draft_head: ",

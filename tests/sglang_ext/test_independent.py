@@ -122,7 +122,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
         lambda c: c.update(draft_tree={"kind": "static", "paths": [[0]]}),
         "kind independent, which builds its tree as it drafts",
     ),
-    "head": (lambda c: c["draft_head"].update(kind="ful"), r"unknown draft_head.kind 'ful'; known: full"),
+    "head": (lambda c: c["draft_head"].update(kind="ful"), r"draft_head.kind must be one of full, .*, got 'ful'"),
     "head_option": (lambda c: c["draft_head"].update(rank=3), "unknown key 'draft_head.rank'"),
     "layers": (lambda c: c.update(num_hidden_layers=2), r"unknown model\.layers\.2\.self_attn\.q_proj\.weight"),
     "width": (lambda c: c.update(hidden_size=32), r"model\.embed_tokens\.weight has shape \[53, 24\], expected"),

@@ -323,7 +323,7 @@ def test_trees_of_files_and_of_unknown_kinds(tmp_path: Path) -> None:
     assert read_paths(tmp_path / "tree.json") == PATHS
     with pytest.raises(ValueError, match="no tree in"):
         read_paths(tmp_path / "nowhere.json")
-    with pytest.raises(ValueError, match=r"unknown draft_tree.kind 'statik'; known: static, slim"):
+    with pytest.raises(ValueError, match=r"draft_tree.kind must be one of static, slim, got 'statik'"):
         parse_draft_tree({"kind": "statik"})
     with pytest.raises(ValueError, match=r"unknown key 'draft_tree\.nodes'; known under draft_tree: paths"):
         parse_draft_tree({"kind": "static", "paths": [[0]], "nodes": 1})
