@@ -23,11 +23,12 @@ def safe_name(text: str) -> str:
     return f"{name[: NAME_LIMIT - len(digest) - 1]}-{digest}"
 
 
-def short_names(names: Sequence[str], limit: int = AXIS_LIMIT) -> dict[str, str]:
-    """For each of the different `names` one of at most `limit` characters, and none twice.
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """For each of the different `names` one of at most AXIS_LIMIT characters, and none twice.
 
     Of longer ones beginning and end, with as much of the end as tells them apart; where nothing does, a number.
     """
+    limit = AXIS_LIMIT
     for end in range(4, limit - 2):
         start = limit - 1 - end
         short = [name if len(name) <= limit else f"{name[:start]}…{name[-end:]}" for name in names]

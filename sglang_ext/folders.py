@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,13 @@ def check_name(name: str, setting: str) -> None:
             f"{setting} must be a plain folder name (not . or .., without a slash, of at most {NAME_BYTES} bytes), got "
             f"{name!r}"
         )
+
+
+def check_unique(names: Sequence[str], setting: str) -> None:
+    """Raise ValueError for a name that comes twice."""
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ValueError(f"{setting} must be unique, got {twice[0]!r} more than once")
 
 
 def check_place(folder: Path, artefact: Artefact) -> None:

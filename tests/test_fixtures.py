@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import make_document
 from fixture_models import CALIBRATIONS, FIXTURES, PROMPTS, TARGET, prompt_texts
 from fixtures.target import Recipe, make
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,7 +21,6 @@ from rayspec.training.drafter_config import DrafterTrainConfig
 from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from sglang_ext.drafters.checkpoint_config import read_info
-from tests.rayspec.test_corpus import make_document
 
 MAX_BYTES = 10 * 2**20
 RECIPES = ("drafters.yaml", "heads.yaml")

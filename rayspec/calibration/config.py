@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
@@ -12,12 +11,12 @@ from rayspec.calibration.rules import parse_rule
 from rayspec.calibration.rules.base import Rule
 from rayspec.calibration.sources.kinds import Source, parse_sources
 from rayspec.entries import entry_of
-from rayspec.home import home
+from rayspec.made_for import MadeForTarget
 from rayspec.ray_address import RayAddress
-from rayspec.shipped import drafter_label, own_folder, target_path
+from rayspec.shipped import drafter_label
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.data.sources import CorpusConfig
-from sglang_ext.folders import check_name
+from sglang_ext.folders import check_name, check_unique
 from sglang_ext.settings import Settings
 
 
@@ -52,8 +51,10 @@ class RayConfig(RayAddress):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig(Settings):
+class CalibrationConfig(MadeForTarget):
     """Every source is counted once; then every rule is applied to the counts of its source."""
+
+    makes: ClassVar[str] = "calibrations"
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is a calibration; None = the home folder's calibrations/<target>
@@ -73,10 +74,7 @@ class CalibrationConfig(Settings):
                 "calibrations is empty; give a list such as "
                 "[{name: frspec, source: raw, rule: {kind: frspec, top_k: 4096}}]"
             )
-        names = [c.name for c in self.calibrations]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"calibrations[].name must be unique, got {twice[0]!r} more than once")
+        check_unique([c.name for c in self.calibrations], "calibrations[].name")
         for c in self.calibrations:
             if c.source not in self.sources:
                 known = ", ".join(self.sources) or "none"
@@ -89,19 +87,3 @@ class CalibrationConfig(Settings):
                 )
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
-
-    @property
-    def output_folder(self) -> Path:
-        return Path(self.output_dir) if self.output_dir else own_folder("calibrations", self.target)
-
-    @property
-    def target_folder(self) -> str:
-        return target_path(self.target)
-
-    @property
-    def target_name(self) -> str:
-        return Path(self.target).name
-
-    @property
-    def work_folder(self) -> Path:
-        return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name

@@ -5,10 +5,11 @@ SGLang's architecture with `layers.0.*` for the layer, no `t2d`, `d2t` as offset
 parallel drafting and other norms are refused.
 """
 
-from rayspec.formats.eagle3 import named_taps, read_eagle3
-from rayspec.formats.result import Converted, Target
 from rayspec.formats.source import Source
+from rayspec.formats.specforge import read
 from sglang_ext.drafters.stock import EAGLE3
+
+__all__ = ["read", "recognise"]
 
 OWN = {"use_last_layernorm", "use_input_layernorm_in_first_layer", "use_mtp_layernorm", "next_layer_regular"}
 
@@ -17,9 +18,3 @@ def recognise(source: Source) -> bool:
     is_stock = source.config.get("architectures") == [EAGLE3.architecture]
     options = source.config.get("eagle_config")
     return is_stock and isinstance(options, dict) and bool(OWN & set(options))
-
-
-def read(source: Source, target: Target) -> Converted:
-    layer, taps = named_taps(source.config, str(source.path))
-    size = source.config.get("draft_vocab_size")
-    return read_eagle3(source, target, layer, source.tensors, taps, draft_vocab=size)

@@ -9,7 +9,7 @@ from rayspec.metrics import Slo
 from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
-from rayspec.sweep.plan.head_values import check_entry
+from rayspec.sweep.head_values import check_entry
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET

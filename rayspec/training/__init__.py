@@ -1,1 +1,2 @@
-"""Training: the corpus, the demo target and the draft heads. Plain torch; nothing here knows Ray or SGLang."""
+"""Training of drafters on a target's own answers. Plain torch but for `ray_train` (its workers), `served` (the check in
+SGLang) and `data.answer_engines` (the answers), which run on Ray."""

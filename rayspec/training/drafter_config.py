@@ -6,14 +6,14 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import PlainValidator
 
 from rayspec.entries import entry_of
-from rayspec.home import home
-from rayspec.shipped import calibration_path, drafter_path, own_folder, target_path
+from rayspec.made_for import MadeForTarget
+from rayspec.shipped import calibration_path, drafter_path
 from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET
 from rayspec.training.data.answer_engines import AnswerEnginesConfig
 from rayspec.training.data.answers import AnswersConfig
@@ -21,7 +21,7 @@ from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.recipe import Recipe
 from rayspec.training.trees import TreeConfig, parse_tree
 from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, family, parse_drafter
-from sglang_ext.folders import check_name
+from sglang_ext.folders import check_name, check_unique
 from sglang_ext.heads import HeadConfig, parse_head
 from sglang_ext.settings import Settings
 
@@ -144,7 +144,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterTrainConfig(Settings):
+class DrafterTrainConfig(MadeForTarget):
     """Answers are made once; then every drafter of `drafters` is trained on them with the same recipe.
 
     `hidden_states`: the target's, which drafters read along the answers: `online`, computed at each training step, or
@@ -152,6 +152,8 @@ class DrafterTrainConfig(Settings):
     `device`: auto takes a CUDA GPU where there is one, and under `workers` where they have one each. `workers`: None
     trains in this process.
     """
+
+    makes: ClassVar[str] = "drafters"
 
     target: str = DEFAULT_TARGET  # a fetched target, or a Hugging Face folder
     output_dir: str | None = None  # output_dir/<name>/ is the drafter; None = the home folder's drafters/<target>
@@ -175,9 +177,7 @@ class DrafterTrainConfig(Settings):
         if not self.drafters:
             raise ValueError("drafters is empty; give a list such as [{name: full, draft_head: {kind: full}}]")
         names = [entry.name for entry in self.drafters]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"drafters[].name must be unique, got {twice[0]!r} more than once")
+        check_unique(names, "drafters[].name")
         frozen = [entry.name for entry in self.drafters if entry.base is not None and not entry.train_body]
         if self.recipe.csra_weight and frozen:
             raise ValueError(
@@ -258,22 +258,6 @@ class DrafterTrainConfig(Settings):
                 f"drafters[{entry.name}].base is {entry.base!r}: not under {self.output_folder}, and {error}; train it "
                 "first, in a run of its own or earlier in the list"
             ) from error
-
-    @property
-    def output_folder(self) -> Path:
-        return Path(self.output_dir) if self.output_dir else own_folder("drafters", self.target)
-
-    @property
-    def target_folder(self) -> str:
-        return target_path(self.target)
-
-    @property
-    def target_name(self) -> str:
-        return Path(self.target).name
-
-    @property
-    def work_folder(self) -> Path:
-        return Path(self.work_dir) if self.work_dir else home() / "training" / self.target_name
 
     def resolved(self) -> DrafterTrainConfig:
         """The same for engines and workers elsewhere: with every folder in full, since their current folder is another

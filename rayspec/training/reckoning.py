@@ -112,30 +112,30 @@ class DrafterSize:
         )
 
 
-def reckon(config: DrafterTrainConfig, gpu: Gpu = H100) -> list[str]:
+def reckon(config: DrafterTrainConfig) -> list[str]:
     """Lines of a plan. Nothing of the target but its config is read. Raises ValueError."""
     target = FrozenTarget.without_weights(config.target_folder)
     size = TargetSize.of(target.model)
     lines = [
-        f"reckoned for {gpu.name} at {gpu.share:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s and of "
-        f"{gpu.bytes_per_s / 1e12:.2f} TB/s (docs/training.md): P = {size.params / 1e9:.3g}e9 parameters of the "
+        f"reckoned for {H100.name} at {H100.share:.0%} of {H100.flops / 1e12:.0f} TFLOP/s and of "
+        f"{H100.bytes_per_s / 1e12:.2f} TB/s (docs/training.md): P = {size.params / 1e9:.3g}e9 parameters of the "
         f"target, of which a token meets Pa = {size.active / 1e9:.3g}e9"
     ]
     hours = 0.0
     for name in ("held_out", "answers"):
         settings: AnswersConfig = getattr(config, name)
         share = len(missing_shards(config.work_folder / name, settings)) / settings.num_shards
-        line, own = answer_cost(name, settings, size, config.engines.max_running_requests, gpu, share)
+        line, own = answer_cost(name, settings, size, config.engines.max_running_requests, H100, share)
         lines.append(line)
         hours += own
     drafters = {entry.name: DrafterSize.of(entry, config, target) for entry in config.drafters}
     for name, drafter in drafters.items():
-        line, own = training_cost(name, config, size, drafter, gpu)
+        line, own = training_cost(name, config, size, drafter, H100)
         lines.append(line)
         hours += own
     if config.hidden_states == "offline":
         tokens = sum(s.count * s.most_tokens for s in (config.answers, config.held_out))
-        own = gpu.hours(2 * size.active * tokens)
+        own = H100.hours(2 * size.active * tokens)
         hours += own
         lines.append(
             f"hidden states: {tokens:.3g} tokens, once for all drafters: {_hours(own)} = 2 Pa x tokens / FLOP/s"

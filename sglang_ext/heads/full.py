@@ -17,8 +17,8 @@ from sglang_ext.heads.config import HeadConfig
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FullConfig(HeadConfig):
-    """`bias`: a number a token is added to its logit, as published Hydra heads have it. No kernel knows it, and no
-    other head takes rows over from one that has it."""
+    """`bias`: each token has a bias, which is added to its logit, as in published Hydra heads. It is added in torch,
+    without a fused kernel, and no other head takes rows over from a head with a bias."""
 
     kind: ClassVar[str] = "full"
     added: ClassVar[frozenset[str]] = frozenset({"bias"})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
+from documents import CODE, make_document
 from fixture_models import PROMPTS, TARGET
 from transformers import AutoTokenizer
 
@@ -16,21 +16,9 @@ from rayspec.training.data.sources import (
     STDLIB_TESTS,
     CorpusConfig,
     Document,
-    Package,
     discover,
     is_usable_source,
 )
-
-CODE = "def add(a, b):\n    return a + b\n\n\nclass Box:\n    size = 3\n    name = None\n\nprint(add(1, 2))\n"
-
-
-def make_document(folder: Path, index: int, package: str = "pkg", text: str = CODE) -> Document:
-    content = f"# file {index}\n{text}".encode()
-    path = folder / f"{package}_{index}.py"
-    path.write_bytes(content)
-    owner = Package(name=package, version="1", licence="MIT")
-    sha256 = hashlib.sha256(content).hexdigest()
-    return Document(package=owner, name=path.name, sha256=sha256, num_bytes=len(content), path=path)
 
 
 @pytest.fixture

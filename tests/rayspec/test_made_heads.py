@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from rayspec.artifacts import load_artifacts
 from rayspec.commands.sweep import main
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan.head_values import combinations, label
+from rayspec.sweep.head_values import combinations, label
 from rayspec.sweep.plan.made_heads import MadeHead, measured_moments
 from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.record.folder import SweepFolder

@@ -183,7 +183,7 @@ SWAPS: dict[str, tuple[str, str, tuple[str, str, str], Mapping[str, str]]] = {
     "eagle": ("full", "routed", (r"missing lm_head\.up", "slimspec", "full"), {}),
     "independent": ("full", "routed", (r"missing lm_head\.weight", "full", "slimspec"), {}),
     "last_hidden": (
-        *("medusa", "hydra", (r"missing lm_head\.0\.down", "hydra", "medusa_truncated")),
+        *("medusa", "hydra", (r"missing lm_head\.0\.bias", "hydra", "medusa_truncated")),
         {"of kind hydra with a layer that has a cache needs another worker": "hydra_prefix"},
     ),
     "hydra_prefix": (

@@ -17,7 +17,7 @@ from rayspec.artifacts import load_artifacts
 from rayspec.home import home
 from rayspec.shipped import calibration_path, drafter_label, drafter_path, own_folder, target_name
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.plan.head_values import OWN, combinations, filled_in, label
+from rayspec.sweep.head_values import OWN, combinations, filled_in, label
 from rayspec.sweep.plan.made_heads import MadeHead
 from rayspec.sweep.shape import split_shape
 from rayspec.training.data.answers import read_answers, read_index
