@@ -1,4 +1,4 @@
-"""Which of SGLang's arguments a champion brings with it, and which whoever serves it decides."""
+"""Which of SGLang's arguments come with a champion, and which are decided where it is served."""
 
 from collections.abc import Iterable
 

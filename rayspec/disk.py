@@ -7,5 +7,5 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the error says that no space was left, which somebody can change while we wait."""
+    """Whether the error says that no space was left, which may be freed while we wait."""
     return isinstance(error, OSError) and (error.errno in FULL or os.strerror(errno.ENOSPC) in str(error))

@@ -138,7 +138,7 @@ class DrafterSide(Side):
         self._traffic = Traffic(concurrency=side.prepared.config.concurrency[0])
 
     def warm_up(self) -> None:
-        """Warm up under the load of the gate, so that nobody pays for what an engine does once."""
+        """Warm up under the load of the gate, so that no measurement pays for what an engine does once."""
         config = self._side.prepared.config
         with self._readable():
             load = self._engines.load(self._side.prepared.prompts[: config.block_prompts], self._traffic)

@@ -44,7 +44,7 @@ class Counts:
         return [self.steps[c] for c in clusters], [self.accepted[c] for c in clusters]
 
     def tau(self, side: int) -> float | None:
-        """Pooled; None where nothing was drafted, or nobody tells."""
+        """Pooled; None where nothing was drafted, or the server does not say."""
         steps = sum(s[side] for s in self.steps.values())
         return 1 + sum(a[side] for a in self.accepted.values()) / steps if steps else None
 

@@ -1,4 +1,4 @@
-"""What the gate measures: somebody who answers blocks of prompts."""
+"""What the gate measures: an engine or a server that answers blocks of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -153,7 +153,7 @@ def _check_measured(candidate: Candidate, trial: str, tags: Mapping[str, str]) -
     if WHOLE_SHA256 not in tags:
         logger.warning(
             "trial %s was measured by an earlier release, which noted the fingerprint of its drafter's own weights "
-            "alone: nobody can check whether the config.json of %s, or tensors that it shares with other drafters, "
+            "alone: it cannot be checked whether the config.json of %s, or tensors that it shares with other drafters, "
             "have changed since; sweep again if they may have",
             trial,
             candidate.path,
@@ -205,7 +205,7 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
     if target_sha256 is None:
         raise ValueError(
             f"sweep {sweep.name} ({sweep.run_id}) was made by an earlier release, which did not note the fingerprint "
-            "of its target, so nobody could check what its winner is served with; sweep again"
+            "of its target, so it cannot be checked what its winner is served with; sweep again"
         )
     engine = engine_config(sweep)
     return ServingRecord(

@@ -34,7 +34,7 @@ class Access:
         given = cls(key=api_key(key_file), admin_key=_of_environment(ADMIN_VARIABLE), max_body_mib=max_body_mib)
         if given.key is not None and given.key == given.admin_key:
             raise ValueError(
-                f"{ADMIN_VARIABLE} must be another key than that of requests, or whoever asks may change it"
+                f"{ADMIN_VARIABLE} must be another key than that of requests, or every client could change the server"
             )
         return given
 

@@ -22,7 +22,7 @@ def pinned_source(source: str, client: MlflowClient) -> str:
     """The version that an alias or a run means now: others may come while replicas start."""
     model, run = MODEL.fullmatch(source), RUN.fullmatch(source)
     version = None
-    with suppress(MlflowException):  # whoever looks for it says what is missing
+    with suppress(MlflowException):  # the caller, which looks for it, says what is missing
         if model is not None and model["alias"] is not None:
             version = client.get_model_version_by_alias(model["name"], model["alias"])
         elif run is not None:

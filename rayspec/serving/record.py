@@ -32,7 +32,7 @@ class ServingRecord(Settings):
     def __post_init__(self) -> None:
         own = sorted(set(self.flags) & NOT_OF_A_RECORD)
         if own:
-            raise ValueError(f"flags must be without {', '.join(own)}, which whoever serves it decides")
+            raise ValueError(f"flags must be without {', '.join(own)}, which are decided where it is served")
         check_overrides(self.flags, "flags")
         if others := not_measured(self.flags):
             raise ValueError(

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 @dataclass(frozen=True)
 class Group:
-    """This worker among `size`; one alone communicates with nobody."""
+    """This worker among `size`; one alone does not communicate."""
 
     rank: int = 0
     size: int = 1
@@ -53,7 +53,7 @@ class Group:
                 distributed.broadcast(tensor, src=0)
 
     def first_of(self, found: str | None) -> str | None:
-        """What the first of those workers that have found something says, on all of them; None where nobody has."""
+        """What the first of those workers that have found something says, on all of them; None where none has."""
         if self.size == 1:
             return found
         gathered: list[str | None] = [None] * self.size

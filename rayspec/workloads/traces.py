@@ -38,7 +38,7 @@ ROLES = ("system", "developer", "user", "assistant")
 @dataclass(frozen=True, kw_only=True)
 class TraceRequest:
     """One line of a trace. `at_s`: seconds after the first one that is replayed. A trace says either `input_tokens` or
-    `messages`; `output_tokens` None: nobody has said how long the answer may be."""
+    `messages`; `output_tokens` None: how long the answer may be was not recorded."""
 
     line: int
     at_s: float

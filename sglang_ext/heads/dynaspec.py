@@ -103,7 +103,7 @@ class DynaSpecHead(ClusteredHead):
         return self.project(hidden_TR, "router_out") + self.router_out_bias
 
     def cluster_scores(self, hidden_TH: Tensor, routed: Tensor | None) -> Tensor:
-        assert routed is not None, "whoever drafts calls `route` first"
+        assert routed is not None, "the drafter calls `route` first"
         return routed
 
     def loss(

@@ -113,7 +113,7 @@ class SweepFolder:
         stored = self.manifest()
         for what, now in fingerprints(prepared).items():
             if what not in stored:
-                logger.warning("sweep %s began before the %s had a fingerprint, so nobody checks it", self.id, what)
+                logger.warning("sweep %s began before the %s had a fingerprint, so it is not checked", self.id, what)
             was = stored.get(what, {})
             changed = [found.key for found in differences(was, now, keys=was)]
             if changed:

@@ -30,7 +30,7 @@ Asking = Generator[Sequence[Request], list[list[int]], T]
 
 
 class Pool(Protocol):
-    """Whoever answers: engines on Ray."""
+    """What answers: engines on Ray."""
 
     def run(self, pieces: Mapping[int, Callable[[], Asking[T]]]) -> Iterator[tuple[int, T]]:
         """(number, result) of each piece, as they end; begun in the order of their numbers. A piece may be begun more
