@@ -83,7 +83,7 @@ def find_champion(
     missing = [flag for flag in SHAPE if flag not in record.flags]
     if missing:
         raise ValueError(
-            f"{name}: its record does not say {', '.join(missing)}, so it is not known how it drafted; promote a champion "
+            f"{name}: its record does not say {', '.join(missing)}, so how it drafted is unknown; promote a champion "
             "again"
         )
     served = target_path(record.target if target is None else target)

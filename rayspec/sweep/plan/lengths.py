@@ -14,8 +14,8 @@ PLAIN_RESERVE = 2  # tokens that SGLang's scheduler keeps of its context, cuttin
 
 
 def engine_context(config: SweepConfig, target: TargetModel) -> int | None:
-    """Tokens of a request, draft included, that every engine can hold; None where nothing limits them. Raises ValueError for a
-    context that the target does not have."""
+    """Tokens of a request, draft included, that every engine can hold; None where nothing limits them. Raises
+    ValueError for a context that the target does not have."""
     own, most = config.engine.context_length, target.context_length
     if own is not None and most is not None and own > most:
         raise ValueError(
