@@ -18,6 +18,7 @@ from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write
 from rayspec.engine_suite.process import EngineProcess
 from rayspec_kernels.common.report import write_whole
 
+DRAFT_STEPS = 4
 PLAIN = "plain"
 ACCEPTED = 3  # tokens of a step, held fixed; what a step costs does not depend on it
 
@@ -30,7 +31,6 @@ def measure_engines(
     *,
     batches: Sequence[int],
     save: Callable[[dict[str, Any]], None],
-    draft_steps: int = 4,
     limit_s: float = 240,
     at_once: int = 1,
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def measure_engines(
     while the others idle: of an engine's minutes most are its start. `limit_s` is for a start, and again for measuring.
     """
     model, specs = SHAPES[shape], head_specs(SHAPES[shape])
-    found: dict[str, Any] = {"shape": shape, "draft_steps": draft_steps, "accepted": ACCEPTED, "rows": {}, "failed": {}}
+    found: dict[str, Any] = {"shape": shape, "draft_steps": DRAFT_STEPS, "accepted": ACCEPTED, "rows": {}, "failed": {}}
     names = [PLAIN, *heads]
     with tempfile.TemporaryDirectory(prefix="rayspec-") as place, tqdm(total=len(names), desc="engines") as bar:
         target = Path(place) / "target"
@@ -56,7 +56,7 @@ def measure_engines(
                     try:
                         if drafter is not None:
                             write_drafter(drafter, model, specs[name])
-                        command = _command(target, drafter, model.vocab, draft_steps, batches)
+                        command = _command(target, drafter, model.vocab, batches)
                         engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
                     except Exception as error:  # a head too large for the card, say: the others are worth having
                         found["failed"][name] = f"{type(error).__name__}: {error}"
@@ -73,9 +73,9 @@ def measure_engines(
     return found
 
 
-def _command(target: Path, drafter: Path | None, vocab: int, draft_steps: int, batches: Sequence[int]) -> list[str]:
+def _command(target: Path, drafter: Path | None, vocab: int, batches: Sequence[int]) -> list[str]:
     command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(vocab)]
-    command += ["--draft-steps", str(draft_steps), "--batches", *map(str, batches)]
+    command += ["--draft-steps", str(DRAFT_STEPS), "--batches", *map(str, batches)]
     return command + (["--drafter", str(drafter)] if drafter is not None else [])
 
 
