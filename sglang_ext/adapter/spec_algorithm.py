@@ -1,6 +1,6 @@
 """Our speculative algorithms as SGLang registers them: `--speculative-algorithm MEDUSA` and the others.
 
-They draft from one vector a request (sglang_ext.drafters.last_hidden) and verify as EAGLE does; what exactly is
+They draft from one vector a request (sglang_ext.drafters.shared.last_hidden) and verify as EAGLE does; what exactly is
 drafted, and whether a layer with a cache makes that vector, says the checkpoint.
 """
 

@@ -52,7 +52,7 @@ def most_likely(head: DraftHead, state_TH: Tensor, step: int, k: int, routed: Te
 
 
 class HiddenDrafter(Protocol):
-    """What a tree asks of a drafter that drafts from one vector a request; `drafters.last_hidden` says what each is."""
+    """What a tree asks of a drafter that drafts from one vector a request (`drafters.shared.last_hidden`)."""
 
     reads_path: ClassVar[bool]
     lm_head: DraftHead | PositionHeads

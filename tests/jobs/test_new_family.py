@@ -27,7 +27,7 @@ FILES = {
         from typing import ClassVar
 
         from sglang_ext.drafters.base import DrafterOptions
-        from sglang_ext.drafters.last_hidden.config import LastHiddenConfig, LastHiddenOptions
+        from sglang_ext.drafters.shared.last_hidden.config import LastHiddenConfig, LastHiddenOptions
 
 
         @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,7 +46,7 @@ FILES = {
         import torch
         from torch import nn
 
-        from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+        from sglang_ext.drafters.shared.last_hidden.module import LastHiddenDrafter
 
 
         class Drafter(LastHiddenDrafter):
@@ -65,15 +65,15 @@ FILES = {
         """,
     "training.py": """
         from plain_matrices.config import Config
-        from sglang_ext.drafters.last_hidden.training import draft_steps, head_rows, init_body, roll_out
+        from sglang_ext.drafters.shared.last_hidden.training import draft_steps, head_rows, init_body, roll_out
 
 
         def config_for(target, options, recipe=None):
             return Config.from_options(options, target.sizes())
         """,
-    "cost.py": "from sglang_ext.drafters.last_hidden.cost import count",
+    "cost.py": "from sglang_ext.drafters.shared.last_hidden.cost import count",
     "serving.py": """
-        from sglang_ext.drafters.last_hidden.serving import served_by
+        from sglang_ext.drafters.shared.last_hidden.serving import served_by
 
         SERVING = served_by(chain="PLAIN_MATRICES", trees={})
         """,

@@ -15,8 +15,8 @@ from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from sglang_ext.drafters.features.cost import FeatureCost
 from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.shared.features.cost import FeatureCost
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target, parse_head

@@ -25,8 +25,8 @@ from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.eagle import EagleDrafter
 from sglang_ext.drafters.eagle.training import FEATURE_WEIGHT, NOISE
-from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.layers import rotate
+from sglang_ext.drafters.shared.features.training import unroll
 from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build

@@ -28,7 +28,7 @@ from rayspec.training.trees import SlimTreeConfig
 from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
-from sglang_ext.drafters.features.cost import FeatureCost
+from sglang_ext.drafters.shared.features.cost import FeatureCost
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build
 from sglang_ext.trees.slim import SlimOptions, SlimTree

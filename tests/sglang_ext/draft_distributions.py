@@ -26,9 +26,9 @@ from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.eagle import EagleDrafter
-from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.independent import IndependentDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.shared.features.training import unroll
+from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 
 PROMPT = PROMPTS[1]
 NEW_TOKENS = 3  # from the prompt, from the first round, and from the second where no draft of the first was accepted

@@ -16,7 +16,7 @@ from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.training import Batch
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimOptions, SlimTree

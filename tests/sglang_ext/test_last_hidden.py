@@ -18,9 +18,9 @@ from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.hydra import HydraDrafter
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import parse_draft_tree

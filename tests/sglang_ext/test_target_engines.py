@@ -23,9 +23,9 @@ from rayspec.training.ttt import backward_batch
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle import EagleDrafter
-from sglang_ext.drafters.features import FeatureDrafter
-from sglang_ext.drafters.features.training import unroll
 from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.shared.features import FeatureDrafter
+from sglang_ext.drafters.shared.features.training import unroll
 from sglang_ext.drafters.specformer import SpecFormerDrafter
 from sglang_ext.drafters.training import Batch
 

@@ -18,8 +18,8 @@ from sglang_ext.adapter.models.hosted_head import check_replaces
 from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
-from sglang_ext.drafters.last_hidden import Context
 from sglang_ext.drafters.layers import Attention
+from sglang_ext.drafters.shared.last_hidden import Context
 
 ATTENTION = "context_attn."
 

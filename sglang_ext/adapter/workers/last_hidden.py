@@ -28,7 +28,7 @@ from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
-from sglang_ext.drafters.last_hidden import LastHiddenDrafter
+from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Proposer
 from sglang_ext.trees.base import Picked, most_likely

@@ -2,7 +2,7 @@
 
 from sglang_ext.drafters.counting import DecoderCost, row_flops, sizes
 from sglang_ext.drafters.eagle.module import EagleDrafter
-from sglang_ext.drafters.features.cost import FeatureCost
+from sglang_ext.drafters.shared.features.cost import FeatureCost
 
 
 def count(drafter: EagleDrafter, itemsize: int) -> FeatureCost:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ext.drafters.eagle.config import EagleConfig
-from sglang_ext.drafters.features.module import Cache, FeatureAttention, FeatureDrafter
 from sglang_ext.drafters.layers import RMSNorm, SwiGLU
+from sglang_ext.drafters.shared.features.module import Cache, FeatureAttention, FeatureDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import CandidateTree
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from sglang_ext.drafters.eagle.config import EagleConfig, EagleOptions
 from sglang_ext.drafters.eagle.module import EagleDrafter
-from sglang_ext.drafters.features.training import draft_steps, head_rows, read_rollout, sizes_of
 from sglang_ext.drafters.layers import draw_matrices
+from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 __all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.base import DrafterOptions
-from sglang_ext.drafters.features.config import FeatureConfig
+from sglang_ext.drafters.shared.features.config import FeatureConfig
 from sglang_ext.drafters.stock import EAGLE3, StockForm
 from sglang_ext.drafters.target import DEFAULT_TAPS, TAPS, stored_taps
 

@@ -6,8 +6,8 @@ import torch
 
 from sglang_ext.drafters.eagle3.config import Eagle3Config, Eagle3Options
 from sglang_ext.drafters.eagle3.module import Eagle3Drafter
-from sglang_ext.drafters.features.training import draft_steps, head_rows, read_rollout, sizes_of, unroll
 from sglang_ext.drafters.layers import draw_matrices
+from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of, unroll
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 __all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "unroll"]

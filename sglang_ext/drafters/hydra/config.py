@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 from sglang_ext.drafters.base import DrafterOptions
-from sglang_ext.drafters.last_hidden.config import (
+from sglang_ext.drafters.shared.last_hidden.config import (
     LAYER_SIZES,
     LastHiddenConfig,
     LastHiddenOptions,

@@ -2,8 +2,8 @@
 
 from sglang_ext.drafters.counting import DecoderCost, row_flops
 from sglang_ext.drafters.hydra.module import HydraDrafter
-from sglang_ext.drafters.last_hidden import cost as last_hidden
-from sglang_ext.drafters.last_hidden.cost import LastHiddenCost
+from sglang_ext.drafters.shared.last_hidden import cost as last_hidden
+from sglang_ext.drafters.shared.last_hidden.cost import LastHiddenCost
 
 
 def count(drafter: HydraDrafter, itemsize: int) -> LastHiddenCost:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sglang_ext.drafters.hydra.config import HydraConfig
-from sglang_ext.drafters.last_hidden.config import LayerShape
-from sglang_ext.drafters.last_hidden.module import Context, LastHiddenDrafter
 from sglang_ext.drafters.layers import Attention, RMSNorm, SwiGLU
+from sglang_ext.drafters.shared.last_hidden.config import LayerShape
+from sglang_ext.drafters.shared.last_hidden.module import Context, LastHiddenDrafter
 
 
 class HydraDrafter(Context, LastHiddenDrafter):

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from sglang_ext.drafters.hydra.config import HydraConfig, HydraOptions
 from sglang_ext.drafters.hydra.module import HydraDrafter
-from sglang_ext.drafters.last_hidden import training as last_hidden
-from sglang_ext.drafters.last_hidden.training import draft_steps, head_rows, read_carried
 from sglang_ext.drafters.layers import draw_matrices
+from sglang_ext.drafters.shared.last_hidden import training as last_hidden
+from sglang_ext.drafters.shared.last_hidden.training import draft_steps, head_rows, read_carried
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]

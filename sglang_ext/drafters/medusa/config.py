@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sglang_ext.drafters.base import DrafterOptions
-from sglang_ext.drafters.last_hidden.config import LastHiddenConfig, LastHiddenOptions
+from sglang_ext.drafters.shared.last_hidden.config import LastHiddenConfig, LastHiddenOptions
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

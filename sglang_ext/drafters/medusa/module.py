@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
 from sglang_ext.drafters.medusa.config import MedusaConfig
+from sglang_ext.drafters.shared.last_hidden.module import LastHiddenDrafter
 
 
 class MedusaDrafter(LastHiddenDrafter):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_ext.drafters.last_hidden.training import carried, draft_steps, head_rows, init_body, roll_out
 from sglang_ext.drafters.medusa.config import MedusaConfig, MedusaOptions
+from sglang_ext.drafters.shared.last_hidden.training import carried, draft_steps, head_rows, init_body, roll_out
 from sglang_ext.drafters.training import Steps, Target
 
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]

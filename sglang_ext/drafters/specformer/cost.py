@@ -1,8 +1,8 @@
 """What a verify step costs a SpecFormer drafter."""
 
 from sglang_ext.drafters.counting import DecoderCost, row_flops
-from sglang_ext.drafters.last_hidden import cost as last_hidden
-from sglang_ext.drafters.last_hidden.cost import LastHiddenCost
+from sglang_ext.drafters.shared.last_hidden import cost as last_hidden
+from sglang_ext.drafters.shared.last_hidden.cost import LastHiddenCost
 from sglang_ext.drafters.specformer.module import SpecFormerDrafter
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from rayspec_kernels.grouped_rmsnorm import grouped_rmsnorm
-from sglang_ext.drafters.last_hidden.module import Context, LastHiddenDrafter
 from sglang_ext.drafters.layers import Attention, RMSNorm, SwiGLU
+from sglang_ext.drafters.shared.last_hidden.module import Context, LastHiddenDrafter
 from sglang_ext.drafters.specformer.config import SpecFormerConfig
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_ext.drafters.last_hidden.training import draft_steps, head_rows, read_carried
 from sglang_ext.drafters.layers import draw_matrices
+from sglang_ext.drafters.shared.last_hidden.training import draft_steps, head_rows, read_carried
 from sglang_ext.drafters.specformer.config import SpecFormerConfig, SpecFormerOptions, specformer_taps
 from sglang_ext.drafters.specformer.module import SpecFormerDrafter
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sglang_ext.drafters import base
-from sglang_ext.drafters.features.config import FeatureConfig
 from sglang_ext.drafters.layers import rotate
+from sglang_ext.drafters.shared.features.config import FeatureConfig
 
 Cache = list[tuple[Tensor, Tensor]]  # keys and values [B, T, A, D] of each step
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sglang_ext.drafters.features.config import FeatureConfig
-from sglang_ext.drafters.features.module import Cache, FeatureDrafter
+from sglang_ext.drafters.shared.features.config import FeatureConfig
+from sglang_ext.drafters.shared.features.module import Cache, FeatureDrafter
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ext.drafters.base import Drafter
-from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
 from sglang_ext.drafters.layers import RMSNorm
+from sglang_ext.drafters.shared.last_hidden.config import LastHiddenConfig
 
 
 class LastHiddenDrafter(Drafter, ABC):

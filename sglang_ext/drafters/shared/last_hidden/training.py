@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sglang_ext.drafters.last_hidden.config import LastHiddenConfig
-from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+from sglang_ext.drafters.shared.last_hidden.config import LastHiddenConfig
+from sglang_ext.drafters.shared.last_hidden.module import LastHiddenDrafter
 from sglang_ext.drafters.training import Batch, Rows, Steps, Target
 
 ConfigT = TypeVar("ConfigT", bound=LastHiddenConfig)

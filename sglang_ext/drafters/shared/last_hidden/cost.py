@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost, sizes
-from sglang_ext.drafters.last_hidden.module import LastHiddenDrafter
+from sglang_ext.drafters.shared.last_hidden.module import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees import CandidateTree
