@@ -211,7 +211,7 @@ def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> 
     settings = {"alone": {"temperature": temperature}}
     report = check_distributions(engine, toy, settings, requests=requests, new_tokens=LONG)["alone"]
     assert report.num_pairs >= pairs
-    other = temperature * (1.1 if IS_FULL else 1.2 if pairs > FEWER else 1.3)
+    other = temperature * (1.1 if pairs >= 100_000 else 1.2 if pairs >= 12_000 else 1.3)  # what so many can tell apart
     assert fit(report.samples, lambda logits: filtered(logits, temperature=other)).p_value < 1e-6
 
 
