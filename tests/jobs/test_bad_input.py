@@ -91,7 +91,7 @@ SETTINGS: dict[str, list[tuple[str, ...]]] = {  # arguments, then words of the m
         ("target=nowhere", "nowhere"),
     ],
     "calibrate": [
-        ("calibrations=[{name: .., source: raw, rule: {kind: frspec}}]", "calibrations[].name must be a plain", "'..'"),
+        ("calibrations=[{name: .., source: raw, rule: {kind: frspec, top_k: 8}}]", "[].name must be a plain", "'..'"),
         ("calibrations=[{name: a, source: web, rule: {kind: frspec, top_k: 8}}]", "source must be one of sources"),
         ("calibrations=[{name: a, source: target, rule: {kind: frspec, top_k: 8}}]", "source must be of kind raw"),
         ("calibrations=[{name: a, source: raw, rule: {kind: frspek}}]", "frspek", "frspec"),

@@ -91,10 +91,17 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     assert "wrong" in (copy / "report.md").read_text()
 
 
+def _hear_ctrl_c() -> None:
+    """A process that a shell started in the background ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_was_measured_before_it_was_cut_off_stays(tmp_path: Path) -> None:
     command = [sys.executable, SUITE, "--interpret", "--ops", "head_topk", "--out", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c
+    ) as run:
         assert run.stdout is not None
         assert next(line for line in run.stdout if line.startswith("[3/"))  # two were saved
         run.send_signal(signal.SIGINT)

@@ -298,7 +298,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"heads\[0\].weight_format must be one of int8, fp8",
     ),
     "drafter": ({"kind": "slimspec", "rank": 8, "drafter": "nobody"}, r"^heads\[0\]: no drafter 'nobody': neither one"),
-    "drafter_type": ({"kind": "slimspec", "rank": 8, "drafter": 3}, r"^heads\[0\].drafter must be text, .* got 3"),
+    "drafter_type": ({"kind": "slimspec", "rank": 8, "drafter": 3}, r"^heads\[0\].drafter must be text, got 3"),
     "reduced": (
         {"kind": "slimspec", "rank": 8, "drafter": str(DRAFTERS["truncated"])},
         r"^heads\[0\].drafter is .*/truncated, whose head is .*; a base needs a full head",
@@ -374,7 +374,7 @@ def test_the_command_plans_and_refuses(capsys: pytest.CaptureFixture[str], home:
     assert main(["--plan", *settings, "heads=[{kind: slimspec, rank: [16, 32]}]"]) == 0
     assert "slimspec-rank32-s2-c1" in capsys.readouterr().out
     assert main(["--plan", *settings, "heads=[{kind: slimspec, rank: []}]"]) == 2
-    assert "error: heads[0].rank is an empty list" in capsys.readouterr().err
+    assert "heads[0].rank is an empty list" in capsys.readouterr().err
     assert main(["--plan", *settings, "heads=[slimspec]"]) == 2
     assert "heads[0] must be a mapping" in capsys.readouterr().err
     assert not home.exists()

@@ -247,7 +247,7 @@ def test_an_exported_drafter_is_known_again_and_another_one_refused(
         with pytest.raises(ValueError, match=r"holds a drafter with (tree|drafter)"):
             is_exported(config, other, tiny_target.sha256)
     lines = plan(replace(config, target=str(tiny_target_folder)))
-    assert any(line.startswith("medusa {'kind': 'medusa', 'positions': 3} {'kind': 'full'} -> ") for line in lines)
+    assert any(line.startswith(f"medusa {MEDUSA.drafter} {{'kind': 'full'}} -> ") for line in lines)
 
 
 def test_another_tree_and_another_head_on_a_trained_base(
