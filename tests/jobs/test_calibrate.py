@@ -23,7 +23,7 @@ from rayspec.calibration.runs import calibrate_all
 from rayspec.calibration.sources.drafts import DraftSettings, proposals
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.commands import calibrate
-from rayspec.config import load_config
+from rayspec.config import load_config, to_yaml
 from rayspec.training.data.answers import AnswersConfig, read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import save_drafter
@@ -113,8 +113,11 @@ def done(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_every_config_loads(file: Path) -> None:
-    assert load_config(CalibrationConfig, file).calibrations
+def test_every_config_loads_and_is_written_as_it_was_read(file: Path, tmp_path: Path) -> None:
+    config = load_config(CalibrationConfig, file)
+    assert config.calibrations
+    (tmp_path / "resolved.yaml").write_text(to_yaml(config))
+    assert load_config(CalibrationConfig, tmp_path / "resolved.yaml") == config
 
 
 def test_sources_of_one_s_own_take_the_place_of_the_default_one(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_is_refused(device: torch.device) -> None:
 def test_operator_and_dispatch(device: torch.device) -> None:
     x_BH, weight_VH = drawn(2, H, dtype=torch.float32, device=device), drawn(V, H, dtype=torch.float32, device=device)
     ids_L, tiles = shuffled(device), ranges((3, 16), (40, 7), size=16, device=device)
-    torch.library.opcheck(_indexed_head, (x_BH, weight_VH, None, ids_L, 3, tiles.ranges_t2, 16, False))
+    torch.library.opcheck(_indexed_head, (x_BH, weight_VH, None, ids_L, 3, tiles.ranges_t2, 16))
     exact = indexed_head_reference(x_BH.double(), weight_VH.double(), ids_L, 3, tiles)
     out = indexed_head(x_BH, weight_VH, ids_L, 3, tiles)
     assert_best(out, exact, x_BH.double() @ weight_VH.double().T, FLOAT32_SUMS)
