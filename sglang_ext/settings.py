@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -84,6 +84,12 @@ def check_type(name: str, value: Any, wanted: Any) -> None:
         raise ValueError(f"{name} must be {_allowed(error.errors()[0])}, got {value!r}") from error
 
 
+def unknown_key(name: int | str, path: str, known: Iterable[str]) -> str:
+    """What is said of a key that is none of those known under `path`."""
+    where = f"{path}.{name}" if path else str(name)
+    return f"unknown key {where!r}; known{f' under {path}' if path else ''}: {', '.join(known) or 'none'}"
+
+
 def _allowed(error: ErrorDetails) -> str:
     return ALLOWED.get(error["type"].split("_")[0], error["msg"])
 
@@ -115,9 +121,7 @@ def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]
 
 def _unknown_key(cls: type, place: Sequence[int | str], path: str, given: Mapping[str, Any]) -> str:
     level, owner = _found(cls, place[:-1], path)
-    known = ", ".join(f.name for f in fields(owner) if f.name not in given) or "none"
-    where = f"{level}.{place[-1]}" if level else str(place[-1])
-    return f"unknown key {where!r}; known{f' under {level}' if level else ''}: {known}"
+    return unknown_key(place[-1], level, [f.name for f in fields(owner) if f.name not in given])
 
 
 def _found(kind: Any, place: Sequence[int | str], path: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from rayspec.shipped import drafter_label
 from sglang_ext.heads import HeadConfig, head_class
-from sglang_ext.settings import check_type
+from sglang_ext.settings import check_type, unknown_key
 
 OWN = ("drafter", "artifacts")  # what an entry says beside the head
 
@@ -53,7 +53,7 @@ def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = (
     for name, value in values.items():
         where = f"{path}.{name}"
         if name not in ("kind", *known):
-            raise ValueError(f"unknown key {where!r}; known under {path}: {', '.join([*known, *beside])}")
+            raise ValueError(unknown_key(name, path, [*known, *beside]))
         if isinstance(value, Mapping):
             _check_types(value, where)
         elif hints.get(name) is HeadConfig:
