@@ -13,10 +13,9 @@ from rayspec.artifacts import write_artifacts
 from rayspec.calibration.config import NamedRule
 from rayspec.calibration.counting import PairCounts, add_up, add_up_pairs, batches
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, png, utility_figure
+from rayspec.calibration.figures import cluster_sizes_figure, coverage_figure, png
 from rayspec.calibration.prepare import Prepared
 from rayspec.calibration.rules.base import Made
-from rayspec.calibration.rules.bcl import Bcl
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.config import flatten, to_yaml
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
@@ -130,15 +129,7 @@ def _pictures(
     elif held_out_V is not None and "ids" in made.tensors:
         curves = {name: coverage(held_out_V, ids) for name, ids in ranked.items()}
         pictures["coverage.png"] = png(coverage_figure(curves, calibration.source, len(made.tensors["ids"])))
-    if isinstance(rule, Bcl):
-        utility_V = rule.utility(counts_V, prepared.vocabulary, drafter.flops)
-        share_V = torch.as_tensor(
-            drafter.flops.share(torch.arange(1, len(utility_V) + 1).double(), prepared.vocabulary.size)
-        )
-        covered_V = coverage(counts_V, ranked[calibration.source])
-        size = len(made.tensors["ids"])
-        pictures["utility.png"] = png(utility_figure(utility_V, covered_V, share_V, rule.min_coverage, size))
-    return pictures
+    return pictures | rule.pictures(counts_V, prepared.vocabulary, drafter, made)
 
 
 def _tracker(prepared: Prepared) -> Tracker | None:

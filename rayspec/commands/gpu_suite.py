@@ -88,11 +88,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.engines is not None:
         return engines(args)
     from rayspec_kernels.common import suite
-    from rayspec_kernels.common.report import write_report, write_whole
+    from rayspec_kernels.common.report import report_text
+    from sglang_ext.whole import write_whole
 
     if args.report:
         with _of_this_suite(args.report):
-            write_report(stored(args.report, "results.json"), args.report)
+            write_whole(args.report / "report.md", report_text(stored(args.report, "results.json"), args.report))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
 
@@ -101,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
 
     results = suite.run(args.ops, args.interpret, suite.provenance(args.interpret), save)
     save(results)
-    write_report(results, args.out)
+    write_whole(args.out / "report.md", report_text(results, args.out))
     wrong = [c for c in results["checks"] if c["error"]]
     print(f"{len(results['checks'])} results checked, {len(wrong)} wrong, {len(results['timings'])} timed: {args.out}")
     return 1 if wrong else 0

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
 from rayspec.engine_suite.process import EngineProcess
-from rayspec_kernels.common.report import write_whole
+from sglang_ext.whole import write_whole
 
 DRAFT_STEPS = 4
 PLAIN = "plain"

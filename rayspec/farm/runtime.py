@@ -220,18 +220,22 @@ class Runtime:
 
     def _watch_children(self) -> None:
         """Put our SIGQUIT handler back in front of the one that SGLang installs with its first request."""
-        self._engine.flush_cache()  # installs it
-        self._engine.loop.remove_signal_handler(signal.SIGQUIT)
+        from sglang_ext.adapter.engine import take_signal
+
+        take_signal(self._engine, signal.SIGQUIT)
         signal.signal(signal.SIGQUIT, _on_child_death)
 
     def _flush(self) -> None:
         """Empty the prefix cache; the scheduler lets go of a request a little after its last token has arrived."""
-        flushed = self._run(self._engine.tokenizer_manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S))
-        if not flushed.success:
-            raise EngineFailed(f"the prefix cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: {flushed.message}")
+        from sglang_ext.adapter.engine import flushed
+
+        problem = self._run(flushed(self._engine, FLUSH_TIMEOUT_S))
+        if problem is not None:
+            raise EngineFailed(f"the prefix cache could not be flushed within {FLUSH_TIMEOUT_S:g} s: {problem}")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the engine's own loop, giving up as soon as an engine process dies."""
+        from sglang_ext.adapter.engine import loop_of
 
         async def watched() -> T:
             # an exception from a signal handler would be lost inside the loop, so look at the flag instead
@@ -245,7 +249,7 @@ class Runtime:
 
         _ChildDeath.is_expected = False
         try:
-            return self._engine.loop.run_until_complete(watched())
+            return loop_of(self._engine).run_until_complete(watched())
         finally:
             _ChildDeath.is_expected = True
 

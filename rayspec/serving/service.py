@@ -30,13 +30,13 @@ class ServiceArgs(Settings):
     target: str | None = None
     force: bool = False
     follows_policy: bool = True
-    min_replicas: int = 1
-    max_replicas: int = 1
-    requests_each: int = 16
-    scale_down_s: float = 600.0
-    drain_s: float = 600.0
-    router: str = "balanced"
-    gpus: float = 0.0
+    min_replicas: int = Scale.minimum
+    max_replicas: int = Scale.maximum
+    requests_each: int = Scale.requests_each
+    scale_down_s: float = Scale.scale_down_s
+    drain_s: float = Scale.drain_s
+    router: str = Scale.router
+    gpus: float = Scale.gpus
     log_format: str = "text"
 
     def __post_init__(self) -> None:

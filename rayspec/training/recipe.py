@@ -39,7 +39,7 @@ class Recipe(Settings):
 
     ttt_steps: int = 4  # rollout length in training
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
-    divergence: str = "kl"
+    divergence: str = Objective.divergence
     top_k_weight: float = 0.0
     top_k: int = TOP_K
     labels: str = "soft"

@@ -1,5 +1,6 @@
 """What the rest of rayspec calls to run SGLang: arguments, environment, checks and the live swap."""
 
+import asyncio
 import json
 import os
 import tempfile
@@ -142,6 +143,23 @@ def policy_report(engine: Any) -> dict[str, Any] | None:
 def tokenizer(engine: Any) -> Any:
     """The target's Hugging Face tokenizer as the engine uses it, with its chat template if it has one."""
     return engine.tokenizer_manager.tokenizer
+
+
+def loop_of(engine: Any) -> asyncio.AbstractEventLoop:
+    """In which the engine answers: other work for it has to run there."""
+    return engine.loop
+
+
+def take_signal(engine: Any, number: int) -> None:
+    """Take the handler of a signal from the engine, which installs its own with its first request."""
+    engine.flush_cache()  # installs it
+    loop_of(engine).remove_signal_handler(number)
+
+
+async def flushed(engine: Any, timeout_s: float) -> str | None:
+    """Empty the prefix cache, in the engine's loop; SGLang's message where requests ran for longer than `timeout_s`."""
+    answer = await engine.tokenizer_manager.flush_cache(timeout_s=timeout_s)
+    return None if answer.success else str(answer.message)
 
 
 def swap_drafter(engine: Any, path: str) -> None:

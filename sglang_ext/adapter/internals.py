@@ -513,6 +513,21 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.swap.swap_drafter",
     ),
     Internal(
+        "sglang.srt.entrypoints.engine.Engine.flush_cache",
+        ("self",),
+        "runs in the `loop` that sglang_ext.adapter.engine.loop_of reads; called by take_signal there",
+    ),
+    Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.auto_create_handle_loop",
+        ("self",),
+        "installs with the first request the handler that sglang_ext.adapter.engine.take_signal takes away",
+    ),
+    Internal(
+        "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.flush_cache",
+        ("self", "timeout_s"),
+        "called by sglang_ext.adapter.engine.flushed",
+    ),
+    Internal(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
         ("self",),
         "sets `tokenizer`, which sglang_ext.adapter.engine.tokenizer reads",
@@ -740,6 +755,52 @@ PRELOADED: tuple[str, ...] = (
     "sglang_ext.adapter.workers.context",
     "sglang_ext.adapter.workers.drawn_standalone",
 )
+
+# What classes of ours override of SGLang's beside the above, by SGLang's class; a test reads it from the classes
+OVERRIDDEN: dict[str, tuple[str, ...]] = {
+    "sglang.srt.layers.attention.base_attn_backend.AttentionBackend": (
+        "forward_decode",
+        "forward_extend",
+        "init_forward_metadata",
+        "support_triton",
+        "verify_mask",
+    ),
+    "sglang.srt.platforms.device_mixin.DeviceMixin": (
+        "_enum",
+        "device_name",
+        "device_type",
+        "get_available_memory",
+        "get_current_memory_usage",
+        "get_device",
+        "get_device_name",
+        "get_device_total_memory",
+    ),
+    "sglang.srt.platforms.interface.SRTPlatform": (
+        "apply_server_args_defaults",
+        "get_default_attention_backend",
+        "get_speculative_cache_locs_fn",
+        "init_backend",
+        "post_load_model",
+        "supports_speculative_algorithm",
+    ),
+    "sglang.srt.speculative.base_spec_worker.EagleDraftWorkerBase": (
+        "_rebuild_topk1_chain_buffers",
+        "alloc_memory_pool",
+        "draft_extend",
+        "draft_runners",
+        "init_attention_backends",
+        "init_cuda_graphs",
+    ),
+    "sglang.srt.speculative.eagle_info.EagleVerifyInput": ("max_tree_depth", "tree_topk"),
+    "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2": ("last_shared_read_runner", "spec_v2_attn_backends"),
+    "sglang.srt.speculative.spec_registry.CustomSpecAlgo": (
+        "build_disagg_draft_input",
+        "has_draft_kv",
+        "is_eagle",
+        "is_eagle3",
+        "supports_grammar_overlap",
+    ),
+}
 
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (

@@ -14,7 +14,7 @@ import torch
 from hostile import ask
 
 from rayspec_kernels.common import bench, suite
-from rayspec_kernels.common.report import speedup, write_report
+from rayspec_kernels.common.report import report_text, speedup
 from rayspec_kernels.common.shapes import SMALL
 from rayspec_kernels.grouped_rmsnorm.bench import cases
 
@@ -128,8 +128,7 @@ def test_report_of_timings(tmp_path: Path) -> None:
     assert speedup(timings[0]) == pytest.approx(3.0)  # against what gives the same, not against a part of it
     results = {"provenance": {"GPU": "some"}, "ceilings": {"copy_bytes_per_s": 4e12, "gemm_flops_per_s": 7e14},
                "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"}}  # fmt: skip
-    write_report(results, tmp_path)
-    text = (tmp_path / "report.md").read_text()
+    text = report_text(results, tmp_path)
     assert "| head_topk | bf16 | Llama | 1 | 100.0 warm | 1% | 50.0 | 50% |" in text
     assert "3.00x | split in 4 110.0 |" in text
     assert text.index("| gather_dot | bf16 | Llama | 1 |") < text.index("| gather_dot | bf16 | Llama | 64 |")

@@ -75,7 +75,8 @@ class World:
         return [] if place is None else [busy[place]]
 
     def pool(self, count: int = 2, **options: Any) -> EnginePool:
-        pool = EnginePool(count, self.make, self.wait, stop_ids=[STOP], **options)
+        limits = {"restarts": 3, "start_timeout_s": 1200.0, "batch_timeout_s": 7200.0}
+        pool = EnginePool(count, self.make, self.wait, stop_ids=[STOP], **limits | options)
         pool.start()
         return pool
 

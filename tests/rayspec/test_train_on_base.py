@@ -63,7 +63,7 @@ def test_the_body_is_frozen_and_stored_once(family: Family) -> None:
     assert len(json.loads((out / "routed" / "training.json").read_text())["history"]) == 4
 
 
-def test_another_knob_needs_no_training_and_no_tensors(family: Family) -> None:
+def test_another_inference_option_needs_no_training_and_no_tensors(family: Family) -> None:
     out = Path(family[0].output_dir)
     routed, _ = load_drafter(out / "routed")
     wider, info = load_drafter(out / "wider")
@@ -89,7 +89,7 @@ def test_a_stock_base_without_taps_is_given_those_of_the_target(family: Family, 
     assert on_stock.body.tap_layers == tiny_target.taps
 
 
-def test_fewer_bits_are_a_knob(family: Family, tiny_target: FrozenTarget) -> None:
+def test_fewer_bits_are_an_inference_option(family: Family, tiny_target: FrozenTarget) -> None:
     folder = make(family, tiny_target, "int8", "routed", {**SPECVOCAB, "weight_format": "int8"})
     routed, _ = load_drafter(folder.parent / "routed")
     rounded, info = load_drafter(folder)

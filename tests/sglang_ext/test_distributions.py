@@ -111,7 +111,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 LONG = 53  # tokens of an answer: fewer requests for as many pairs
-MOST, FEWER = volume(100_000, 12_000), volume(20_000, 7_000)  # pairs
+PAIRS, FEWER_PAIRS = volume(100_000, 12_000), volume(20_000, 7_000)
 FEW = 4_000  # in `make test`, of a drafter beside the engine's first
 REQUESTS = volume(400, 60)  # of each of the settings that are mixed
 ROUNDS, FEWER_ROUNDS = volume(2_000, 600), volume(2_000, 300)
@@ -201,7 +201,7 @@ def test_distribution(
     request: pytest.FixtureRequest, engine: Any, drafter: Path | None, asked: Engine, toy: Toy
 ) -> None:
     name = request.node.callspec.params["drafter"]
-    most = MOST if asked.is_drawn_chain and "routed" not in name else FEWER
+    most = PAIRS if asked.is_drawn_chain and "routed" not in name else FEWER_PAIRS
     check_pairs(engine, toy, most if name == asked.distributions[0] else volume(most, FEW))
 
 
@@ -217,7 +217,7 @@ def check_pairs(engine: Any, toy: Toy, pairs: int, temperature: float = 1.0) -> 
 
 @met(lambda engine: ["rdk"], "eagle3_drawn_chain", "eagle3_tree")
 def test_distribution_of_redistribution_at_another_temperature(engine: Any, drafter: Path, toy: Toy) -> None:
-    check_pairs(engine, toy, FEWER, temperature=0.7)
+    check_pairs(engine, toy, FEWER_PAIRS, temperature=0.7)
 
 
 @met(

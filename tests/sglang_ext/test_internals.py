@@ -1,5 +1,6 @@
 """The pinned SGLang still has what the adapter replaces. If this fails, read sglang_ext/adapter/internals.py."""
 
+import importlib
 import inspect
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from sglang_ext import adapter
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import (
     CHAIN_VERIFICATION,
@@ -25,6 +27,7 @@ from sglang_ext.adapter.internals import (
     IMPORTED,
     LAST_HIDDEN_WORKERS,
     LOGGERS,
+    OVERRIDDEN,
     PRELOADED,
     RELIED_ON,
     SCHEDULER_CALLS,
@@ -190,3 +193,27 @@ def test_platform_is_active_here_without_an_accelerator() -> None:
 
     assert_plugin_active()
     assert (type(current_platform).__module__ == "sglang_ext.adapter.cpu.platform") == (not has_accelerator())
+
+
+def overridden() -> set[str]:
+    """What classes of the adapter have in place of SGLang's, read from the classes."""
+    found = set()
+    for module in pkgutil.walk_packages(adapter.__path__, f"{adapter.__name__}."):
+        for ours in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(ours) or ours.__module__ != module.name:
+                continue
+            for name in vars(ours):
+                has_it = (c for c in ours.__mro__[1:] if name in {*vars(c), *inspect.get_annotations(c)})
+                theirs = next((c for c in has_it if c.__module__.startswith("sglang.")), None)
+                if theirs is not None and not name.startswith(("__", "_abc_")):
+                    found.add(f"{theirs.__module__}.{theirs.__qualname__}.{name}")
+    return found
+
+
+def test_all_that_is_overridden_is_listed() -> None:
+    """And is there: SGLang would go on without calling ours if it gave it another name."""
+    listed = {f"{owner}.{name}" for owner, names in OVERRIDDEN.items() for name in names}
+    found = overridden()
+    assert listed - found == set(), "SGLang has them no longer, or nothing overrides them; take them out"
+    replaced = {i.target for i in WITH_SIGNATURE + WORKERS}
+    assert found - listed - replaced == set(), "add them to OVERRIDDEN in sglang_ext/adapter/internals.py"

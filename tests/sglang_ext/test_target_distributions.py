@@ -8,7 +8,7 @@ import pytest
 from distributions import check_distributions, check_greedy_in_a_mixed_batch
 from engines import running_engine
 from target_kinds import TARGETS, random_model
-from test_distributions import FEWER, FILTERS, REQUESTS, check_pairs
+from test_distributions import FEWER_PAIRS, FILTERS, REQUESTS, check_pairs
 from toy import DRAFT_STEPS, Toy, V, toy_of
 
 from sglang_ext.adapter.engine import swap_drafter
@@ -33,4 +33,4 @@ def test_distribution_with_reduced_heads(name: str, tmp_path: Path) -> None:
         )
         check_greedy_in_a_mixed_batch(engine, toy)
         swap_drafter(engine, str(slim))
-        check_pairs(engine, toy, FEWER)
+        check_pairs(engine, toy, FEWER_PAIRS)

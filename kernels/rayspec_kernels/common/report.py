@@ -9,8 +9,8 @@ from rayspec_kernels.common.goals import goals_table
 Results = Mapping[str, Any]
 
 
-def write_report(results: Results, folder: Path) -> None:
-    """report.md beside results.json, with share_of_floor.png and speedup.png if they can be drawn."""
+def report_text(results: Results, folder: Path) -> str:
+    """What report.md says; share_of_floor.png and speedup.png are drawn into `folder`, if they can be."""
     timings = sorted(results["timings"], key=lambda t: (t["op"], t["shape"], t["variant"], t["batch"]))
     figures = _figures(timings, folder) if timings else []
     lines = ["# Kernels on a GPU", "", *(f"- {name}: {value}" for name, value in results["provenance"].items())]
@@ -26,7 +26,7 @@ def write_report(results: Results, folder: Path) -> None:
         lines += ["", "## Goals", "", *goals_table(timings)]
     lines += ["", "## Times", "", *_table(timings)]
     lines += [f"\n![{figure.stem}]({figure.name})" for figure in figures]
-    write_whole(folder / "report.md", "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _table(timings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -94,10 +94,3 @@ def _figures(timings: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         pyplot.close(figure)
         made.append(folder / f"{stem}.png")
     return made
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Never half of it: a temporary name, then a rename."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text)
-    part.replace(path)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_LEAST = torch.finfo(torch.float32).tiny
+_MIN = torch.finfo(torch.float32).tiny
 
 
 class Siblings(NamedTuple):
@@ -51,14 +51,14 @@ def sibling_distribution_reference(
         p_Bn1, q_Bn1 = p_BnV.gather(2, token_Bn1), q_BnV.gather(2, token_Bn1)
         rest_BnV = (p_BnV - q_BnV * (q_Bn1 > 0)).clamp(min=0).scatter(2, token_Bn1, 0.0)
         rest_Bn1 = rest_BnV.sum(dim=2, keepdim=True)
-        accepted_Bn1 = torch.where(q_Bn1 > 0, (p_Bn1 / q_Bn1.clamp(min=_LEAST)).clamp(max=1), p_Bn1)
+        accepted_Bn1 = torch.where(q_Bn1 > 0, (p_Bn1 / q_Bn1.clamp(min=_MIN)).clamp(max=1), p_Bn1)
         # where nothing is left to draw after a rejection, rounding alone could reject
         accepted_Bn1 = torch.where(is_child_n1, torch.where(rest_Bn1 > 0, accepted_Bn1, 1.0), 0.0)
         chances.append((token_Bn1, reached_Bn1 * accepted_Bn1))
         reached_Bn1 = reached_Bn1 * (1 - accepted_Bn1)
         left_BnV = q_BnV.scatter(2, token_Bn1, 0.0)
-        p_BnV = torch.where(is_child_n1, rest_BnV / rest_Bn1.clamp(min=_LEAST), p_BnV)
-        q_BnV = torch.where(is_child_n1, left_BnV / left_BnV.sum(dim=2, keepdim=True).clamp(min=_LEAST), q_BnV)
+        p_BnV = torch.where(is_child_n1, rest_BnV / rest_Bn1.clamp(min=_MIN), p_BnV)
+        q_BnV = torch.where(is_child_n1, left_BnV / left_BnV.sum(dim=2, keepdim=True).clamp(min=_MIN), q_BnV)
     probs_BnV = reached_Bn1 * p_BnV
     for token_Bn1, chance_Bn1 in chances:
         probs_BnV.scatter_add_(2, token_Bn1, chance_Bn1)

@@ -17,11 +17,11 @@ from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import Sizes, SlimPosterior
 from rayspec_kernels.tree_build.reference import DraftTree
 
-_MOST = 2**14  # hypotheses to enumerate
+_MAX_HYPOTHESES = 2**14  # to enumerate
 
 
 def fits_host(sizes: Sizes) -> bool:
-    return sum(sizes.candidates**d for d in range(1, sizes.positions + 1)) <= _MOST
+    return sum(sizes.candidates**d for d in range(1, sizes.positions + 1)) <= _MAX_HYPOTHESES
 
 
 def slim_posterior_host(

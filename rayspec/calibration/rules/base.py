@@ -49,3 +49,9 @@ class Rule(Settings, ABC):
     @abstractmethod
     def make(self, counts_V: Any, vocabulary: Vocabulary, drafter: ReferenceDrafter) -> Made:
         """Apply the rule to counts int64 [V], or to PairCounts where it is `of_pairs`."""
+
+    def pictures(
+        self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter, made: Made
+    ) -> dict[str, bytes]:
+        """PNG files by name, of what this rule alone weighs; most have none."""
+        return {}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
+from rayspec.calibration.figures import png, utility_figure
 from rayspec.calibration.rules.base import Made, Rule, check_range
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.rules.truncation import kept
@@ -65,6 +66,15 @@ class Bcl(Rule):
         made.figures["utility"] = float(utility_V[size - 1])
         made.figures["flops_share"] = float(drafter.flops.share(size, vocabulary.size))
         return made
+
+    def pictures(
+        self, counts_V: Tensor, vocabulary: Vocabulary, drafter: ReferenceDrafter, made: Made
+    ) -> dict[str, bytes]:
+        utility_V = self.utility(counts_V, vocabulary, drafter.flops)
+        sizes = torch.arange(1, len(utility_V) + 1).double()
+        share_V = torch.as_tensor(drafter.flops.share(sizes, vocabulary.size))
+        covered_V, size = coverage(counts_V, rank(counts_V, vocabulary)), len(made.tensors["ids"])
+        return {"utility.png": png(utility_figure(utility_V, covered_V, share_V, self.min_coverage, size))}
 
     def utility(self, counts_V: Tensor, vocabulary: Vocabulary, flops: DrafterFlops) -> Tensor:
         """Float64 [V]: U(1), U(2), ... U(V); -inf for a size that no head may have or that covers too little."""

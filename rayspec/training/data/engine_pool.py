@@ -67,10 +67,10 @@ class EnginePool:
     count: int
     make: Callable[[int, int], Engine]
     wait: Wait
+    restarts: int
+    start_timeout_s: float
+    batch_timeout_s: float
     stop_ids: Sequence[int] = ()
-    restarts: int = 3
-    start_timeout_s: float = 1200.0
-    batch_timeout_s: float = 7200.0
     _places: list[Place] = field(default_factory=list)
 
     def start(self) -> None:
