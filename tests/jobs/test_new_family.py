@@ -95,18 +95,20 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "RAY_"))} | own
 
 
-@pytest.mark.parametrize("sweeps", ["planned", pytest.param("measured", marks=[pytest.mark.engine, pytest.mark.slow])])
-def test_it_is_trained_and_swept(environment: dict[str, str], sweeps: str, tmp_path: Path) -> None:
+@pytest.mark.engine
+@pytest.mark.parametrize("sweeps", ["planned", pytest.param("measured", marks=pytest.mark.slow)])
+def test_it_is_trained_served_and_swept(environment: dict[str, str], sweeps: str, tmp_path: Path) -> None:
     assert "plain_matrices" not in families()
     work, settings = answer(tmp_path / "work")
     run = partial(job, environment)
     entry = "{name: new, draft_head: {kind: slimspec, rank: 16}, drafter: {kind: plain_matrices, positions: 2}}"
-    run(
+    trained = run(
         "train",
         *(f"drafters=[{entry}]", f"output_dir={tmp_path}", f"work_dir={work}", "mlflow=false", *settings),
         *("recipe.num_steps=2", "recipe.batch_size=2", "recipe.warmup_steps=1", "evaluation.draft_steps=2"),
-        "evaluation.served_prompts=0",
+        "evaluation.served_prompts=2",
     )
+    assert "new: tau in SGLang " in trained
     assert json.loads((tmp_path / "new" / "config.json").read_text())["architectures"] == ["PlainMatrices"]
     printed = run(
         "sweep",
