@@ -22,6 +22,7 @@ from rayspec.messages import first_line
 from rayspec.training.precision import fast_dtype
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo, default_taps, tokenizer_sha256
+from sglang_ext.fingerprints import file_sha256
 
 if TYPE_CHECKING:  # seconds, which commands and workers that load no target need not wait for
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,8 +39,7 @@ def target_sha256(folder: str | Path) -> str:
         )
     digest = hashlib.sha256()
     for file in (Path(folder) / "config.json", *files):
-        with file.open("rb") as handle:
-            digest.update(hashlib.file_digest(handle, "sha256").digest())
+        digest.update(bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
 
 

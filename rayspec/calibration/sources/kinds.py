@@ -216,7 +216,9 @@ class DraftTokens(TargetAnswers):
 def _files_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
-        digest.update(file.read_bytes())
+        with file.open("rb") as handle:
+            while part := handle.read(2**20):
+                digest.update(part)
     return digest.hexdigest()
 
 
