@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.cpu.sibling_distribution import Siblings
-from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import Expansion
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads

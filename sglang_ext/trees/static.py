@@ -17,8 +17,8 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree, link_tree_reference
 from rayspec_kernels.cpu.sibling_distribution import Siblings
-from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
 from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pick, Proposer, TreeOptions, most_likely
 
 RankPath = tuple[int, ...]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.slim_posterior import _slim_posterior, slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.host import fits_host, slim_posterior_host
@@ -19,7 +20,6 @@ from rayspec_kernels.slim_posterior.reference import (
     hypothesis_tree_reference,
     slim_posterior_reference,
 )
-from rayspec_kernels.tree_build.reference import DraftTree
 
 INF, NAN = float("inf"), float("nan")
 Ranks = tuple[int, ...]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
-from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune import _tree_prune, tree_prune
 from rayspec_kernels.tree_prune.bench import random_expansion
 from rayspec_kernels.tree_prune.kernel import tree_prune_kernel

@@ -7,13 +7,13 @@ import torch
 from chi_square import p_value
 from volume import volume
 
+from rayspec_kernels.common.draft_tree import build_chain_reference
 from rayspec_kernels.cpu.tree_verify import (
     Accepted,
     verify_chain_reference,
     verify_greedy_reference,
     verify_sampled_reference,
 )
-from rayspec_kernels.tree_build.reference import build_chain_reference
 
 CHAIN = build_chain_reference(1, 4, torch.device("cpu"))
 

@@ -12,7 +12,7 @@ from head_cases import SPECS, STOPS, TARGET_HEAD_VH, H, V, make_head, seeded
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
-from rayspec_kernels.tree_build.reference import build_chain_reference
+from rayspec_kernels.common.draft_tree import build_chain_reference
 from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter

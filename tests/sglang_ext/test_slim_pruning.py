@@ -18,7 +18,7 @@ from test_tree_slim import TENSOR_FAULTS, log_r, make_tree
 from torch import Tensor
 
 from rayspec.export import ExportConfig, prepare
-from rayspec_kernels.tree_build.reference import build_tree_reference
+from rayspec_kernels.common.draft_tree import build_tree_reference
 from rayspec_kernels.tree_prune.reference import expansion_scores_reference
 from sglang_ext.adapter.algorithms import algorithm_of, swap_group
 from sglang_ext.artefacts import WEIGHTS

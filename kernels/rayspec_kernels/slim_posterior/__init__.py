@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.common.layout import fits
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.host import fits_host, slim_posterior_host
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior, slim_posterior_reference
-from rayspec_kernels.tree_build.reference import DraftTree
 
 
 @torch.library.custom_op("rayspec::slim_posterior", mutates_args=())

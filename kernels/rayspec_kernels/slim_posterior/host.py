@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import Sizes, SlimPosterior
-from rayspec_kernels.tree_build.reference import DraftTree
 
 _MAX_HYPOTHESES = 2**14  # to enumerate
 

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.common.layout import check_layouts, check_sizes
 from rayspec_kernels.common.topk import key_of, place_of, score_of
+from rayspec_kernels.common.tree_links import write_bare_row, write_links
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import MAX_SIZES, Sizes, SlimPosterior
-from rayspec_kernels.tree_build.kernel import write_bare_row, write_links
-from rayspec_kernels.tree_build.reference import DraftTree
 
 
 @triton.jit

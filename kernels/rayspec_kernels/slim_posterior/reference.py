@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree, link_tree_reference
 from rayspec_kernels.slim_posterior.correlations import Correlations
-from rayspec_kernels.tree_build.reference import DraftTree, link_tree_reference
 
 _NO_NODE = 2**62
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.dispatch import uses_kernel
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.common.layout import fits
 from rayspec_kernels.slim_posterior import fake_tree
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
-from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import MAX_SIZES, Expansion, Sizes, tree_prune_reference
 
 

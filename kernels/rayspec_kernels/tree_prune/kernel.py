@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.common.layout import check_layouts, check_sizes
+from rayspec_kernels.common.tree_links import write_bare_row, write_links
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.kernel import log_correlation
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
-from rayspec_kernels.tree_build.kernel import write_bare_row, write_links
-from rayspec_kernels.tree_build.reference import DraftTree
 from rayspec_kernels.tree_prune.reference import MAX_SIZES, Expansion, Sizes
 
 

@@ -4,8 +4,8 @@ without any look at values.
 B = requests, C = candidates, M = C + 1 nodes of the whole tree with the root, N = nodes that may stay, the root
 included, K = best nodes that are asked for, P = beam entries, W = top-k of the draft loop.
 
-Node 0 is the root and its own parent; parents precede their children. Candidate c of a draft loop (tree_build says how
-it counts) is node c + 1.
+Node 0 is the root and its own parent; parents precede their children. Candidate c of a draft loop
+(`common/draft_tree.py` says how it counts) is node c + 1.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import link_tree_reference
 from rayspec_kernels.slim_posterior.correlations import Correlations
 from rayspec_kernels.slim_posterior.reference import SlimPosterior
-from rayspec_kernels.tree_build.reference import link_tree_reference
 
 
 class Expansion(NamedTuple):
-    """Every candidate that a draft loop of EAGLE-2 scored, as tree_build counts them."""
+    """Every candidate that a draft loop of EAGLE-2 scored, as `common/draft_tree.py` counts them."""
 
     parents_BP: Tensor  # int64
     p_BC: Tensor  # float32: the product of the draft probabilities on a candidate's path

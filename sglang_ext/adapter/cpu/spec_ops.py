@@ -12,6 +12,7 @@ import torch
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import build_chain_reference, build_tree_reference
 from rayspec_kernels.cpu.kv_slots import (
     pack_front_reference,
     read_slots_reference,
@@ -25,7 +26,6 @@ from rayspec_kernels.cpu.tree_verify import (
     verify_greedy_reference,
     verify_sampled_reference,
 )
-from rayspec_kernels.tree_build.reference import build_chain_reference, build_tree_reference
 from sglang_ext.adapter.cpu.attention import CpuAttentionBackend, CpuDraftDecodeBackend
 from sglang_ext.adapter.cpu.contracts import demands
 

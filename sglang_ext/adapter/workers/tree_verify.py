@@ -7,8 +7,8 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
+from rayspec_kernels.common.draft_tree import DraftTree, full_mask_reference
 from rayspec_kernels.cpu.sibling_distribution import Siblings
-from rayspec_kernels.tree_build.reference import DraftTree, full_mask_reference
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.trees import Draft
 

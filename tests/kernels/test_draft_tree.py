@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayspec_kernels.tree_build.reference import (
+from rayspec_kernels.common.draft_tree import (
     DraftTree,
     build_chain_reference,
     build_tree_reference,

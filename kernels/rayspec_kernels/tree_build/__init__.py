@@ -1,1 +1,0 @@
-"""Draft tree tensors (mask, positions, links) from the parents that the draft loop recorded."""
