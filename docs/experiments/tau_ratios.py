@@ -1,0 +1,74 @@
+"""Tau of every candidate of a sweep against its baseline's, with an interval: a percentile bootstrap over
+conversations, which begin alike for both. From the raw counts that the sweep left in MLflow.
+
+python docs/experiments/tau_ratios.py SWEEP [BASELINE]
+
+SWEEP is the run's id or name, BASELINE a trial's name (the first that drafts, where none is given).
+"""
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from mlflow import MlflowClient
+from scipy import stats
+
+from rayspec.home import tracking_uri
+from rayspec.sweep.record.stored import find_sweep
+from rayspec.tracking import connect
+
+Counts = dict[str, tuple[int, int]]  # of each conversation: verify steps, accepted drafts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep")
+    parser.add_argument("baseline", nargs="?")
+    options = parser.parse_args()
+    client = connect(tracking_uri())
+    parent = find_sweep(client, options.sweep).run_id
+    runs = client.search_runs([client.get_run(parent).info.experiment_id], f"tags.mlflow.parentRunId = '{parent}'")
+    counts = {run.info.run_name: counts_of(client, run.info.run_id) for run in reversed(runs)}
+    drafting = {name: found for name, found in counts.items() if any(steps for steps, _ in found.values())}
+    baseline = options.baseline or next(iter(drafting))
+    for name, found in drafting.items():
+        print(f"{name}: tau {tau(found):.3f}, of {baseline}'s {interval(found, drafting[baseline])}")
+
+
+def counts_of(client: MlflowClient, run_id: str) -> Counts:
+    steps: Counter[str] = Counter()
+    drafts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(client.download_artifacts(run_id, "requests.jsonl", folder))
+        for line in file.read_text().splitlines():
+            request = json.loads(line)
+            steps[request["prompt_id"]] += request["verify_steps"]
+            drafts[request["prompt_id"]] += request["accepted_drafts"]
+    return {prompt: (steps[prompt], drafts[prompt]) for prompt in steps}
+
+
+def tau(counts: Counts) -> float:
+    steps, drafts = np.array(list(counts.values())).T
+    return float(1 + drafts.sum() / steps.sum())
+
+
+def interval(ours: Counts, theirs: Counts) -> str:
+    if ours == theirs:
+        return "1"
+    rows = np.array([(*ours[prompt], *theirs[prompt]) for prompt in theirs]).T
+
+    def ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+        steps, drafts, other_steps, other_drafts = (column.sum(axis=axis) for column in columns)
+        return (1 + drafts / steps) / (1 + other_drafts / other_steps)
+
+    found = stats.bootstrap(
+        rows, ratio, paired=True, vectorized=True, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return f"{float(ratio(*rows)):.3f} [{found.low:.3f}, {found.high:.3f}], {rows.shape[1]} conversations"
+
+
+if __name__ == "__main__":
+    main()
