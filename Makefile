@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
 	@echo "make test    the tests, on three workers; make test-full: all that they can try, and those marked slow as well"
-	@echo "make check   lint, and the tests that start neither SGLang nor Ray nor a server: four minutes, for the way"
+	@echo "make check   lint, and the tests that start neither SGLang nor Ray nor a server: four minutes, the inner loop"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check and one engine, for another Python: PYTHON=python3.12 VENV=.venv-3.12"
 	@echo "make audit   known vulnerabilities of what constraints.txt pins (asks PyPI)"

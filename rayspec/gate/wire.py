@@ -9,37 +9,37 @@ MAX_COUNT = 10**9  # of tokens or steps; a larger one is a mistake of who sends 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
-class _Said(BaseModel):
+class _Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Delta(_Said):
+class Delta(_Message):
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class Choice(_Said):
+class Choice(_Message):
     text: str | None = None  # of /completions
     delta: Delta | None = None  # of /chat/completions
 
 
-class Usage(_Said):
+class Usage(_Message):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
 
 
-class SpecDetails(_Said):
+class SpecDetails(_Message):
     spec_verify_ct: Count = 0
     spec_num_correct_drafts: Count = 0
 
 
-class Extension(_Said):
+class Extension(_Message):
     """SGLang's."""
 
     spec_tokens_details: SpecDetails | None = None
 
 
-class Chunk(_Said):
+class Chunk(_Message):
     """An event of a stream."""
 
     choices: list[Choice] | None = None
@@ -57,11 +57,11 @@ class Chunk(_Said):
         return choice.text or delta.content or delta.reasoning_content or ""
 
 
-class ListedModel(_Said):
+class ListedModel(_Message):
     id: str
     root: str | None = None
     owned_by: str | None = None
 
 
-class ModelList(_Said):
+class ModelList(_Message):
     data: list[ListedModel]
