@@ -78,7 +78,11 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     (copy / "jobs" / "gpu_suite.py").write_text(SUITE.read_text())
     (copy / "kernels").mkdir()
     (copy / "rayspec" / "commands").mkdir(parents=True)
-    for file in ("rayspec/__init__.py", "rayspec/commands/__init__.py", "rayspec/commands/gpu_suite.py"):
+    (copy / "sglang_ext").mkdir()
+    for file in (
+        *("rayspec/__init__.py", "rayspec/commands/__init__.py", "rayspec/commands/gpu_suite.py"),
+        *("sglang_ext/__init__.py", "sglang_ext/whole.py"),
+    ):
         (copy / file).write_text((SUITE.parents[1] / file).read_text())
     subprocess.run(["cp", "-r", SUITE.parents[1] / "kernels" / "rayspec_kernels", copy / "kernels"], check=True)
     kernel = copy / "kernels" / "rayspec_kernels" / "grouped_rmsnorm" / "kernel.py"
