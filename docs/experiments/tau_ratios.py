@@ -33,7 +33,9 @@ def main() -> None:
     runs = client.search_runs([client.get_run(parent).info.experiment_id], f"tags.mlflow.parentRunId = '{parent}'")
     counts = {run.info.run_name: counts_of(client, run.info.run_id) for run in reversed(runs)}
     drafting = {name: found for name, found in counts.items() if any(steps for steps, _ in found.values())}
-    baseline = options.baseline or next(iter(drafting))
+    baseline = options.baseline or next(iter(drafting), None)
+    if baseline not in drafting:
+        parser.error(f"BASELINE must be one of its trials that draft, {', '.join(drafting) or 'none'}; got {baseline}")
     for name, found in drafting.items():
         print(f"{name}: tau {tau(found):.3f}, of {baseline}'s {interval(found, drafting[baseline])}")
 
@@ -56,8 +58,6 @@ def tau(counts: Counts) -> float:
 
 
 def interval(ours: Counts, theirs: Counts) -> str:
-    if ours == theirs:
-        return "1"
     rows = np.array([(*ours[prompt], *theirs[prompt]) for prompt in theirs]).T
 
     def ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
