@@ -672,6 +672,23 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.workers.policy.FollowsPolicy._stub_skipped_draft_extend",
     ),
     Internal(
+        "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+        (
+            "self",
+            "batch",
+            "forward_batch",
+            "pp_proxy_tensors",
+            "is_verify",
+            "skip_attn_backend_init",
+            "capture_hidden_mode",
+            "return_kv_loc_plan",
+        ),
+        "called by sglang_ext.adapter.workers.plain_step.decode_plainly, which sets what a plain decode step has in the "
+        "batch (`input_ids`, `out_cache_loc`, `seq_lens`, `seq_lens_cpu`, `seq_lens_sum`, `spec_info`) and in its "
+        "result what a verification has (`accept_lens`, `new_seq_lens`, `next_draft_input`, "
+        "`speculative_num_draft_tokens`)",
+    ),
+    Internal(
         "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController",
         ("worker", "policy"),
         "made by sglang_ext.adapter.workers.policy.FollowsPolicy",
@@ -815,6 +832,8 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.managers.embed_types.PositionalEmbeds",
     "sglang.srt.managers.io_struct.EmbeddingReqInput",
     "sglang.srt.managers.io_struct.TokenizedGenerateReqInput",
+    "sglang.srt.managers.utils.GenerationBatchResult",  # workers/plain_step.py completes it as verification does
+    "sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode",
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",
     "sglang.srt.platforms.current_platform",

@@ -7,25 +7,16 @@ import torch
 from torch import Tensor
 
 
-def ragged_positions(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """(request index, position) of all positions start..start+length-1, requests in order; both int64 [sum length]."""
-    end_B = length_B.long().cumsum(0)
-    row = torch.arange(int(length_B.sum()), device=length_B.device)
-    # for a handful of rows half of repeat_interleave's time (31 against 57 microseconds, 16 requests)
-    request = torch.searchsorted(end_B, row, right=True)
-    return request, row + (start_B.long() - end_B + length_B)[request]
+def write_slots_reference(table_RC: Tensor, row_B: Tensor, start_B: Tensor, end_B: Tensor, slots: Tensor) -> None:
+    """Write flat `slots` to the positions start..end-1 of each request, in place.
 
-
-def read_slots_reference(table_RC: Tensor, row_B: Tensor, start_B: Tensor, length_B: Tensor) -> Tensor:
-    """Slots of the positions start..start+length-1 of each request, flat, int64."""
-    request, position = ragged_positions(start_B, length_B)
-    return table_RC[row_B.long()[request], position].long()
-
-
-def write_slots_reference(table_RC: Tensor, row_B: Tensor, start_B: Tensor, length_B: Tensor, slots: Tensor) -> None:
-    """Write flat `slots` to the positions start..start+length-1 of each request, in place."""
-    request, position = ragged_positions(start_B, length_B)
-    table_RC[row_B.long()[request], position] = slots[: len(request)].to(table_RC.dtype)
+    A copy a request: between passes of a model, with cold caches, that takes 0.19 ms of one and 0.35 of 32 requests,
+    where indices computed by tensor operations took 0.5 and 0.43.
+    """
+    done = 0
+    for row, start, end in zip(row_B.tolist(), start_B.tolist(), end_B.tolist(), strict=True):
+        table_RC[row, start:end] = slots[done : done + end - start]
+        done += end - start
 
 
 def read_window_reference(table_RC: Tensor, row_B: Tensor, start_B: Tensor, length: int) -> Tensor:

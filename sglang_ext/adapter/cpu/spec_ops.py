@@ -15,7 +15,6 @@ from torch import Tensor
 from rayspec_kernels.common.draft_tree import build_chain_reference, build_tree_reference
 from rayspec_kernels.cpu.kv_slots import (
     pack_front_reference,
-    read_slots_reference,
     read_window_reference,
     write_slots_reference,
 )
@@ -249,8 +248,9 @@ def extend_slots(
     draft_token_num: int,
     device: Any,
 ) -> Tensor:
-    """The platform's own seam (`get_speculative_cache_locs_fn`): int64 slots of start..end of each request."""
-    return read_slots_reference(req_to_token, req_pool_indices, start_offset, end_offset - start_offset)
+    """The platform's own seam (`get_speculative_cache_locs_fn`): int64 slots of start..end of each request, all
+    `draft_token_num` of them."""
+    return read_window_reference(req_to_token, req_pool_indices, start_offset, draft_token_num).view(-1)
 
 
 @demands(
@@ -301,7 +301,7 @@ def assign_slots(
     out_cache_loc: Tensor,
     batch_size: int,
 ) -> None:
-    write_slots_reference(req_to_token, req_pool_indices, start_offset, end_offset - start_offset, out_cache_loc)
+    write_slots_reference(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)
 
 
 def skip_kv_copy_warmup(pool: Any) -> None:

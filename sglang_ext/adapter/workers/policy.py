@@ -22,7 +22,9 @@ from sglang.srt.runtime_context import get_context, get_parallel, get_spec
 from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
+from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.metrics import metrics
+from sglang_ext.adapter.workers.plain_step import can_decode_plainly, decode_plainly
 from sglang_ext.policy.choice import MeasuredPolicy
 from sglang_ext.policy.table import PolicyTable, read_table
 from sglang_ext.whole import write_whole
@@ -115,6 +117,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         if policy_file(get_spec()) is None:
             return
         self.most_steps = self.speculative_num_steps
+        self.verifies_in_python = not has_accelerator()  # so that a step without drafts is slower for it
         self.policy = MeasuredPolicy(checked_table(server_args), start=self.most_steps)
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length
@@ -122,14 +125,15 @@ class FollowsPolicy(EAGLEWorkerV2):
         self._with_holes: WeakSet[Any] = WeakSet()  # requests that the drafter has not followed
         logger.info("rayspec policy: draft lengths %s by %s", self.policy.table.lengths, policy_file(get_spec()))
 
-    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any) -> Any:
         if self.policy is None or batch.forward_mode.is_idle():
-            return super().forward_batch_generation(batch, *args, **kwargs)
+            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             self._with_holes.difference_update(batch.reqs)
-            return super().forward_batch_generation(batch, *args, **kwargs)
+            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
         before = self.policy.choice.draft_steps
-        choice = self.policy.choose([request not in self._with_holes for request in batch.reqs])
+        is_followed = [request not in self._with_holes for request in batch.reqs]
+        choice = self.policy.choose(is_followed)
         self.history.append((time.time(), len(batch.reqs), choice.draft_steps))
         if choice.draft_steps != before:
             self._tell(before, len(batch.reqs))
@@ -137,8 +141,17 @@ class FollowsPolicy(EAGLEWorkerV2):
         if rests:
             self.rested += 1
             self._with_holes.update(batch.reqs)
+            if self.verifies_in_python and on_publish is None and can_decode_plainly(batch):
+                self.activate_step_by_batch(len(batch.reqs))
+                result = self.decode_plainly(batch)
+                if any(is_followed):  # the others have the stubs of an earlier step
+                    self._stub_skipped_draft_extend(batch, result)
+                return result
         with envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.override(rests):
-            return super().forward_batch_generation(batch, *args, **kwargs)
+            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
+
+    def decode_plainly(self, batch: Any) -> Any:
+        return decode_plainly(self.target_worker, batch)
 
     def _tell(self, before: int, requests: int) -> None:
         assert self.policy is not None, "the caller looked"

@@ -1,5 +1,7 @@
 """SGLang's workers with the step clock around them, and counters for `/metrics`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -31,11 +33,20 @@ class TimedEagleWorker(FollowsPolicy):
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.speculative_num_draft_tokens = batch.spec_info.draft_token_num  # of this step
+        with self._verifying(batch):
+            return super().verify(batch, *args, **kwargs)
+
+    def decode_plainly(self, batch: Any) -> Any:
+        with self._verifying(batch):
+            return super().decode_plainly(batch)
+
+    @contextmanager
+    def _verifying(self, batch: Any) -> Iterator[None]:
         if CLOCK.is_decoding and CLOCK.is_running:
             CLOCK.totals.requests += batch.batch_size()
             CLOCK.totals.verified_tokens += batch.batch_size() * self.speculative_num_draft_tokens
         with CLOCK.part("verify_s"):
-            return super().verify(batch, *args, **kwargs)
+            yield
 
 
 class TimedStandaloneWorker(TimedEagleWorker, StandaloneWorkerV2):
