@@ -108,6 +108,8 @@ def to_yaml(config: object) -> str:
 
 def _plain(value: Any) -> Any:
     """The value without dataclasses; one that is an entry {kind: ..., options} keeps its kind."""
+    if hasattr(value, "as_given"):
+        return value.as_given()
     if is_dataclass(value):
         kind = {"kind": value.kind} if hasattr(value, "kind") else {}
         return kind | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -119,7 +121,7 @@ def _plain(value: Any) -> Any:
 def flatten(config: object) -> dict[str, str]:
     """The resolved config as {YAML path: value}; lists stay one value. The form that MLflow takes as parameters."""
     return {
-        path: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        path: ", ".join(map(str, _plain(value))) if isinstance(value, list | tuple) else str(value)
         for path, value in _leaves(config)
     }
 

@@ -5,12 +5,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+Count = Annotated[int, Field(ge=1)]
 # by the beginning of pydantic's name of an error
 ALLOWED = {
     "int": "a whole number",
@@ -70,6 +71,18 @@ def kind_and_options(entry: Any, known: Collection[str], path: str) -> tuple[str
     return kind, options
 
 
+def one_of(allowed: Sequence[Any], *, or_absent: bool = False) -> AfterValidator:
+    """Of the type of a field: it takes these values alone."""
+
+    def check(value: Any) -> Any:
+        names = ", ".join(str(v).lower() if isinstance(v, bool) else str(v) for v in allowed)
+        if value not in allowed:
+            raise ValueError(f"must be one of {names}{', or absent' if or_absent else ''}, got {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
 def require(is_valid: bool, name: str, value: object, allowed: str) -> None:
     """Raise ValueError, naming the setting and what is `allowed`, unless its value is valid."""
     if not is_valid:
@@ -77,11 +90,14 @@ def require(is_valid: bool, name: str, value: object, allowed: str) -> None:
 
 
 def check_type(name: str, value: Any, wanted: Any) -> None:
-    """Raise ValueError for a single value that is not of a type (int, float, bool, str), as `build` does."""
+    """Raise ValueError for a single value that is not of a type (int, float, bool, str, or a field's), as `build`
+    does."""
     try:
         TypeAdapter(wanted, config=Settings.__pydantic_config__).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        raise ValueError(f"{name} must be {_allowed(error.errors()[0])}, got {value!r}") from error
+        first = error.errors()[0]
+        said = first["ctx"]["error"] if first["type"] == "value_error" else f"must be {_allowed(first)}, got {value!r}"
+        raise ValueError(f"{name} {said}") from error
 
 
 def unknown_key(name: int | str, path: str, known: Iterable[str]) -> str:
@@ -91,6 +107,10 @@ def unknown_key(name: int | str, path: str, known: Iterable[str]) -> str:
 
 
 def _allowed(error: ErrorDetails) -> str:
+    if error["type"] == "greater_than_equal":
+        return f"at least {error['ctx']['ge']}"
+    if error["type"] == "too_short":
+        return f"a list of at least {error['ctx']['min_length']}"
     return ALLOWED.get(error["type"].split("_")[0], error["msg"])
 
 
@@ -107,9 +127,12 @@ def _message(cls: type, error: ErrorDetails, path: str, given: Mapping[str, Any]
         field = where.rpartition(".")[2]
         if where in said:
             return said
-        is_named = re.match(rf"{re.escape(field)}(?!\w)|unknown ", said)
-        if field != where and is_named:  # raised by a parser that knows its name alone
-            return said.replace(field, where, 1)
+        if said.startswith("must "):  # raised by `one_of`
+            return f"{where} {said}"
+        name = field.partition("[")[0]  # of one entry of a list, the list's
+        is_named = re.match(rf"{re.escape(name)}(?![\w\[])|unknown ", said)
+        if name != where and is_named:  # raised by a parser that knows its name alone
+            return said.replace(name, where, 1).replace(f"known under {name}", f"known under {where}")
         return said if said.startswith(where.partition("[")[0]) else f"{where}.{said}"
     where, _ = _found(cls, error["loc"], path)
     if error["type"] == "missing":

@@ -1,7 +1,9 @@
 """What a sweep is asked to measure. Field paths are those of configs/sweep/*.yaml."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainValidator
 
 from rayspec.config import MAX_SEED
 from rayspec.farm.load import Traffic
@@ -9,7 +11,7 @@ from rayspec.metrics import Slo
 from rayspec.ray_address import RayAddress
 from rayspec.shipped import drafter_label
 from rayspec.statistics import looks, sequential_confidence
-from rayspec.sweep.head_values import check_entry
+from rayspec.sweep.head_entry import HeadEntry
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET
@@ -171,7 +173,7 @@ class SweepConfig(Settings):
     # shipped names or checkpoint folders; NAME@chain and NAME@8x32 (topk x num_draft_tokens) have a shape of their own
     drafters: list[str] = field(default_factory=lambda: ["full"])
     # to make on a drafter that is there: {kind, options, drafter, artifacts}, each value one or a list (docs/farm.md)
-    heads: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[Annotated[HeadEntry, PlainValidator(HeadEntry.parse)]] = field(default_factory=list)
     baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
     draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain
@@ -208,8 +210,6 @@ class SweepConfig(Settings):
             is_optional = name == "request_rate" or (name == "concurrency" and (self.request_rate or self.trace))
             require(bool(is_optional) or len(values) > 0, name, values, "a list of at least one entry")
             require(len(set(values)) == len(values), name, values, "without repetition")
-        for i, head in enumerate(self.heads):
-            check_entry(head, f"heads[{i}]")
         labels = [drafter_label(d) for d in self.drafters]
         require(len(set(labels)) == len(labels), "drafters", labels, "of different names (last part of the path)")
         require(all(labels), "drafters", self.drafters, "shipped names, or paths that end in a name")

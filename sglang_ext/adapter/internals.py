@@ -683,8 +683,8 @@ RELIED_ON: tuple[Internal, ...] = (
             "capture_hidden_mode",
             "return_kv_loc_plan",
         ),
-        "called by sglang_ext.adapter.workers.plain_step.decode_plainly, which sets what a plain decode step has in the "
-        "batch (`input_ids`, `out_cache_loc`, `seq_lens`, `seq_lens_cpu`, `seq_lens_sum`, `spec_info`) and in its "
+        "called by sglang_ext.adapter.workers.plain_step.decode_plainly, which sets what a plain decode step has in "
+        "the batch (`input_ids`, `out_cache_loc`, `seq_lens`, `seq_lens_cpu`, `seq_lens_sum`, `spec_info`) and in its "
         "result what a verification has (`accept_lens`, `new_seq_lens`, `next_draft_input`, "
         "`speculative_num_draft_tokens`)",
     ),

@@ -9,7 +9,7 @@ P = pinned tokens.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from rayspec_kernels.router_topk import union_tiles
 from rayspec_kernels.router_topk.reference import most_tiles
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost, dense_cost, gather_cost
 from sglang_ext.heads.config import HeadConfig
+from sglang_ext.settings import Count, one_of
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
@@ -37,15 +38,8 @@ class ClusteredConfig(HeadConfig, ABC):
 
     inference_options = HeadConfig.inference_options | {"union"}
 
-    clusters: int
-    union: bool | str = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.union not in (True, False, "request"):
-            raise ValueError(f"draft_head.union must be true, false or request, got {self.union!r}")
-        if self.clusters < 1:
-            raise ValueError(f"draft_head.clusters must be at least 1, got {self.clusters}")
+    clusters: Count
+    union: Annotated[bool | str, one_of((True, False, "request"))] = False
 
     @property
     def taken_over(self) -> tuple[str, ...]:

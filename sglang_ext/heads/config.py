@@ -6,12 +6,12 @@ itself when it is made, and against the drafter that it is for by `check_sizes`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from torch import Tensor
 
 from rayspec_kernels.common.quantized import FORMATS, GROUP_SIZES
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, one_of
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -27,16 +27,8 @@ class HeadConfig(Settings):
     inference_options: ClassVar[frozenset[str]] = frozenset({"weight_format", "group_size"})
     added: ClassVar[frozenset[str]] = frozenset()  # options added later: left out of checkpoints at their default
 
-    weight_format: str | None = None
-    group_size: int = 64
-
-    def __post_init__(self) -> None:
-        if self.weight_format not in (None, *FORMATS):
-            raise ValueError(
-                f"draft_head.weight_format must be one of {', '.join(FORMATS)}, or absent, got {self.weight_format!r}"
-            )
-        if self.group_size not in GROUP_SIZES:
-            raise ValueError(f"draft_head.group_size must be one of {GROUP_SIZES}, got {self.group_size}")
+    weight_format: Annotated[str, one_of(FORMATS, or_absent=True)] | None = None
+    group_size: Annotated[int, one_of(GROUP_SIZES)] = 64
 
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         """Raise ValueError for options that do not fit a head over so many tokens that reads vectors of this size."""

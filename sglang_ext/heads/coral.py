@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
+from sglang_ext.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -20,11 +21,10 @@ class CoralConfig(ClusteredConfig):
     kind: ClassVar[str] = "coral"
     inference_options = ClusteredConfig.inference_options | {"top"}
 
-    top: int
+    top: Count
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.top <= self.clusters:
+        if self.top > self.clusters:
             raise ValueError(f"draft_head.top must be in 1..{self.clusters} (clusters), got {self.top}")
 
     def budget(self, step: int) -> int:

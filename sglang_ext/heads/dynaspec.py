@@ -6,7 +6,7 @@ T = rows, H = hidden, R = router width, M = routed clusters, V = vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from rayspec_kernels.router_topk.reference import Router
 from sglang_ext.heads.base import may_fuse
 from sglang_ext.heads.clustered import ClusteredConfig, ClusteredHead
 from sglang_ext.heads.losses import KL, Objective
-from sglang_ext.settings import require
+from sglang_ext.settings import Count, one_of
 
 RULES = ("fixed", "rounded", "floor")
 _EPS = torch.finfo(torch.float32).eps  # what rms_norm takes by itself in float32 and below
@@ -33,23 +33,18 @@ class DynaSpecConfig(ClusteredConfig):
     inference_options = ClusteredConfig.inference_options | {"first", "later", "rule"}
     added = frozenset({"label_tokens"})
 
-    first: int
-    later: int
-    rule: str = "rounded"
-    router_width: int
-    label_tokens: int = 10
+    first: Count
+    later: Count
+    rule: Annotated[str, one_of(RULES)] = "rounded"
+    router_width: Count
+    label_tokens: Count = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("first", "later"):
-            if not 1 <= getattr(self, name) <= self.clusters:
+            if getattr(self, name) > self.clusters:
                 raise ValueError(
                     f"draft_head.{name} must be in 1..{self.clusters} (clusters), got {getattr(self, name)}"
                 )
-        if self.rule not in RULES:
-            raise ValueError(f"draft_head.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        for name in ("router_width", "label_tokens"):
-            require(getattr(self, name) >= 1, f"draft_head.{name}", getattr(self, name), "at least 1")
 
     def check_sizes(self, hidden_size: int, vocab_size: int) -> None:
         super().check_sizes(hidden_size, vocab_size)

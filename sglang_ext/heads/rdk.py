@@ -25,7 +25,7 @@ from sglang_ext.heads.affinity import count_affinity, nearest_tokens
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
-from sglang_ext.settings import require
+from sglang_ext.settings import Count, one_of
 
 _ONE = 2.0**60  # 1 in fixed-point numbers: a row's sum is at most 1, and 64 bits hold 8
 AFFINITIES = ("cosine", "counted")
@@ -60,22 +60,18 @@ class RdkConfig(HeadConfig):
     inference_options = HeadConfig.inference_options | {"share"}
 
     base: Annotated[HeadConfig, PlainValidator(_parse_base)]
-    affinity: str = "cosine"
-    neighbours: int = 8
+    affinity: Annotated[str, one_of(AFFINITIES)] = "cosine"
+    neighbours: Count = 8
     self_weight: float | None = None
     share: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.weight_format is not None:
             raise ValueError(
                 "draft_head.weight_format of an rdk head belongs into draft_head.base, whose weights it is"
             )
         if isinstance(self.base, RdkConfig):
             raise ValueError("draft_head.base cannot be another rdk head")
-        require(self.neighbours >= 1, "draft_head.neighbours", self.neighbours, "at least 1")
-        if self.affinity not in AFFINITIES:
-            raise ValueError(f"draft_head.affinity must be one of {', '.join(AFFINITIES)}, got {self.affinity!r}")
         if self.is_counted:
             if self.self_weight is not None:
                 raise ValueError(

@@ -15,7 +15,7 @@ from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.config import HeadConfig
-from sglang_ext.settings import require
+from sglang_ext.settings import Count
 
 MOMENT_FLOOR = 1e-4  # as a share of the mean of the diagonal
 SHARE_FLOOR = 1e-2  # as a share of the mean share
@@ -25,11 +25,7 @@ SHARE_FLOOR = 1e-2  # as a share of the mean share
 class SlimSpecConfig(HeadConfig):
     kind: ClassVar[str] = "slimspec"
 
-    rank: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.rank >= 1, "draft_head.rank", self.rank, "at least 1")
+    rank: Count
 
     @property
     def uses_states(self) -> bool:

@@ -17,7 +17,7 @@ from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, dense_cost, g
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective, soft_cross_entropy
 from sglang_ext.heads.slimspec import low_rank
-from sglang_ext.settings import require
+from sglang_ext.settings import Count
 
 ROUTER_LOSS_WEIGHT = 0.1  # of the auxiliary loss on the router
 
@@ -27,13 +27,8 @@ class SpecVocabConfig(HeadConfig):
     kind: ClassVar[str] = "specvocab"
     inference_options = HeadConfig.inference_options | {"size"}
 
-    rank: int
-    size: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rank", "size"):
-            require(getattr(self, name) >= 1, f"draft_head.{name}", getattr(self, name), "at least 1")
+    rank: Count
+    size: Count
 
     @property
     def taken_over(self) -> tuple[str, ...]:

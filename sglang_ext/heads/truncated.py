@@ -7,9 +7,10 @@ T = rows, H = hidden, V = vocabulary, S = kept tokens.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
@@ -17,7 +18,7 @@ from rayspec_kernels.head_topk import head_topk
 from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
-from sglang_ext.settings import require
+from sglang_ext.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,15 +29,8 @@ class TruncatedConfig(HeadConfig):
 
     kind: ClassVar[str] = "truncated"
 
-    size: int | None = None
-    step_sizes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.size is None or self.size >= 1, "draft_head.size", self.size, "at least 1")
-        if self.step_sizes is not None:
-            steps = list(self.step_sizes)
-            require(min(steps, default=0) >= 1, "draft_head.step_sizes", steps, "a list of sizes, each at least 1")
+    size: Count | None = None
+    step_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
 
     @property
     def taken_over(self) -> tuple[str, ...]:

@@ -123,7 +123,9 @@ def test_bad_file_is_refused(tmp_path: Path, text: str | None, message: str) -> 
 
 
 def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
-    config = load_config(SweepConfig, None, ["draft_steps=[2,4]", "engine.extra.max_running_requests=8"])
+    heads = "heads=[{kind: slimspec, rank: [8, 16]}, {kind: rdk, base: {kind: truncated, size: 64}, artifacts: raw}]"
+    config = load_config(SweepConfig, None, ["draft_steps=[2,4]", "engine.extra.max_running_requests=8", heads])
+    assert [len(entry.asked) for entry in config.heads] == [2, 1]
     (tmp_path / "resolved.yaml").write_text(to_yaml(config))
     assert load_config(SweepConfig, tmp_path / "resolved.yaml") == config
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from rayspec.artifacts import load_artifacts
 from rayspec.commands.sweep import main
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.head_values import combinations, label
+from rayspec.sweep.head_entry import combinations, label
 from rayspec.sweep.plan.made_heads import MadeHead, measured_moments
 from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.record.folder import SweepFolder
@@ -26,6 +26,7 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
+from sglang_ext.settings import build
 
 FULL = str(DRAFTERS["full"])
 VOCABTRIM, GROUPS, CLUSTERS = (str(CALIBRATIONS / name) for name in ("vocabtrim-2048", "groups-8", "clusters-128"))
@@ -39,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepared(*heads: dict[str, Any], **fields: Any) -> Prepared:
     base: dict[str, Any] = {"target": str(TARGET), "drafters": [FULL], "workload": f"{PROMPTS}:4", "draft_steps": [2]}
-    return prepare(SweepConfig(**{**base, "heads": list(heads), **fields}))
+    return prepare(build(SweepConfig, {**base, "heads": list(heads), **fields}))
 
 
 def made(*heads: dict[str, Any], **fields: Any) -> list[MadeHead]:
@@ -290,6 +291,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"kind": "slimspec"}, r"^heads\[0\].rank has no value; it needs one$"),
     "empty": ({"kind": "slimspec", "rank": []}, r"^heads\[0\].rank is an empty list; give it at least one value"),
     "twice": ({"kind": "slimspec", "rank": [32, 16, 32]}, r"^heads\[0\].rank must be without repetition, got 32 twice"),
+    "zero": ({"kind": "slimspec", "rank": [32, 0]}, r"^heads\[0\].rank must be at least 1, got 0"),
+    "base_zero": (
+        {"kind": "rdk", "base": {"kind": "truncated", "size": 0}, "artifacts": VOCABTRIM},
+        r"^heads\[0\].base.size must be at least 1, got 0",
+    ),
     "type": ({"kind": "slimspec", "rank": [32, "x"]}, r"^heads\[0\].rank must be a whole number, got 'x'"),
     "size": ({"kind": "slimspec", "rank": 129}, r"^heads\[0\].rank must be in 1..128 \(the smaller .*\), got 129"),
     "list": ({"kind": "truncated", "size": 64, "step_sizes": []}, r"^heads\[0\].step_sizes is an empty list"),

@@ -150,7 +150,7 @@ BAD_OPTIONS = {
     "size_zero": ({"size": 0}, r"draft_head\.size must be at least 1, got 0"),
     "size_above_v": ({"size": V + 1}, "got 54"),
     "step_above_size": ({"size": 9, "step_sizes": [9, 10]}, r"step_sizes must be a list of sizes in 1\.\.9 \(size\)"),
-    "step_zero": ({"size": 9, "step_sizes": [9, 0]}, r"got \[9, 0\]"),
+    "step_zero": ({"size": 9, "step_sizes": [9, 0]}, r"step_sizes\[1\] must be at least 1, got 0"),
     "no_steps": ({"size": 9, "step_sizes": []}, r"got \[\]"),
     "number": ({"size": 9, "step_sizes": 9}, r"step_sizes must be a list, \[a, b\], got 9"),
     "fractions": ({"size": 9, "step_sizes": [4.5]}, r"step_sizes\[0\] must be a whole number, got 4\.5"),

@@ -17,7 +17,7 @@ from rayspec.artifacts import load_artifacts
 from rayspec.home import home
 from rayspec.shipped import calibration_path, drafter_label, drafter_path, own_folder, target_name
 from rayspec.sweep.config import SweepConfig
-from rayspec.sweep.head_values import OWN, combinations, filled_in, label
+from rayspec.sweep.head_entry import AskedHead, filled_in, label
 from rayspec.sweep.plan.made_heads import MadeHead
 from rayspec.sweep.shape import split_shape
 from rayspec.training.data.answers import read_answers, read_index
@@ -60,8 +60,8 @@ class HeadPlanner:
         for i, entry in enumerate(self.config.heads):
             setting = f"heads[{i}]"
             with _in_the_words_of(setting):
-                for values in combinations(entry, setting):
-                    head = self._plan(values, setting)
+                for asked in entry.asked:
+                    head = self._plan(asked, setting)
                     if head.label in taken:
                         raise ValueError(
                             f"{setting} makes {head.label!r}, but {taken[head.label]} has that name already; take one "
@@ -71,21 +71,21 @@ class HeadPlanner:
                     found.append(head)
         return found
 
-    def _plan(self, values: dict[str, Any], setting: str) -> MadeHead:
-        drafter, artifacts = (values.pop(name, None) for name in OWN)
-        drafter = drafter or self.config.baseline
+    def _plan(self, asked: AskedHead, setting: str) -> MadeHead:
+        drafter, artifacts = asked.drafter or self.config.baseline, asked.artifacts
         known = {drafter_label(entry): entry for entry in self.config.drafters}
         name, shape = self.config.shape_of(known.get(drafter, drafter))
         base = read_info(drafter_path(name, self.config.target))
         check_files(base)
 
         tensors, calibration = self._artifacts(artifacts)
-        if isinstance(base.head, head_class(values["kind"]).Config):
-            wanted = parse_head({**base.head.spec(), **values})
+        options = asked.options
+        if isinstance(base.head, head_class(asked.kind).Config):
+            wanted = parse_head({**base.head.spec(), **options})
         else:
-            asked = parse_head(values)
-            wanted = asked.complete(tensors)
-            values = filled_in(values, asked.spec(), wanted.spec())
+            incomplete = parse_head(options)
+            wanted = incomplete.complete(tensors)
+            options = filled_in(options, incomplete.spec(), wanted.spec())
         wanted.check_sizes(base.body.hidden_size, base.body.vocab_size)
         is_new = not is_only_used_otherwise(base, wanted, f"{setting}.drafter")
         answers = self.answers if is_new and wanted.uses_states else None
@@ -106,7 +106,7 @@ class HeadPlanner:
             "answers": answers[1] if answers else None,
         }
         plain_name = split_shape(drafter_label(drafter))[0]
-        own = label(values, artifacts, None if drafter == self.config.baseline else plain_name)
+        own = label(options, artifacts, None if drafter == self.config.baseline else plain_name)
         address = hashlib.sha256(json.dumps([wanted.spec(), made], sort_keys=True).encode()).hexdigest()[:12]
         folder = own_folder("heads", self.config.target) / f"{own}-{address}"
         check_name(folder.name, f"the name that {setting} gives")

@@ -1,15 +1,54 @@
-"""Every combination of the values in an entry of `heads`, and what each is called. Pure."""
+"""An entry of a sweep's `heads`: all heads that it asks for, and what each is called. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rayspec.shipped import drafter_label
 from sglang_ext.heads import HeadConfig, head_class
-from sglang_ext.settings import check_type, unknown_key
+from sglang_ext.settings import Settings, check_type, unknown_key
 
 OWN = ("drafter", "artifacts")  # what an entry says beside the head
+PATH = "heads"  # in messages, to which the entry's number is added
+
+
+@dataclass(frozen=True)
+class AskedHead(Settings):
+    """One head of an entry.
+
+    `options`: its kind and what was written of it, also of a head in a head, each value checked by itself. What is left
+    out comes from the drafter, where that has a head of this kind, or from the calibration: the head's config is built
+    once these are known.
+    """
+
+    options: Mapping[str, Any]
+    drafter: str | None = None
+    artifacts: str | None = None
+
+    @property
+    def kind(self) -> str:
+        return str(self.options["kind"])
+
+
+@dataclass(frozen=True)
+class HeadEntry(Settings):
+    """An entry of `heads`: {kind, options, drafter, artifacts}, each value one or a list of several."""
+
+    given: Mapping[str, Any]
+    asked: tuple[AskedHead, ...]
+
+    @classmethod
+    def parse(cls, given: Any) -> "HeadEntry":
+        """Raises ValueError for an entry that no head can be made by, whatever its drafter: an unknown kind or option,
+        a value that its option does not take, or as `combinations`."""
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{PATH} must be a mapping, {{kind: ..., options}}, got {given!r}")
+        return cls(given, tuple(_asked(values, PATH) for values in combinations(given, PATH)))
+
+    def as_given(self) -> dict[str, Any]:
+        """Inverse of `parse`; what a config's YAML says of it."""
+        return dict(self.given)
 
 
 def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
@@ -37,26 +76,25 @@ def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
-def check_entry(entry: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError for an entry of `heads` that no head can be made by, whatever its drafter: an unknown kind or
-    option, a value of another type, or as `combinations`."""
-    for values in combinations(entry, path):
-        _check_types({name: value for name, value in values.items() if name not in OWN}, path, OWN)
-        for name in OWN:
-            if values.get(name) is not None:
-                check_type(f"{path}.{name}", values[name], str)
+def _asked(values: Mapping[str, Any], path: str) -> AskedHead:
+    options = {name: value for name, value in values.items() if name not in OWN}
+    _check_types(options, path, OWN)
+    for name in OWN:
+        if values.get(name) is not None:
+            check_type(f"{path}.{name}", values[name], str)
+    return AskedHead({"kind": options.pop("kind"), **options}, values.get("drafter"), values.get("artifacts"))
 
 
 def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = ()) -> None:
     config = head_class(values["kind"]).Config
-    hints, known = get_type_hints(config), [f.name for f in fields(config)]
+    hints, known = get_type_hints(config, include_extras=True), [f.name for f in fields(config)]
     for name, value in values.items():
         where = f"{path}.{name}"
         if name not in ("kind", *known):
             raise ValueError(unknown_key(name, path, [*known, *beside]))
         if isinstance(value, Mapping):
             _check_types(value, where)
-        elif hints.get(name) is HeadConfig:
+        elif get_args(hints.get(name))[:1] == (HeadConfig,):
             raise ValueError(f"{where} must be a mapping, {{kind: ..., options}}, got {value!r}")
         elif name != "kind":
             check_type(where, value, hints[name])
