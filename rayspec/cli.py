@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train draft heads on the target's own answers",
     "calibrate": "count what reduced heads keep: vocabularies, clusters, affinities",
     "sweep": "measure drafters against plain decoding",
+    "recipe": "all steps from a model's name to a champion, as a recipe has them",
     "report": "show a sweep, and register its winner",
     "gate": "compare two drafters, champions or endpoints; fails on a regression",
     "serve": "serve a champion through SGLang's endpoint",

@@ -40,7 +40,7 @@ def load_config(schema: type[T], path: str | Path | None, overrides: Sequence[st
     """
     layers: dict[str, DictConfig] = {}
     if path is not None:
-        file = _shipped_or(Path(path))
+        file = shipped_or(Path(path))
         layers[str(file)] = _read_yaml(file)
     if overrides:
         layers["the command line"] = _parse_overrides(overrides)
@@ -163,7 +163,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _shipped_or(path: Path) -> Path:
+def shipped_or(path: Path) -> Path:
     """What ships with the package is found by its path in a checkout from everywhere."""
     if os.path.exists(path) or path.is_absolute() or path.parts[:1] != (SHIPPED.name,):
         return path

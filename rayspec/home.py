@@ -31,7 +31,7 @@ def prepared_home() -> Path:
         raise ValueError(
             f"RAYSPEC_HOME is {folder}, inside the working_dir that Ray deletes after the job, so every result would "
             "vanish; submit with an absolute path that the cluster keeps: ray job submit --working-dir . "
-            """--runtime-env-json '{"env_vars": {"RAYSPEC_HOME": "/data/rayspec"}}' -- python jobs/sweep.py ..."""
+            """--runtime-env-json '{"env_vars": {"RAYSPEC_HOME": "/data/rayspec"}}' -- rayspec sweep ..."""
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

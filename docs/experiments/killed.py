@@ -45,13 +45,13 @@ def main() -> None:
         "fetch": lambda: bool(list(home.glob("models/.downloads/*"))),
         "answers": lambda: bool(list(home.glob("training/*/answers/answers-*"))),
         "train": lambda: bool(list(home.glob(f"training/*/unfinished/{drafter(options, 'train')}/step-*"))),
-        "calibrate": lambda: running(home, "rayspec calibrate"),
+        "calibrate": lambda: running(home, "rayspec.cli calibrate"),
         "train_truncated": lambda: bool(
             list(home.glob(f"training/*/unfinished/{drafter(options, 'train_truncated')}/step-*"))
         ),
         "heads": lambda: running(home, "heads.yaml"),
         "sweep": lambda: sum(blocks(home).values()) >= 3,
-        "report": lambda: running(home, "rayspec report"),
+        "report": lambda: running(home, "rayspec.cli report"),
     }
     attempts: list[dict[str, Any]] = []
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
@@ -127,15 +127,15 @@ def attempt(client: JobSubmissionClient, options: Any, home: Path, kill_when: Ca
     """Submit; where asked, kill -9 of all that the job's shell runs; how the job ended."""
     own = {"RAYSPEC_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     own["PYTHONPATH"] = f"{ROOT}:{ROOT / 'kernels'}"
-    entrypoint = f"cd {ROOT} && sh jobs/your_model.sh {options.model} {options.recipe} rehearsal"
+    entrypoint = f"cd {ROOT} && python jobs/recipe.py {options.model} {options.recipe} rehearsal"
     job = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": own})
     if kill_when:
         wait_until(lambda: kill_when() or client.get_job_status(job).is_terminal(), PATIENCE_S)
-        for group in {os.getpgid(process.pid) for process in running(home, "jobs/your_model.sh")}:
+        for group in {os.getpgid(process.pid) for process in running(home, "jobs/recipe.py")}:
             os.killpg(group, signal.SIGKILL)
     wait_until(lambda: client.get_job_status(job).is_terminal(), PATIENCE_S)
     (home / f"job-{len(list(home.glob('job-*.log')))}.log").write_text(client.get_job_logs(job))
-    wait_until(lambda: not running(home, "bin/rayspec"), 120)
+    wait_until(lambda: not running(home, "rayspec.cli"), 120)
     status: JobStatus = client.get_job_status(job)
     return f"{status.value}: {(client.get_job_info(job).message or '')[:200]}"
 

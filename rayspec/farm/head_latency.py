@@ -50,7 +50,7 @@ def _in_turns(
     loaded = {name: load_drafter(path, dtype)[0] for name, path in drafters.items()}
     heads = {name: drafter.lm_head.to(device) for name, drafter in loaded.items()}
     loads = {
-        name: Asked(rows, rows if drafter.config.max_draft_steps else rows * topk, topk, draft_steps)
+        name: HeadLoad(rows, rows if drafter.config.max_draft_steps else rows * topk, topk, draft_steps)
         for name, drafter in loaded.items()
     }
     if device.type == "cpu":
@@ -63,7 +63,7 @@ def _in_turns(
     return {name: median(r[name] for r in rounds) / draft_steps for name in heads}
 
 
-class Asked(NamedTuple):
+class HeadLoad(NamedTuple):
     """What a head is asked in one step: rows at position 0 and at the later ones, candidates of each."""
 
     first_rows: int
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 
 
 def _timer(
-    head: DraftHead | PositionHeads, asked: Asked, dtype: torch.dtype, device: torch.device, threads: int
+    head: DraftHead | PositionHeads, asked: HeadLoad, dtype: torch.dtype, device: torch.device, threads: int
 ) -> Timer:
     generator = torch.Generator().manual_seed(0)
     head.expect_rows((1, asked.later_rows // asked.first_rows))

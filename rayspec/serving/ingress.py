@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayspec.serving.relay import (
     RETRY_AFTER_S,
-    Gone,
     Passed,
+    ReplicaGone,
     ResponseHead,
     Taken,
     body_of,
@@ -100,7 +100,7 @@ class Ingress:
             return unavailable(f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again")
         except (RayError, RayServeException) as error:
             return f"the replica has ended ({type(error).__name__}); send the request again"
-        if isinstance(head, Gone):
+        if isinstance(head, ReplicaGone):
             return head.reason
         assert isinstance(head, ResponseHead), "the answer begins with it"
         response = StreamingResponse(_body(rest, head), head.status)

@@ -61,13 +61,13 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class ReplicaGone:
     """Sent in place of the response: nothing of an answer was sent, and another replica may be asked."""
 
     reason: str
 
 
-Message = Taken | ResponseHead | Gone | bytes
+Message = Taken | ResponseHead | ReplicaGone | bytes
 
 
 async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
@@ -134,7 +134,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
     try:
         response = await client.send(request, stream=True)
     except httpx.TransportError as error:
-        yield Gone(reason=_died(error))
+        yield ReplicaGone(reason=_died(error))
         return
     try:
         head = ResponseHead(status=response.status_code, headers=passed_on(response.headers.multi_items()))
@@ -146,7 +146,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         try:
             body = b"".join([part async for part in response.aiter_raw()])
         except httpx.TransportError as error:
-            yield Gone(reason=_died(error))
+            yield ReplicaGone(reason=_died(error))
             return
         yield head
         yield body

@@ -19,7 +19,7 @@ from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of
 from rayspec.serving.figures import read_totals
 from rayspec.serving.process import HEALTH_TIMEOUT_S, STOP_TIMEOUT_S, ServerFailed
-from rayspec.serving.relay import Gone, Message, Passed, Taken, relay
+from rayspec.serving.relay import Message, Passed, ReplicaGone, Taken, relay
 from rayspec.serving.version import ServedVersion, logger, start_server
 
 WATCH_S = 0.5
@@ -46,10 +46,10 @@ class Replica:
         threading.Thread(target=self._watch, name="server watch", daemon=True).start()
 
     async def relay(self, passed: Passed) -> AsyncIterator[Message]:
-        """Hand a request to the server: Taken, then ResponseHead and the body's parts, or Gone."""
+        """Hand a request to the server: Taken, then ResponseHead and the body's parts, or ReplicaGone."""
         if not self.server.is_alive:
             yield Taken()
-            yield Gone(reason="the server of this replica has ended; send the request again")
+            yield ReplicaGone(reason="the server of this replica has ended; send the request again")
             return
         async for message in relay(self._client, passed):
             yield message

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True)
-class _Told(Collector):
+class _Families(Collector):
     families: Collection[Metric]
 
     def collect(self) -> Collection[Metric]:
@@ -24,4 +24,4 @@ def merged(told: Mapping[str, str]) -> bytes:
         for family in text_string_to_metric_families(text):
             every = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             every.samples += [s._replace(labels={**s.labels, "replica": replica}) for s in family.samples]
-    return generate_latest(_Told(families.values()))
+    return generate_latest(_Families(families.values()))

@@ -510,7 +510,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.managers.scheduler.Scheduler.flush_cache",
         ("self", "empty_cache"),
-        "called by sglang_ext.adapter.swap.swap_drafter",
+        "called by sglang_ext.adapter.swap.swap_drafter, which also reads `scheduler.draft_worker.draft_worker`",
     ),
     Internal(
         "sglang.srt.entrypoints.engine.Engine.flush_cache",
@@ -752,6 +752,9 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.workers.last_hidden",
     ),
 )
+
+# The folder of SGLang's package whose source says what fields ServerArgs has; read by sglang_ext.adapter.server_fields.
+FIELDS = ("srt", "arg_groups", "fields")
 
 # Python's multiprocessing, by which an engine starts its processes; sglang_ext.adapter.cpu.fork_server takes its place
 # meanwhile.

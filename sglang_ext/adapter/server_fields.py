@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sglang_ext.adapter.internals import FIELDS
+
 SIMPLE = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -59,7 +61,7 @@ def server_fields() -> dict[str, ServerField]:
     package = find_spec("sglang")
     assert package is not None, "SGLang is a dependency"
     assert package.submodule_search_locations is not None, "it is a package"
-    folder = Path(next(iter(package.submodule_search_locations))) / "srt" / "arg_groups" / "fields"
+    folder = Path(next(iter(package.submodule_search_locations)), *FIELDS)
     return {name: field for file in sorted(folder.glob("*.py")) for name, field in _fields_of(file)}
 
 

@@ -80,7 +80,7 @@ def write_recipe(folder: Path, target: Path, texts: Path) -> None:
 class Job:
     def __init__(self, home: Path, target: Path, recipe: Path) -> None:
         self.home = home
-        self.command = ["sh", "jobs/your_model.sh", str(target), str(recipe), NAME]
+        self.command = [sys.executable, "jobs/recipe.py", str(target), str(recipe), NAME]
         self.log = home.parent / "output.log"
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
-from rayspec.serving.relay import Gone, Message, Passed, ResponseHead, Taken, body_of, path_of, prompt_of, relay
+from rayspec.serving.relay import Message, Passed, ReplicaGone, ResponseHead, Taken, body_of, path_of, prompt_of, relay
 
 
 class Parts(httpx.AsyncByteStream):
@@ -127,7 +127,7 @@ def test_a_stream_that_is_cut_off_says_so() -> None:
 def test_an_answer_that_never_began_can_be_asked_for_again(answer: httpx.Response | Exception) -> None:
     found, _ = messages(answer)
     assert found[0] == Taken()
-    assert isinstance(found[1], Gone)
+    assert isinstance(found[1], ReplicaGone)
     assert len(found) == 2
 
 

@@ -16,6 +16,7 @@ from test_recipes import MODELS, TRAIN, file_of, training
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.cli import main
+from rayspec.commands.recipe import steps_of
 from rayspec.config import load_config
 from rayspec.home import artifact_uri, prepared_home, tracking_uri
 from rayspec.sweep.record.stored import find_sweep
@@ -131,15 +132,20 @@ def test_each_command_is_planned(command: str, home: Path, capsys: pytest.Captur
 
 
 def test_the_job_is_the_list() -> None:
-    script = (ROOT / "jobs" / "your_model.sh").read_text()
-    assert commands(script) == LISTED[:-1]
-    assert "set -e" in script
+    assert [" ".join(step) for step in steps_of("$MODEL", "$RECIPE", "$NAME")] == LISTED
     submitted = next(block for block in BLOCKS if block.startswith("ray job submit"))
     words = shlex.split(submitted.replace("\\\n", " "))
     given = words[words.index("--") + 1 :]
-    assert given[:2] == ["sh", "jobs/your_model.sh"]
+    assert given[:2] == ["python", "jobs/recipe.py"]
     assert given[2:] == [v for k, v in (line.split("=") for line in BLOCKS[0].splitlines()[:3])]
-    assert len(re.findall(r"^[A-Z]+=\$\{\d:\?", script, re.M)) == len(given) - 2
+
+
+def test_the_steps_are_shown_before_anything_is_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ["recipe", VARIABLES["MODEL"], VARIABLES["RECIPE"], VARIABLES["NAME"]]
+    assert main([*given, "--plan"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"rayspec fetch {VARIABLES['MODEL']}"
+    assert main(["recipe", "m", str(tmp_path), "n"]) == 2
+    assert f"is no recipe: there is no {tmp_path}/train.yaml, " in capsys.readouterr().err
 
 
 def test_a_champion_is_not_registered_twice(capsys: pytest.CaptureFixture[str]) -> None:

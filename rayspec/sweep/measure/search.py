@@ -32,8 +32,8 @@ from rayspec.sweep.record.measured import SweepState
 
 logger = logging.getLogger(__name__)
 DISK_CHECK_S = 10.0
-# what it would print of a failure, with a traceback through Ray, Endings says in a line; that Tune cannot save its own
-# state, on a disk that is full for a while, matters to nobody
+# what it would print of a failure, with a traceback through Ray, CohortEndings says in a line; that Tune cannot save
+# its own state, on a disk that is full for a while, matters to nobody
 for name in ("ray.tune.tune", "ray.tune.execution.tune_controller", "ray.tune.execution.experiment_state"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -77,7 +77,7 @@ def run_cohorts(
             name=own.name,
             storage_path=str(folder.path),
             verbose=0,
-            callbacks=[Endings(plan, RemoteJournal(journal))],
+            callbacks=[CohortEndings(plan, RemoteJournal(journal))],
             failure_config=tune.FailureConfig(max_failures=config.ray.max_failures),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
@@ -111,7 +111,7 @@ def scheduler(config: SweepConfig) -> TrialScheduler:
     )
 
 
-class Endings(tune.Callback):
+class CohortEndings(tune.Callback):
     """Writes into the journal how cohorts ended that could not do it themselves."""
 
     def __init__(self, plan: Plan, journal: RemoteJournal) -> None:
