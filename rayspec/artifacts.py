@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rayspec.shipped import calibration_path
-from sglang_ext.artefacts import CALIBRATED, CALIBRATION, CALIBRATION_JSON
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import CALIBRATED, CALIBRATION, CALIBRATION_JSON
 from sglang_ext.folders import save_tensors, written_whole
 from sglang_ext.json_text import parse_json
 from sglang_ext.trees.slim import SlimOptions, SlimTree

@@ -18,7 +18,7 @@ from rayspec.artifacts import write_artifacts
 from rayspec.formats import WRITES, format_module, recognised
 from rayspec.formats.result import Converted, Target, Tokens
 from rayspec.formats.source import Source
-from sglang_ext.artefacts import CALIBRATION, DRAFTER, EXPORTED, WEIGHTS
+from sglang_ext.folder_kinds import CALIBRATION, DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.folders import check_place, save_tensors, written_whole
 
 

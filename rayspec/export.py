@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from rayspec.shipped import drafter_label, drafter_path
-from sglang_ext.artefacts import DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, read_info
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folder_kinds import DRAFTER, EXPORTED, WEIGHTS
 from sglang_ext.folders import check_name, check_place
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_ext.artefacts import DRAFTER, PACKED, WEIGHTS
 from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folder_kinds import DRAFTER, PACKED, WEIGHTS
 from sglang_ext.folders import save_tensors, written_whole
 
 METADATA = {"format": "pt"}

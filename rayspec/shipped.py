@@ -104,9 +104,9 @@ def _install(kind: str, name: str, target: str) -> None:
         shutil.copytree(shipped / name, own / name)
         return
     from rayspec.packing import unpack  # torch takes a second
-    from sglang_ext.artefacts import WEIGHTS
     from sglang_ext.drafters.checkpoint_config import read_info
     from sglang_ext.fingerprints import weights_sha256
+    from sglang_ext.folder_kinds import WEIGHTS
 
     for shares in read_info(shipped / name).shares:
         other = Path(drafter_path(Path(shares.drafter).name, target))

@@ -1,6 +1,6 @@
 """Folders of ours on disk: written beside their place, moved there whole, and never onto anything that is not ours.
 
-A drafter, a calibration, a target: each `Artefact` says which files one holds and how it is told from a folder of
+A drafter, a calibration, a target: each `FolderKind` says which files one holds and how it is told from a folder of
 somebody else's. Only such a folder is ever replaced; whatever else is in the way is named, and stays.
 """
 
@@ -23,7 +23,7 @@ NAME_BYTES = 200  # file systems allow 255, of which a draft's name needs some
 
 
 @dataclass(frozen=True, kw_only=True)
-class Artefact:
+class FolderKind:
     """A kind of folder. `files`: patterns of all names that one may hold; `is_ours`: whether a folder is one."""
 
     what: str
@@ -48,16 +48,16 @@ def check_unique(names: Sequence[str], setting: str) -> None:
         raise ValueError(f"{setting} must be unique, got {twice[0]!r} more than once")
 
 
-def check_place(folder: Path, artefact: Artefact) -> None:
-    """Raise ValueError unless an `artefact` may be written as `folder`: the place is free, an empty folder, or holds
+def check_place(folder: Path, kind: FolderKind) -> None:
+    """Raise ValueError unless one of a kind may be written as `folder`: the place is free, an empty folder, or holds
     one of ours and nothing else."""
-    there = f"cannot write the {artefact.what} {folder}"
+    there = f"cannot write the {kind.what} {folder}"
     if folder.name in ("", ".."):
         raise ValueError(f"{there}: it is no folder's own name; name a new folder")
     if folder.is_symlink():
         raise ValueError(f"{there}: a link is there, to {folder.readlink()}; name the folder itself, or another one")
     if folder.exists():
-        foreign = _foreign(folder, artefact)
+        foreign = _foreign(folder, kind)
         if foreign:
             raise ValueError(f"{there}: {foreign}; nothing of it is deleted: move it away, or choose another place")
     check_parents(folder, there)
@@ -75,21 +75,21 @@ def check_parents(folder: Path, there: str) -> None:
         raise ValueError(f"{there}: {above} cannot be written to; choose another place, or make it writable")
 
 
-def _foreign(folder: Path, artefact: Artefact) -> str | None:
+def _foreign(folder: Path, kind: FolderKind) -> str | None:
     """What is in the way at a path that exists."""
     if not folder.is_dir():
         return "a file is there"
     names = sorted(entry.name for entry in folder.iterdir())
     if not names:
         return None
-    if not artefact.is_ours(folder):
-        return f"the folder that is there holds {_some(names)} and is no {artefact.what} of rayspec's"
-    others = [n for n in names if not _is_own_file(folder / n, artefact)]
-    return f"beside the {artefact.what} that is there lies {_some(others)}" if others else None
+    if not kind.is_ours(folder):
+        return f"the folder that is there holds {_some(names)} and is no {kind.what} of rayspec's"
+    others = [n for n in names if not _is_own_file(folder / n, kind)]
+    return f"beside the {kind.what} that is there lies {_some(others)}" if others else None
 
 
-def _is_own_file(file: Path, artefact: Artefact) -> bool:
-    return file.is_file() and any(fnmatch.fnmatchcase(file.name, pattern) for pattern in artefact.files)
+def _is_own_file(file: Path, kind: FolderKind) -> bool:
+    return file.is_file() and any(fnmatch.fnmatchcase(file.name, pattern) for pattern in kind.files)
 
 
 def _some(names: list[str]) -> str:
@@ -97,23 +97,23 @@ def _some(names: list[str]) -> str:
 
 
 @contextmanager
-def written_whole(folder: Path, artefact: Artefact) -> Iterator[Path]:
+def written_whole(folder: Path, kind: FolderKind) -> Iterator[Path]:
     """A new folder to write in, which becomes `folder` at the end of the block, or nothing does.
 
     What is there is replaced by renaming, and stays until then. Raises ValueError as check_place, and OSError where the
     disk refuses.
     """
-    check_place(folder, artefact)
+    check_place(folder, kind)
     with draft_folder(folder) as draft:
         yield draft
         for file in filter(Path.is_file, draft.iterdir()):
             file.chmod(0o644)  # save_file keeps others out
         draft.chmod(0o755)
-        check_place(folder, artefact)  # again: what was written may have taken hours
+        check_place(folder, kind)  # again: what was written may have taken hours
         old = put_in_place(draft, folder)
         if old is not None:
             for file in old.iterdir():
-                if _is_own_file(file, artefact):
+                if _is_own_file(file, kind):
                     file.unlink()
             old.rmdir()
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from rayspec.serving.champion import PINNED
 from rayspec.serving.record import ServingRecord, files_sha256
 from rayspec.sweep.record.folder import target_files_sha256
-from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
+from sglang_ext.folder_kinds import POLICY
 
 MODEL = "drafter-fixture"
 ALIAS = "champion"

@@ -17,6 +17,7 @@ from typing import Any
 from rayspec.engine_suite.process import ROWS, wait_for_turn
 from rayspec.farm.head_latency import head_latencies
 from rayspec_kernels.common.bench import described
+from sglang_ext import DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
 
 PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
@@ -26,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--drafter")
-    parser.add_argument("--draft-steps", type=int, default=4)
+    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("--turn", type=Path, required=True)

@@ -29,7 +29,8 @@ from rayspec.messages import log_tail
 from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
 
 if TYPE_CHECKING:
-    from sglang_ext.adapter.engine import StepTimes
+    from sglang_ext import DRAFT_STEPS
+from sglang_ext.adapter.engine import StepTimes
 
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0
@@ -51,7 +52,7 @@ class EngineSpec:
 
     target: str
     drafter: str | None = None
-    draft_steps: int = 4
+    draft_steps: int = DRAFT_STEPS
     topk: int = 1
     num_draft_tokens: int | None = None
     nodes: int = 1  # that its tensor-parallel ranks (overrides["tp_size"]) are spread over evenly

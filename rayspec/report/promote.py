@@ -30,8 +30,8 @@ from rayspec.sweep.record.folder import (
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from rayspec.tracking import TrackingError, redacted
-from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.complete import check_complete, write_complete
+from sglang_ext.folder_kinds import POLICY
 from sglang_ext.whole import write_whole
 
 logger = logging.getLogger(__name__)

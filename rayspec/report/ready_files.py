@@ -15,8 +15,8 @@ from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.shipped import drafter_label
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
-from sglang_ext.artefacts import ACCEPTANCE, POLICY, READY_FILES
 from sglang_ext.drafters.family import family
+from sglang_ext.folder_kinds import ACCEPTANCE, POLICY, READY_FILES
 from sglang_ext.folders import check_name, check_place, written_whole
 
 EXPORTED_TO = "stock_drafters"

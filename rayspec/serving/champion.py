@@ -19,9 +19,9 @@ from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_files_sha256
 from rayspec.target import cached_snapshot
 from rayspec.tracking import TrackingError, redacted
-from sglang_ext.artefacts import POLICY
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.fingerprints import combined_sha256, file_sha256
+from sglang_ext.folder_kinds import POLICY
 from sglang_ext.folders import check_name
 from sglang_ext.policy.table import PolicyTable, read_table
 from sglang_ext.whole import whole_folder

@@ -14,7 +14,7 @@ from rayspec.serving.access import Access, check_address
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.process import tethered
-from sglang_ext.artefacts import POLICY
+from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import PolicyTable
 
 SERVER = (sys.executable, "-m", "sglang.launch_server")

@@ -7,8 +7,8 @@ from typing import Any
 
 from rayspec.champion_fields import NOT_OF_A_RECORD, not_measured
 from sglang_ext.adapter.server_fields import check_overrides
-from sglang_ext.artefacts import SERVING
 from sglang_ext.fingerprints import file_sha256
+from sglang_ext.folder_kinds import SERVING
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
 

@@ -15,6 +15,7 @@ from rayspec.sweep.head_entry import HeadEntry
 from rayspec.sweep.shape import DraftShape, split_shape
 from rayspec.sweep.trace import OWN_PROMPTS, TraceConfig
 from rayspec.targets.catalogue import DEFAULT_TARGET
+from sglang_ext import DRAFT_STEPS
 from sglang_ext.settings import Settings, require
 
 MAX_SECONDS = 1e7  # four months; Ray cannot count many times that
@@ -175,7 +176,7 @@ class SweepConfig(Settings):
     # to make on a drafter that is there: {kind, options, drafter, artifacts}, each value one or a list (docs/farm.md)
     heads: list[Annotated[HeadEntry, PlainValidator(HeadEntry.parse)]] = field(default_factory=list)
     baseline: str = "full"  # the drafter that the others are compared with; one of `drafters`
-    draft_steps: list[int] = field(default_factory=lambda: [4])  # draft forwards per verify step
+    draft_steps: list[int] = field(default_factory=lambda: [DRAFT_STEPS])  # draft forwards per verify step
     topk: int = 1  # branches per draft step; 1 is a chain
     num_draft_tokens: int | None = None  # verified tokens per step with the root; None: draft_steps + 1 for a chain
     concurrency: list[int] = field(default_factory=lambda: [1])  # closed-loop streams; may be [] beside another traffic

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from sglang_ext.artefacts import CONVERTED, CONVERTED_TARGET, WEIGHTS
 from sglang_ext.fingerprints import file_sha256
+from sglang_ext.folder_kinds import CONVERTED, CONVERTED_TARGET, WEIGHTS
 from sglang_ext.folders import save_tensors, written_whole
 
 DTYPE = torch.bfloat16  # what the published weights have; four bits and a float16 scale lose less than 0.4% to it

@@ -27,9 +27,9 @@ from rayspec.training.prepare import (
 )
 from rayspec.training.reckoning import reckon
 from rayspec.training.served import check_served
-from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folder_kinds import DRAFTER, WEIGHTS
 from sglang_ext.folders import check_place
 
 ANSWERS_SHA256 = "trained_on.sha256 (the answers)"

@@ -17,13 +17,13 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.moments import head_moments
 from rayspec.training.recipe import Recipe
-from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters import body_for
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.drafters.training import Batch
 from sglang_ext.fingerprints import file_sha256, weights_sha256
+from sglang_ext.folder_kinds import CALIBRATED, WEIGHTS
 from sglang_ext.heads import DraftHead, HeadConfig, head_from_target
 from sglang_ext.heads.by_position import PositionHeads
 

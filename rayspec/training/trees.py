@@ -25,7 +25,7 @@ from sglang_ext.drafters.training import Batch
 from sglang_ext.settings import Settings
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimOptions, SlimScore, SlimTree
-from sglang_ext.trees.static import StaticTree, greedy_paths, read_paths
+from sglang_ext.trees.static import NODES, TOPK, StaticTree, greedy_paths, read_paths
 
 
 class TreeConfig(Settings, ABC):
@@ -60,8 +60,8 @@ class StaticTreeConfig(TreeConfig):
 
     kind: ClassVar[str] = "static"
 
-    nodes: int = 64
-    topk: int = 10
+    nodes: int = NODES
+    topk: int = TOPK
     sequences: int = 64
     file: str | None = None
 

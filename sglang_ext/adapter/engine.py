@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from sglang_ext import DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import algorithm_of
 from sglang_ext.adapter.cpu.imports import quick_imports
@@ -24,7 +25,7 @@ def engine_arguments(
     target: str,
     drafter: str | None,
     *,
-    draft_steps: int = 4,
+    draft_steps: int = DRAFT_STEPS,
     topk: int = 1,
     num_draft_tokens: int | None = None,
     **overrides: Any,

@@ -17,8 +17,7 @@ from sglang_ext.adapter.internals import CONTEXT_WORKERS, LAST_HIDDEN_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming, read_info
 from sglang_ext.trees import CandidateTree, build_tree
-
-DEFAULT_TOPK, DEFAULT_NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
+from sglang_ext.trees.static import NODES, TOPK
 
 
 class LastHiddenAlgorithm(CustomSpecAlgo):
@@ -57,7 +56,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
                 )
             server_args.speculative_eagle_topk = 1
         if server_args.speculative_eagle_topk is None:
-            server_args.speculative_eagle_topk = DEFAULT_TOPK
+            server_args.speculative_eagle_topk = TOPK
         refused = {
             "--speculative-adaptive": server_args.speculative_adaptive,
             "--pp-size above 1": server_args.pp_size > 1,
@@ -87,7 +86,7 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             server_args.speculative_num_draft_tokens = steps + 1
         elif server_args.speculative_num_draft_tokens is None:
             server_args.speculative_num_draft_tokens = min(
-                DEFAULT_NODES, served_tree(info).most_nodes(steps, server_args.speculative_eagle_topk)
+                NODES, served_tree(info).most_nodes(steps, server_args.speculative_eagle_topk)
             )
 
     def create_worker(self, server_args: Any) -> Any:

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint_config import (
     CheckpointInfo,
@@ -34,6 +33,7 @@ from sglang_ext.drafters.numbers import check_finite, kind_of_numbers, not_finit
 from sglang_ext.drafters.stock import from_stock, stock_names
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folder_kinds import DRAFTER, WEIGHTS
 from sglang_ext.folders import save_tensors, written_whole
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import build_tree

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from sglang_ext.artefacts import DRAFTER, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
+from sglang_ext.folder_kinds import DRAFTER, WEIGHTS
 from sglang_ext.folders import save_tensors, written_whole
 
 

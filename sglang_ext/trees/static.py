@@ -23,6 +23,8 @@ from sglang_ext.trees.base import CandidateTree, Draft, Embed, HiddenDrafter, Pi
 
 RankPath = tuple[int, ...]
 
+TOPK, NODES = 10, 64  # Medusa's published trees: ten candidates a position, 63 nodes and the root
+
 
 def checked_paths(paths: Iterable[Sequence[int]]) -> tuple[RankPath, ...]:
     """Raises ValueError unless every path comes once, after its own beginning."""

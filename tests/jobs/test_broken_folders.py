@@ -231,7 +231,7 @@ def test_broken_targets(world: World, place: Path) -> None:
 def test_broken_calibrations(world: World, place: Path) -> None:
     from rayspec.artifacts import load_artifacts, write_artifacts
     from rayspec.training.frozen_target import FrozenTarget
-    from sglang_ext.artefacts import CALIBRATION_JSON
+    from sglang_ext.folder_kinds import CALIBRATION_JSON
 
     target = FrozenTarget.without_weights(world.target)
     info = target.info()

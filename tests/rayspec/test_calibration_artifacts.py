@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayspec.artifacts import load_artifacts, write_artifacts
-from sglang_ext.artefacts import CALIBRATED, CALIBRATION_JSON
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import CALIBRATED, CALIBRATION_JSON
 from sglang_ext.heads import head_from_target, parse_head
 
 IDS = torch.tensor([4, 1, 7, 0])

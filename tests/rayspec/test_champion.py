@@ -25,8 +25,8 @@ from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import TrackingError
 from sglang_ext.adapter.server_fields import server_fields
-from sglang_ext.artefacts import POLICY
 from sglang_ext.fingerprints import combined_sha256
+from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import read_table
 
 MODEL = "models:/drafter-target@champion"

@@ -1,5 +1,6 @@
 """The command `rayspec`, as it is installed and as the scripts of jobs/ call it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import pytest
 
 from rayspec.cli import COMMANDS, main, module_of
 from rayspec.config import load_config
+from rayspec.gate.config import GateConfig
+from rayspec.serving.rollover import RolloverSettings
+from rayspec.serving.scale import Scale
 from rayspec.sweep.config import SweepConfig
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +37,26 @@ def test_options_are_those_of_the_command(name: str, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     assert f"usage: rayspec {name} " in capsys.readouterr().out
     assert f": rayspec {name} " in (module_of(name).__doc__ or "")
+
+
+def test_help_names_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    gate, scale, rollover = GateConfig(), Scale(), RolloverSettings()
+    defaults = {
+        "gate": {"--tau-loss": gate.tau_loss, "--speed-loss": gate.speed_loss, "--max-minutes": gate.max_minutes},
+        "serve": {
+            "--requests-each": scale.requests_each,
+            "--scale-down-seconds": scale.scale_down_s,
+            "--drain-seconds": scale.drain_s,
+            "--poll-seconds": rollover.poll_s,
+            "--watch-seconds": rollover.watch_s,
+        },
+    }
+    for name, options in defaults.items():
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        said = " ".join(capsys.readouterr().out.partition("options:")[2].split())
+        for option, value in options.items():
+            assert re.search(rf"{option} [A-Z]+ [^-]*\({value:g}\)", said), (option, value)
 
 
 @pytest.mark.parametrize("arguments", [[], ["sweeep"], ["--plan"]])

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from rayspec import shipped
 from rayspec.packing import pack, unpack
 from rayspec.training.frozen_target import FrozenTarget
-from sglang_ext.artefacts import PACKED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for
+from sglang_ext.folder_kinds import PACKED, WEIGHTS
 from sglang_ext.heads import head_from_target, parse_head
 
 IDS = torch.tensor([0, 7, 3, 250, 11, 64])

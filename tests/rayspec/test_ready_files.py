@@ -20,7 +20,7 @@ from rayspec.report.ready_files import acceptance, emit, vllm_command
 from rayspec.serving.policy import measured_policy
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.sweep.shape import DraftShape
-from sglang_ext.artefacts import POLICY
+from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import read_table
 
 MODEL = "models:/drafter-target@champion"

@@ -23,12 +23,12 @@ from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
 from rayspec.training.ttt import backward_batch, roll_out
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.independent import IndependentDrafter
 from sglang_ext.drafters.independent.training import principal_rows
 from sglang_ext.drafters.training import Batch
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build
 

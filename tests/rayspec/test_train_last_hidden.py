@@ -27,10 +27,10 @@ from rayspec.training.recipe import Recipe
 from rayspec.training.tree_acceptance import measure_tree
 from rayspec.training.trees import parse_tree, rank_accuracy
 from rayspec.training.ttt import backward_batch, roll_out
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build
 from sglang_ext.trees.slim import SlimOptions, SlimTree

@@ -17,8 +17,8 @@ from rayspec.training.drafter_runs import is_exported
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
 from rayspec.training.recipe import Recipe
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import parse_head
 
 SPECVOCAB = {"kind": "specvocab", "rank": 4, "size": 20}

@@ -25,10 +25,10 @@ from rayspec.training.drafter_runs import is_exported, plan
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
 from rayspec.training.trees import SlimTreeConfig
-from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.shared.features.cost import FeatureCost
+from sglang_ext.folder_kinds import CALIBRATED, WEIGHTS
 from sglang_ext.heads import parse_head
 from sglang_ext.settings import build
 from sglang_ext.trees.slim import SlimOptions, SlimTree

@@ -16,13 +16,13 @@ from fixture_models import FIXTURES
 from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, drafter_shapes, held_in_common, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo, default_taps, vocabulary_sha256
 from sglang_ext.fingerprints import weights_sha256
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.truncated import TruncatedConfig
 

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from rayspec.costs import drafter_cost
 from rayspec.export import ExportConfig, prepare, write
 from sglang_ext.adapter.algorithms import algorithm_of, swap_group
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.eagle import EagleConfig, EagleDrafter
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import WEIGHTS
 
 # no size is another's
 CONFIG = EagleConfig(

@@ -12,9 +12,9 @@ from head_cases import CORAL, DYNASPEC, SPECS, SPECVOCAB, STOPS, TRUNCATED, H, V
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.folder_kinds import WEIGHTS
 
 BODY = toy_body(H, V)
 TARGET = toy_target(H, V)

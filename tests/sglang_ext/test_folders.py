@@ -8,14 +8,14 @@ import torch
 from disks import fill, small_disk
 from head_cases import toy_body, toy_target
 
-from sglang_ext.artefacts import DRAFTER
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
-from sglang_ext.folders import Artefact, check_name, check_place, save_tensors, written_whole
+from sglang_ext.folder_kinds import DRAFTER
+from sglang_ext.folders import FolderKind, check_name, check_place, save_tensors, written_whole
 from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.whole import whole_folder
 
-NOTE = Artefact(what="note", files=("note.txt", "*.png"), is_ours=lambda folder: (folder / "note.txt").is_file())
+NOTE = FolderKind(what="note", files=("note.txt", "*.png"), is_ours=lambda folder: (folder / "note.txt").is_file())
 
 
 def content(folder: Path) -> dict[str, bytes]:

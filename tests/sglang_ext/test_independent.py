@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from sglang_ext.adapter.algorithms import algorithm_of, swap_group
 from sglang_ext.adapter.engine import engine_arguments
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.independent import IndependentConfig, IndependentDrafter
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import WEIGHTS
 
 # no size is another's
 CONFIG = IndependentConfig(

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from rayspec_kernels.common.draft_tree import build_chain_reference
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
@@ -22,6 +21,7 @@ from sglang_ext.drafters.medusa import MedusaDrafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees import parse_draft_tree
 from sglang_ext.trees.slim import SlimOptions, SlimTree

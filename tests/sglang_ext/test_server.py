@@ -31,8 +31,8 @@ from stock_server import (
 from volume import volume
 
 from rayspec.serving.process import free_port
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.folder_kinds import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 NEW_TOKENS = 12

@@ -21,11 +21,11 @@ from rayspec.export import ExportConfig, prepare
 from rayspec_kernels.common.draft_tree import build_tree_reference
 from rayspec_kernels.tree_prune.reference import expansion_scores_reference
 from sglang_ext.adapter.algorithms import algorithm_of, swap_group
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.trees import Draft, Expansion
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 from sglang_ext.trees.slim_pruner import SlimPruner

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
 from rayspec.calibration.rules.base import Made, Rule, check_range
-from rayspec.calibration.rules.kmeans import spherical_kmeans
+from rayspec.calibration.rules.kmeans import ITERATIONS, spherical_kmeans
 from rayspec.calibration.rules.ranking import rank
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import MAX_SEED
@@ -85,7 +85,7 @@ class KMeans(Clusters):
 
     kind: ClassVar[str] = "kmeans"
     max_size: float | None = None
-    iterations: int = 50
+    iterations: int = ITERATIONS
     seed: int = 0
     drafter: str | None = None
 

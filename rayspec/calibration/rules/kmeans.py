@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+ITERATIONS = 50
 _CHUNK = 8192  # rows whose similarities are held at once, without a capacity
 
 
@@ -21,7 +22,7 @@ class Clustering(NamedTuple):
 
 
 def spherical_kmeans(
-    rows_NH: Tensor, clusters: int, *, seed: int = 0, iterations: int = 50, capacity: int | None = None
+    rows_NH: Tensor, clusters: int, *, seed: int = 0, iterations: int = ITERATIONS, capacity: int | None = None
 ) -> Clustering:
     """Cluster rows (any float dtype; computed in float32) until nothing moves, at most `iterations` times.
 

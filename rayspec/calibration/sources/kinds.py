@@ -24,6 +24,7 @@ from rayspec.shipped import drafter_label, drafter_path
 from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import target_sha256
+from sglang_ext import DRAFT_STEPS
 from sglang_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class DraftTokens(TargetAnswers):
 
     kind: ClassVar[str] = "draft"
     drafter: str = "full"
-    draft_steps: int = 4
+    draft_steps: int = DRAFT_STEPS
     temperature: float = 0.0
     seed: int = 0
     batch_size: int = 16  # sequences

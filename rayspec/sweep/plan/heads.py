@@ -24,10 +24,10 @@ from rayspec.training.data.answers import read_answers, read_index
 from rayspec.training.data.shards import shard_files
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import is_only_used_otherwise
-from sglang_ext.artefacts import CALIBRATED, WEIGHTS
 from sglang_ext.drafters.checkpoint import check_files
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.fingerprints import file_sha256
+from sglang_ext.folder_kinds import CALIBRATED, WEIGHTS
 from sglang_ext.folders import check_name
 from sglang_ext.heads import HeadConfig, head_class, parse_head
 

@@ -25,9 +25,9 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.record.measured import read_state
 from rayspec.target import cached_snapshot
-from sglang_ext.artefacts import WEIGHTS
 from sglang_ext.drafters.checkpoint_config import read_config, read_info
 from sglang_ext.fingerprints import combined_sha256, file_sha256, weights_sha256
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.whole import draft_folder, write_whole
 
 logger = logging.getLogger(__name__)

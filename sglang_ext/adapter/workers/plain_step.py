@@ -1,8 +1,8 @@
 """A step without drafts as SGLang's plain decoding takes it, for a policy's worker whose drafter rests.
 
 SGLang sends such a step through verification, of a tree that is the root alone. What verification does beside the
-target's pass (slots, the mask, accepting) is Python and small operations. Where a pass is a captured graph and the
-scheduler works ahead they cost nothing, so that there it stays; on a CPU they are part of each step's time.
+target's pass (slots, the mask, accepting) is Python and small operations, which on a CPU are part of each step's time.
+On an accelerator it stays: there a speculative engine has captured graphs of verification, and none of plain decoding.
 """
 
 from dataclasses import replace

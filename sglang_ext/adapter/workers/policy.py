@@ -117,7 +117,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         if policy_file(get_spec()) is None:
             return
         self.most_steps = self.speculative_num_steps
-        self.verifies_in_python = not has_accelerator()  # so that a step without drafts is slower for it
+        self.verifies_in_python = not has_accelerator()  # a step without drafts then has another way
         self.policy = MeasuredPolicy(checked_table(server_args), start=self.most_steps)
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length

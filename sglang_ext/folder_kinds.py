@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sglang_ext.folders import Artefact
+from sglang_ext.folders import FolderKind
 from sglang_ext.json_text import parse_json
 
 WEIGHTS = "model.safetensors"
@@ -23,23 +23,23 @@ def _is_drafter(folder: Path) -> bool:
     return isinstance(config, dict) and ("rayspec" in config or (folder / EXPORTED).is_file())
 
 
-DRAFTER = Artefact(
+DRAFTER = FolderKind(
     what="drafter",
     files=("config.json", WEIGHTS, EXPORTED, PACKED, POLICY, SERVING, "training.json", "training.png"),
     is_ours=_is_drafter,
 )
-CALIBRATION = Artefact(
+CALIBRATION = FolderKind(
     what="calibration",
     files=(CALIBRATED, CALIBRATION_JSON, "coverage.png", "cluster_sizes.png", "utility.png"),
     is_ours=lambda folder: all((folder / name).is_file() for name in (CALIBRATED, CALIBRATION_JSON)),
 )
 ACCEPTANCE = "acceptance.json"  # the one of a winner's files that a simulator needs
-READY_FILES = Artefact(
+READY_FILES = FolderKind(
     what="files of a winner",
     files=("serve.sh", ACCEPTANCE, POLICY, "adaptive.json", "vllm.sh", "rayservice.yaml"),
     is_ours=lambda folder: (folder / "serve.sh").is_file() and (folder / ACCEPTANCE).is_file(),
 )
-CONVERTED_TARGET = Artefact(
+CONVERTED_TARGET = FolderKind(
     what="target",
     files=(
         CONVERTED,
