@@ -108,8 +108,8 @@ def to_yaml(config: object) -> str:
 
 def _plain(value: Any) -> Any:
     """The value without dataclasses; one that is an entry {kind: ..., options} keeps its kind."""
-    if hasattr(value, "as_given"):
-        return value.as_given()
+    if hasattr(value, "as_yaml"):
+        return value.as_yaml()
     if is_dataclass(value):
         kind = {"kind": value.kind} if hasattr(value, "kind") else {}
         return kind | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}

@@ -46,4 +46,7 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
+    # Ray and `rayspec recipe` may both send one, and the second must not cut off what the first has begun; a handler
+    # and not SIG_IGN, which processes started from here would inherit
+    signal.signal(signal.SIGTERM, lambda *_: None)
     raise SystemExit(128 + signum)

@@ -96,8 +96,10 @@ def check_type(name: str, value: Any, wanted: Any) -> None:
         TypeAdapter(wanted, config=Settings.__pydantic_config__).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["ctx"]["error"] if first["type"] == "value_error" else f"must be {_allowed(first)}, got {value!r}"
-        raise ValueError(f"{name} {said}") from error
+        is_said = first["type"] == "value_error"
+        said = first["ctx"]["error"] if is_said else f"must be {_allowed(first)}, got {first['input']!r}"
+        place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
+        raise ValueError(f"{name}{place} {said}") from error
 
 
 def unknown_key(name: int | str, path: str, known: Iterable[str]) -> str:
@@ -110,7 +112,7 @@ def _allowed(error: ErrorDetails) -> str:
     if error["type"] == "greater_than_equal":
         return f"at least {error['ctx']['ge']}"
     if error["type"] == "too_short":
-        return f"a list of at least {error['ctx']['min_length']}"
+        return f"a list of {error['ctx']['min_length']} or more"
     return ALLOWED.get(error["type"].split("_")[0], error["msg"])
 
 

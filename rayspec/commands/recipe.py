@@ -9,6 +9,7 @@ import argparse
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rayspec.config import shipped_or
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     *steps, serving = steps_of(options.model, options.recipe, options.name)
     for step in steps:
         print(shlex.join(["rayspec", *step]), flush=True)
-        if not options.plan and (status := _run(step)) != 0:
+        if not options.plan and (status := run([sys.executable, "-m", "rayspec.cli", *step])) != 0:
             print(f"error: that step exited {status}; the same command goes on with it", file=sys.stderr)
             return status
     print(f"to serve the champion: {shlex.join(['rayspec', *serving])}")
@@ -55,12 +56,14 @@ def steps_of(model: str, recipe: str, name: str) -> list[list[str]]:
     ]
 
 
-def _run(step: list[str]) -> int:
-    """In a process of its own, so that a step leaves no Ray and no run of MLflow to the next; ended with this one."""
-    process = subprocess.Popen([sys.executable, "-m", "rayspec.cli", *step])
+def run(command: Sequence[str]) -> int:
+    """The exit status of a command, of a signal as a shell says it. In a process of its own, so that a step leaves no
+    Ray and no run of MLflow to the next; ended with this one."""
+    process = subprocess.Popen(command)
     try:
-        return process.wait()
-    except SystemExit:  # SIGTERM, of this process alone
+        status = process.wait()
+        return status if status >= 0 else 128 - status
+    except SystemExit:  # SIGTERM, which Ray sends to the step as well, and others to this process alone
         process.terminate()
         process.wait()
         raise

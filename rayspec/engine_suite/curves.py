@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
 from rayspec.engine_suite.process import EngineProcess
+from sglang_ext import DRAFT_STEPS
 from sglang_ext.whole import write_whole
 
-DRAFT_STEPS = 4
 PLAIN = "plain"
 ACCEPTED = 3  # tokens of a step, held fixed; what a step costs does not depend on it
 

@@ -27,10 +27,10 @@ from rayspec.farm.processes import (
 )
 from rayspec.messages import log_tail
 from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
+from sglang_ext import DRAFT_STEPS
 
 if TYPE_CHECKING:
-    from sglang_ext import DRAFT_STEPS
-from sglang_ext.adapter.engine import StepTimes
+    from sglang_ext.adapter.engine import StepTimes
 
 CHILD_CHECK_S = 0.5
 FLUSH_TIMEOUT_S = 10.0

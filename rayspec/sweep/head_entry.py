@@ -46,7 +46,7 @@ class HeadEntry(Settings):
             raise ValueError(f"{PATH} must be a mapping, {{kind: ..., options}}, got {given!r}")
         return cls(given, tuple(_asked(values, PATH) for values in combinations(given, PATH)))
 
-    def as_given(self) -> dict[str, Any]:
+    def as_yaml(self) -> dict[str, Any]:
         """Inverse of `parse`; what a config's YAML says of it."""
         return dict(self.given)
 
@@ -55,13 +55,13 @@ def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Every combination of the values that stand in lists, also in a head in a head. An option that is a list itself is
     one value, and several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
     try:
-        hints = get_type_hints(head_class(entry.get("kind", None)).Config)
+        hints = _hints(head_class(entry.get("kind", None)).Config)
     except ValueError as error:
         raise ValueError(str(error).replace("draft_head", path)) from error
     choices: dict[str, list[Any]] = {}
     for name, value in entry.items():
         where = f"{path}.{name}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and hints.get(name) is HeadConfig:
             choices[name] = combinations(value, where)
         elif not isinstance(value, list):
             choices[name] = [value]
@@ -87,17 +87,23 @@ def _asked(values: Mapping[str, Any], path: str) -> AskedHead:
 
 def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = ()) -> None:
     config = head_class(values["kind"]).Config
-    hints, known = get_type_hints(config, include_extras=True), [f.name for f in fields(config)]
+    types, heads, known = get_type_hints(config, include_extras=True), _hints(config), [f.name for f in fields(config)]
     for name, value in values.items():
         where = f"{path}.{name}"
         if name not in ("kind", *known):
             raise ValueError(unknown_key(name, path, [*known, *beside]))
-        if isinstance(value, Mapping):
+        if heads.get(name) is not HeadConfig:
+            if name != "kind":
+                check_type(where, value, types[name])
+        elif isinstance(value, Mapping):
             _check_types(value, where)
-        elif get_args(hints.get(name))[:1] == (HeadConfig,):
+        else:
             raise ValueError(f"{where} must be a mapping, {{kind: ..., options}}, got {value!r}")
-        elif name != "kind":
-            check_type(where, value, hints[name])
+
+
+def _hints(config: type[HeadConfig]) -> dict[str, Any]:
+    """The types of its options, without what they are checked by."""
+    return get_type_hints(config)
 
 
 def _is_list(hint: Any) -> bool:

@@ -686,7 +686,18 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.workers.plain_step.decode_plainly, which sets what a plain decode step has in "
         "the batch (`input_ids`, `out_cache_loc`, `seq_lens`, `seq_lens_cpu`, `seq_lens_sum`, `spec_info`) and in its "
         "result what a verification has (`accept_lens`, `new_seq_lens`, `next_draft_input`, "
-        "`speculative_num_draft_tokens`)",
+        "`speculative_num_draft_tokens`); it also reads `req_to_token_pool.req_to_token`, `req_pool_indices`, "
+        "`has_grammar`, `return_logprob`, `return_hidden_states` and `sampling_info`",
+    ),
+    Internal(
+        "sglang.srt.managers.scheduler.Scheduler._forward_isolation",
+        ("self", "batch", "overlap"),
+        "puts back what sglang_ext.adapter.workers.plain_step has changed of a batch, as after a verification",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.activate_step_by_batch",
+        ("self", "batch_size"),
+        "called by sglang_ext.adapter.workers.policy.FollowsPolicy before a plain decode step",
     ),
     Internal(
         "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController",

@@ -36,7 +36,7 @@ class StepTotals:
     routing_s: float = 0.0  # the part of head_s that chooses a routed head's candidates
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
-    verify_s: float = 0.0  # the target's verification pass with sampling and cache moves
+    verify_s: float = 0.0  # the target's pass with sampling and cache moves: verification, or a policy's plain step
     scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
     scored_tokens: int = 0  # that it scored for these rows, its shortlists
 

@@ -1,7 +1,7 @@
 """The options of a draft head, as a `draft_head` entry {kind: ..., options} of YAML and of a checkpoint has them.
 
 An entry is parsed once (`parse_head` of heads/__init__.py); what is handed on is its config. A config is checked by
-itself when it is made, and against the drafter that it is for by `check_sizes`. H = hidden size, V = vocabulary.
+itself when it is parsed, and against the drafter that it is for by `check_sizes`. H = hidden size, V = vocabulary.
 """
 
 from collections.abc import Mapping

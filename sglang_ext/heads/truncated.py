@@ -40,7 +40,7 @@ class TruncatedConfig(HeadConfig):
         super().check_sizes(hidden_size, vocab_size)
         if self.size is None:
             raise ValueError("draft_head.size has no value; it needs one")
-        if self.size > vocab_size:
+        if not 1 <= self.size <= vocab_size:  # the calibration's, where none was written
             raise ValueError(f"draft_head.size must be in 1..{vocab_size} (the vocabulary), got {self.size}")
         steps = self.step_sizes
         if steps is not None and max(steps) > self.size:

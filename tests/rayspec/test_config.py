@@ -126,8 +126,10 @@ def test_resolved_yaml_reads_back(tmp_path: Path) -> None:
     heads = "heads=[{kind: slimspec, rank: [8, 16]}, {kind: rdk, base: {kind: truncated, size: 64}, artifacts: raw}]"
     config = load_config(SweepConfig, None, ["draft_steps=[2,4]", "engine.extra.max_running_requests=8", heads])
     assert [len(entry.asked) for entry in config.heads] == [2, 1]
-    (tmp_path / "resolved.yaml").write_text(to_yaml(config))
-    assert load_config(SweepConfig, tmp_path / "resolved.yaml") == config
+    training = load_config(DrafterTrainConfig, "configs/train/drafters.yaml")
+    for value in (config, training):
+        (tmp_path / "resolved.yaml").write_text(to_yaml(value))
+        assert load_config(type(value), tmp_path / "resolved.yaml") == value
 
 
 def test_flatten_gives_yaml_paths() -> None:

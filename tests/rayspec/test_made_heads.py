@@ -296,6 +296,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "rdk", "base": {"kind": "truncated", "size": 0}, "artifacts": VOCABTRIM},
         r"^heads\[0\].base.size must be at least 1, got 0",
     ),
+    "mapping": (
+        {"kind": "slimspec", "rank": {"kind": "slimspec", "rank": 3}},
+        r"^heads\[0\].rank must be a whole number, got \{'kind'",
+    ),
+    "drafter_mapping": ({"kind": "slimspec", "rank": 3, "drafter": {"a": 1}}, r"^heads\[0\].drafter must be text, got"),
+    "step": (
+        {"kind": "truncated", "size": 9, "step_sizes": [[9, 0]]},
+        r"^heads\[0\].step_sizes\[1\] must be at least 1, got 0",
+    ),
     "type": ({"kind": "slimspec", "rank": [32, "x"]}, r"^heads\[0\].rank must be a whole number, got 'x'"),
     "size": ({"kind": "slimspec", "rank": 129}, r"^heads\[0\].rank must be in 1..128 \(the smaller .*\), got 129"),
     "list": ({"kind": "truncated", "size": 64, "step_sizes": []}, r"^heads\[0\].step_sizes is an empty list"),

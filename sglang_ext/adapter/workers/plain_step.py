@@ -13,10 +13,13 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 
-def can_decode_plainly(batch: Any) -> bool:
-    """Whether a step of these requests needs nothing that only verification hands on: masks of grammars, and log
-    probabilities and hidden states in its own form."""
-    return not (batch.has_grammar or batch.return_logprob or batch.return_hidden_states)
+def can_decode_plainly(batch: Any, ranks: int) -> bool:
+    """Whether a step of these requests comes out as a verification would: with masks of grammars, log probabilities or
+    hidden states it has another form, custom logit processors act in SGLang's sampler alone, and only verification
+    tells all tensor-parallel ranks what the first one has drawn."""
+    info = batch.sampling_info
+    asks_more = batch.has_grammar or batch.return_logprob or batch.return_hidden_states
+    return not asks_more and not info.has_custom_logit_processor and (ranks == 1 or info.is_all_greedy)
 
 
 def decode_plainly(target_worker: Any, batch: Any) -> GenerationBatchResult:

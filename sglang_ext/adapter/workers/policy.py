@@ -2,10 +2,11 @@
 plain decoding.
 
 SGLang's own parts do the work: a runtime state for each length with attention, graphs and buffers of its own
-(`build_adaptive_runtime_state`), the switch between them (`AdaptiveController`), a verification of the root alone, and
-an extend of the drafter that can be left out. Its own rule (`--speculative-adaptive`) knows no costs, serves EAGLE
-chains alone, and cannot take a step without drafts under rejection sampling; ours is switched on by
-`--speculative-adaptive-config policy.json` without that flag, for every algorithm whose worker is ours.
+(`build_adaptive_runtime_state`), the switch between them (`AdaptiveController`), a verification of the root alone (or,
+on a CPU, the target's plain decode step, `plain_step.py`), and an extend of the drafter that can be left out. Its own
+rule (`--speculative-adaptive`) knows no costs, serves EAGLE chains alone, and cannot take a step without drafts under
+rejection sampling; ours is switched on by `--speculative-adaptive-config policy.json` without that flag, for every
+algorithm whose worker is ours.
 """
 
 import json
@@ -122,6 +123,9 @@ class FollowsPolicy(EAGLEWorkerV2):
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length
         self.rested = 0  # steps in which the drafter's cache was not filled
+        self.ranks = get_parallel().tp_size
+        self._was_plain = False  # whether the last step was the target's own
+        self.decoded = 0  # those of them that were the target's own decode steps
         self._with_holes: WeakSet[Any] = WeakSet()  # requests that the drafter has not followed
         logger.info("rayspec policy: draft lengths %s by %s", self.policy.table.lengths, policy_file(get_spec()))
 
@@ -131,7 +135,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             self._with_holes.difference_update(batch.reqs)
             return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
-        before = self.policy.choice.draft_steps
+        before, was_plain, self._was_plain = self.policy.choice.draft_steps, self._was_plain, False
         is_followed = [request not in self._with_holes for request in batch.reqs]
         choice = self.policy.choose(is_followed)
         self.history.append((time.time(), len(batch.reqs), choice.draft_steps))
@@ -141,11 +145,13 @@ class FollowsPolicy(EAGLEWorkerV2):
         if rests:
             self.rested += 1
             self._with_holes.update(batch.reqs)
-            if self.verifies_in_python and on_publish is None and can_decode_plainly(batch):
+            if self.verifies_in_python and on_publish is None and can_decode_plainly(batch, self.ranks):
+                self.decoded += 1
                 self.activate_step_by_batch(len(batch.reqs))
                 result = self.decode_plainly(batch)
-                if any(is_followed):  # the others have the stubs of an earlier step
+                if any(is_followed) or not was_plain:  # else the stubs of the step before are handed on
                     self._stub_skipped_draft_extend(batch, result)
+                self._was_plain = True
                 return result
         with envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.override(rests):
             return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
@@ -202,6 +208,7 @@ class FollowsPolicy(EAGLEWorkerV2):
             "steps": {str(k): self.policy.steps[k] for k in self.policy.table.lengths},
             "switches": self.policy.switches,
             "rested": self.rested,
+            "decoded": self.decoded,
             "lost": self.policy.lost,
             "acceptance": self.policy.acceptance.shares(),
             "history": list(self.history),
