@@ -12,6 +12,7 @@ from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
 from rayspec.shipped import ASSETS
 from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.head_entry import AskedHead
 from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.plan.sampling import check_drafts_are_said
 from rayspec.sweep.shape import split_shape
@@ -115,14 +116,14 @@ def test_a_table_is_planned(file: Path) -> None:
 @pytest.mark.parametrize("file", SWEEPS, ids=name_of)
 def test_what_a_sweep_names_is_made_beside_it_or_ships(file: Path) -> None:
     config = read(SweepConfig, file)
-    drafters = {split_shape(d)[0] for d in config.drafters} | {h["drafter"] for h in config.heads if "drafter" in h}
+    drafters = {split_shape(d)[0] for d in config.drafters} | {h.drafter for h in _asked(config) if h.drafter}
     assert drafters - SHIPPED <= set(trained(file.parent))
-    artifacts = {a for h in config.heads for a in _listed(h.get("artifacts", []))}
+    artifacts = {h.artifacts for h in _asked(config) if h.artifacts}
     assert artifacts <= calibrated(file.parent)
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _asked(config: SweepConfig) -> list[AskedHead]:
+    return [head for entry in config.heads for head in entry.asked]
 
 
 @pytest.mark.parametrize("folder", sorted({f.parent for f in FILES}), ids=lambda f: f.name)
@@ -160,7 +161,7 @@ def test_nothing_is_made_that_no_table_uses() -> None:
         used = {split_shape(d)[0] for s in sweeps for d in s.drafters} | {e.base for e in made.values()}
         controls = {"full-code"}  # what makes a domain's answers
         assert set(made) - used <= controls, folder.name
-        heads = {a for s in sweeps for h in s.heads for a in _listed(h.get("artifacts", []))}
+        heads = {h.artifacts for s in sweeps for h in _asked(s) if h.artifacts}
         trees = {getattr(e.tree, "bigram", None) for e in made.values()}
         assert calibrated(folder) <= heads | trees | {e.artifacts for e in made.values()}, folder.name
 
