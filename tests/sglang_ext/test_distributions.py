@@ -111,7 +111,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 LONG = 53  # tokens of an answer: fewer requests for as many pairs
-PAIRS, FEWER_PAIRS = volume(100_000, 12_000), volume(20_000, 7_000)
+PAIRS, FEWER_PAIRS = volume(100_000, 20_000), volume(20_000, 10_000)
 FEW = 4_000  # in `make test`, of a drafter beside the engine's first
 REQUESTS = volume(400, 60)  # of each of the settings that are mixed
 ROUNDS, FEWER_ROUNDS = volume(2_000, 600), volume(2_000, 300)
