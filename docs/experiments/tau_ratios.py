@@ -7,13 +7,11 @@ SWEEP is the run's id or name, BASELINE a trial's name (the first that drafts, w
 """
 
 import argparse
-import json
-import tempfile
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from mlflow import MlflowClient
 from scipy import stats
 
 from rayspec.home import tracking_uri
@@ -28,10 +26,8 @@ def main() -> None:
     parser.add_argument("sweep")
     parser.add_argument("baseline", nargs="?")
     options = parser.parse_args()
-    client = connect(tracking_uri())
-    parent = find_sweep(client, options.sweep).run_id
-    runs = client.search_runs([client.get_run(parent).info.experiment_id], f"tags.mlflow.parentRunId = '{parent}'")
-    counts = {run.info.run_name: counts_of(client, run.info.run_id) for run in reversed(runs)}
+    sweep = find_sweep(connect(tracking_uri()), options.sweep)
+    counts = {trial.name: counts_of(sweep.requests(trial)) for trial in sweep.run_ids}
     drafting = {name: found for name, found in counts.items() if any(steps for steps, _ in found.values())}
     baseline = options.baseline or next(iter(drafting), None)
     if baseline not in drafting:
@@ -40,15 +36,12 @@ def main() -> None:
         print(f"{name}: tau {tau(found):.3f}, of {baseline}'s {interval(found, drafting[baseline])}")
 
 
-def counts_of(client: MlflowClient, run_id: str) -> Counts:
+def counts_of(requests: Iterable[Mapping[str, Any]]) -> Counts:
     steps: Counter[str] = Counter()
     drafts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(client.download_artifacts(run_id, "requests.jsonl", folder))
-        for line in file.read_text().splitlines():
-            request = json.loads(line)
-            steps[request["prompt_id"]] += request["verify_steps"]
-            drafts[request["prompt_id"]] += request["accepted_drafts"]
+    for request in requests:
+        steps[request["prompt_id"]] += request["verify_steps"]
+        drafts[request["prompt_id"]] += request["accepted_drafts"]
     return {prompt: (steps[prompt], drafts[prompt]) for prompt in steps}
 
 

@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     files = [f"{options.recipe}/{config}.yaml" for config in CONFIGS]
     missing = [file for file in files if not shipped_or(Path(file)).is_file()]
     if missing:
-        print(f"error: {options.recipe} is no recipe: there is no {', '.join(missing)}", file=sys.stderr)
+        said = f"there is no {', '.join(missing)}; give a folder such as configs/recipes/llama-3.1-8b-instruct"
+        print(f"error: {options.recipe} is no recipe: {said}", file=sys.stderr)
         return 2
     *steps, serving = steps_of(options.model, options.recipe, options.name)
     for step in steps:

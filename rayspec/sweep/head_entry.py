@@ -55,7 +55,7 @@ def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Every combination of the values that stand in lists, also in a head in a head. An option that is a list itself is
     one value, and several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
     try:
-        hints = _hints(head_class(entry.get("kind", None)).Config)
+        hints = get_type_hints(head_class(entry.get("kind", None)).Config)
     except ValueError as error:
         raise ValueError(str(error).replace("draft_head", path)) from error
     choices: dict[str, list[Any]] = {}
@@ -87,23 +87,19 @@ def _asked(values: Mapping[str, Any], path: str) -> AskedHead:
 
 def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = ()) -> None:
     config = head_class(values["kind"]).Config
-    types, heads, known = get_type_hints(config, include_extras=True), _hints(config), [f.name for f in fields(config)]
+    plain, checked = get_type_hints(config), get_type_hints(config, include_extras=True)
+    known = [f.name for f in fields(config)]
     for name, value in values.items():
         where = f"{path}.{name}"
         if name not in ("kind", *known):
             raise ValueError(unknown_key(name, path, [*known, *beside]))
-        if heads.get(name) is not HeadConfig:
+        if plain.get(name) is not HeadConfig:
             if name != "kind":
-                check_type(where, value, types[name])
+                check_type(where, value, checked[name])
         elif isinstance(value, Mapping):
             _check_types(value, where)
         else:
             raise ValueError(f"{where} must be a mapping, {{kind: ..., options}}, got {value!r}")
-
-
-def _hints(config: type[HeadConfig]) -> dict[str, Any]:
-    """The types of its options, without what they are checked by."""
-    return get_type_hints(config)
 
 
 def _is_list(hint: Any) -> bool:

@@ -118,7 +118,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         if policy_file(get_spec()) is None:
             return
         self.most_steps = self.speculative_num_steps
-        self.verifies_in_python = not has_accelerator()  # a step without drafts then has another way
+        self.has_graphs = has_accelerator()  # of verification, and none of plain decoding
         self.policy = MeasuredPolicy(checked_table(server_args), start=self.most_steps)
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length
@@ -145,7 +145,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         if rests:
             self.rested += 1
             self._with_holes.update(batch.reqs)
-            if self.verifies_in_python and on_publish is None and can_decode_plainly(batch, self.ranks):
+            if not self.has_graphs and on_publish is None and can_decode_plainly(batch, self.ranks):
                 self.decoded += 1
                 self.activate_step_by_batch(len(batch.reqs))
                 result = self.decode_plainly(batch)
