@@ -775,7 +775,7 @@ ENGINE_PROCESSES = "sglang.srt.entrypoints.engine.mp"
 LOGGERS = ("sglang.srt.utils.request_logger.stdout", "sglang.srt.utils.scheduler_status_logger.stdout")
 
 # Imported by the process that the engine's processes fork from on the CPU platform, because these import them: what
-# they run, all models, and what our draft workers need.
+# they run, where models are looked up, and what our draft workers need.
 PRELOADED: tuple[str, ...] = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
@@ -850,6 +850,7 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode",
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",
+    "sglang.srt.models.registry.ModelRegistry",  # cpu/fork_server.py
     "sglang.srt.platforms.current_platform",
     "sglang.srt.plugins.load_plugins",  # cpu/fork_server.py, server_words.py
     "sglang.srt.platforms.interface.PlatformEnum",

@@ -40,7 +40,8 @@ def ended(target: Any, *args: Any) -> int | None:
 
 def look_around(name: str) -> None:
     """Of where this process is, and what it has imported."""
-    imported = [module in sys.modules for module in ("sglang.srt.managers.scheduler", *UNUSED)]
+    needed = ("sglang.srt.managers.scheduler", "sglang.srt.models.opt")  # a model that nothing of ours imports
+    imported = [module in sys.modules for module in (*needed, *UNUSED)]
     print(os.getppid(), os.getcwd(), os.environ[name], *imported, flush=True)
 
 
@@ -54,7 +55,7 @@ def test_it_is_a_child_of_its_owner_with_its_folder_environment_and_output(
     assert ended(look_around, "SGLANG_RUN_ID") == 0
     assert fork_server.pid() == server
     here = f"{os.getpid()} {tmp_path}"
-    assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} {run} True False False" for run in ("first", "second")]
+    assert capfd.readouterr().out.splitlines()[-2:] == [f"{here} {run} True True False False" for run in ("first", "second")]
 
 
 @pytest.mark.slow
@@ -69,7 +70,7 @@ def test_another_environment_is_another_servers(
     monkeypatch.delenv("RAYSPEC_TEST_OF_FORKS")
     assert ended(sys.exit, 0) == 0
     assert fork_server.pid() == server, "which was kept"
-    assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True False False"
+    assert capfd.readouterr().out.splitlines()[-1] == f"{os.getpid()} {tmp_path} set True True False False"
 
 
 def test_how_it_ended_is_known() -> None:

@@ -52,6 +52,9 @@ def serve(fd: int) -> None:
         load_plugins()  # which say what the modules below find
         for name in PRELOADED:
             importlib.import_module(name)
+        from sglang.srt.models.registry import ModelRegistry
+
+        ModelRegistry.get_supported_archs()  # imports all models, among which each engine looks for its target's
         gc.freeze()  # so that collections of the forks do not copy its pages
     with socket.socket(fileno=fd) as line:
         while True:
