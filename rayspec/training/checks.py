@@ -16,7 +16,7 @@ from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import is_text
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
-from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import check_base, completed, origin_of
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
@@ -29,12 +29,17 @@ from sglang_ext.folders import check_parents
 MAX_COUNT = 10**8
 
 
-def check_config(config: DrafterTrainConfig) -> DrafterTrainConfig:
-    """The config with what heads leave to their artifacts written out, in numbers. Raises ValueError for whatever the
-    run would stop at. Weights of the target are not read, those of a base are."""
+def checked_target(config: DrafterTrainConfig) -> FrozenTarget:
+    """The target without its weights, which lie whole in its folder. Raises ValueError."""
+    sha256 = target_sha256(config.target_folder)
     _check_device(config)
     check_weights(config.target_folder)
-    target = FrozenTarget.without_weights(config.target_folder)
+    return replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256)
+
+
+def check_config(config: DrafterTrainConfig, target: FrozenTarget) -> DrafterTrainConfig:
+    """The config with what heads leave to their artifacts written out, in numbers. Raises ValueError for whatever the
+    run would stop at. Weights of the target are not read, those of a base are."""
     check_parents(config.output_folder / "any", f"output_dir is {config.output_folder}")
     _check_engines(config)
     _check_held_out(config)
@@ -67,13 +72,11 @@ def _check_held_out(config: DrafterTrainConfig) -> None:
         )
 
 
-def check_answers(config: DrafterTrainConfig) -> None:
+def check_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
     """`check_config` of what is made before the training alone."""
-    _check_device(config)
-    check_weights(config.target_folder)
     _check_engines(config)
     _check_held_out(config)
-    _check_sets(config, FrozenTarget.without_weights(config.target_folder))
+    _check_sets(config, target)
 
 
 def _check_engines(config: DrafterTrainConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ import torch
 from rayspec.home import tracking_uri
 from rayspec.identity import differences
 from rayspec.training.acceptance import Acceptance
-from rayspec.training.checks import check_config
+from rayspec.training.checks import check_config, checked_target
 from rayspec.training.data.answers import missing_shards, read_answers
 from rayspec.training.drafter import summary, train_drafter
 from rayspec.training.drafter_config import DEFAULT_DRAFTER, DrafterEntry, DrafterTrainConfig
-from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import calibration_sha256, pairs_sha256
 from rayspec.training.precision import has_bfloat16
 from rayspec.training.prepare import (
@@ -39,9 +38,9 @@ MADE_OF = {CALIBRATION_SHA256: calibration_sha256, PAIRS_SHA256: pairs_sha256}
 
 def plan(config: DrafterTrainConfig) -> list[str]:
     """What `train_all` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
-    sha256 = target_sha256(config.target_folder)
-    config = check_config(config)
-    lines = [f"target {config.target_folder} (sha256 {sha256[:12]})", *plan_sets(config, sha256)]
+    target = checked_target(config)
+    config = check_config(config, target)
+    lines = [f"target {config.target_folder} (sha256 {target.sha256[:12]})", *plan_sets(config, target)]
     r = config.recipe
     lines.append(f"trained {_where(config)}, in {_precision(config)}")
     lines.append(
@@ -53,7 +52,7 @@ def plan(config: DrafterTrainConfig) -> list[str]:
     for entry in config.drafters:
         folder = config.output_folder / entry.name
         unfinished = sorted((config.work_folder / "unfinished" / entry.name).glob("step-*"))
-        if is_exported(config, entry, sha256):
+        if is_exported(config, entry, target.sha256):
             state = "already exported"
         elif unfinished:
             state = f"to resume at {unfinished[-1].name}"
@@ -61,18 +60,18 @@ def plan(config: DrafterTrainConfig) -> list[str]:
             state = "to train"
         drafter = "" if entry.drafter == DEFAULT_DRAFTER else f"{entry.drafter} "
         lines.append(f"{entry.name} {drafter}{entry.draft_head} -> {folder}: {state}")
-    return lines + reckon(config)
+    return lines + reckon(config, target)
 
 
 def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
     """Run the configuration; {name: held-out acceptance, None where it was already exported}. Raises ValueError."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    sha256 = target_sha256(config.target_folder)
-    config = check_config(config)
+    target = checked_target(config)
+    config = check_config(config, target)
     results: dict[str, Acceptance | None] = {}
     for entry in config.drafters:
-        if is_exported(config, entry, sha256):
+        if is_exported(config, entry, target.sha256):
             print(f"{entry.name}: already exported to {config.output_folder / entry.name}, skipped")
             results[entry.name] = None
     if len(results) == len(config.drafters):
@@ -83,14 +82,13 @@ def train_all(config: DrafterTrainConfig) -> dict[str, Acceptance | None]:
         connect(tracking_uri())  # a store that does not answer should not wait for the answers
     config = config.resolved()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
-        return results | _train(config, [entry for entry in config.drafters if entry.name not in results], sha256)
+        return results | _train(config, [entry for entry in config.drafters if entry.name not in results], target)
 
 
-def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str) -> dict[str, Acceptance]:
-    # the target is not loaded before: on a GPU the engines that make the answers want its memory
-    named = replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256)
-    answers, held_out = sets = prepared_answers(config, named)
-    target = target_with_states(config, sha256, sets)
+def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], read: FrozenTarget) -> dict[str, Acceptance]:
+    # `read` is the target without weights: on a GPU the engines that make the answers want its memory
+    answers, held_out = sets = prepared_answers(config, read)
+    target = target_with_states(config, read, sets)
     results = {}
     for entry in todo:
         if config.workers is None:
@@ -98,7 +96,7 @@ def _train(config: DrafterTrainConfig, todo: Sequence[DrafterEntry], sha256: str
         else:
             from rayspec.training.ray_train import train_by_workers  # with Ray, some seconds
 
-            acceptance = train_by_workers(config, entry, sha256)
+            acceptance = train_by_workers(config, entry, target.sha256)
         results[entry.name] = acceptance
         print(f"{entry.name}: {summary(acceptance)}", flush=True)
         served = check_served(config, entry, target, held_out)

@@ -188,7 +188,7 @@ def with_states(
     them."""
     if config.hidden_states == "online":
         return target
-    stored = [_stored_set(config, target, target.sha256, answers) for answers in sets]
+    stored = [_stored_set(config, target, answers) for answers in sets]
     _check_room(config, sum(own.missing_bytes for own in stored))
     for own in stored:
         _store(config, target, own, group)
@@ -196,21 +196,20 @@ def with_states(
     return StoredTarget.of(target, StoredStates(stored))
 
 
-def are_stored(config: DrafterTrainConfig, target_sha256: str, sets: Iterable[AnswerSet]) -> bool:
-    """Whether nothing is to be computed. Raises ValueError where the disk has no room for what is."""
+def are_stored(config: DrafterTrainConfig, target: FrozenTarget, sets: Iterable[AnswerSet]) -> bool:
+    """Whether nothing is to be computed; the target may be without weights. Raises ValueError where the disk has no
+    room for what is."""
     if config.hidden_states == "online":
         return True
-    target = FrozenTarget.without_weights(config.target_folder)
-    missing = sum(_stored_set(config, target, target_sha256, answers).missing_bytes for answers in sets)
+    missing = sum(_stored_set(config, target, answers).missing_bytes for answers in sets)
     _check_room(config, missing)
     return not missing
 
 
-def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
+def plan_states(config: DrafterTrainConfig, target: FrozenTarget) -> list[str]:
     """The line of a plan: how large they are. Raises ValueError where it is known that they do not fit the disk."""
     if config.hidden_states == "online":
         return []
-    target = FrozenTarget.without_weights(config.target_folder)
     layers = _layers(config, target)
     needed, is_known = 0, True
     for name in ("answers", "held_out"):
@@ -220,7 +219,7 @@ def plan_states(config: DrafterTrainConfig, target_sha256: str) -> list[str]:
             each = len(layers) * target.model.config.hidden_size * config.target_dtype.itemsize
             needed += settings.count * settings.most_tokens * each
         else:
-            needed += _stored_set(config, target, target_sha256, read_answers(folder)).missing_bytes
+            needed += _stored_set(config, target, read_answers(folder)).missing_bytes
     free = _check_room(config, needed if is_known else 0)
     state = f"{'' if is_known else 'at most '}{gib(needed)} to compute" if needed else "complete"
     return [
@@ -241,10 +240,10 @@ def _folder(config: DrafterTrainConfig) -> Path:
     return config.work_folder / "hidden_states"
 
 
-def _stored_set(config: DrafterTrainConfig, target: FrozenTarget, sha256: str, answers: AnswerSet) -> StoredSet:
+def _stored_set(config: DrafterTrainConfig, target: FrozenTarget, answers: AnswerSet) -> StoredSet:
     return StoredSet(
         folder=_folder(config) / answers.name,
-        target_sha256=sha256,
+        target_sha256=target.sha256,
         hidden_size=target.model.config.hidden_size,
         dtype=config.target_dtype,
         answers=answers,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rayspec.lock import held
-from rayspec.training.checks import check_answers
+from rayspec.training.checks import check_answers, checked_target
 from rayspec.training.data.answer_engines import answer_engines
 from rayspec.training.data.answers import (
     AnswersConfig,
@@ -40,7 +39,7 @@ from rayspec.training.data.prompts import (
 from rayspec.training.data.self_prompts import prompt_hash, written_prompts
 from rayspec.training.data.shards import PATTERN
 from rayspec.training.drafter_config import SETS, DrafterTrainConfig
-from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.hidden_states import are_stored, plan_states, with_states
 
 
@@ -64,14 +63,14 @@ def work_folder_of_our_own(config: DrafterTrainConfig) -> Iterator[None]:
         yield
 
 
-def plan_sets(config: DrafterTrainConfig, sha256: str) -> list[str]:
+def plan_sets(config: DrafterTrainConfig, target: FrozenTarget) -> list[str]:
     """A line for each set of answers, and one for stored hidden states. Raises ValueError for what would be refused."""
     lines = []
     for name in SETS:
         settings: AnswersConfig = getattr(config, name)
         check_source(settings, name)
         folder = config.work_folder / name
-        check_index(folder, sha256, settings)
+        check_index(folder, target.sha256, settings)
         missing, engines = len(missing_shards(folder, settings)), config.engines.count
         state = "complete" if not missing else f"{missing} of {settings.num_shards} shards to generate"
         if 0 < missing < engines:
@@ -79,50 +78,49 @@ def plan_sets(config: DrafterTrainConfig, sha256: str) -> list[str]:
         source = f"{settings.prompts} as given" if settings.as_given else settings.prompts
         lines.append(f"{name}: {settings.count} sequences from {source} in {folder}: {state}")
     if _missing_sets(config):
-        tokenizer = FrozenTarget.without_weights(config.target_folder).tokenizer
-        given_sets(config, tokenizer, _chat(tokenizer), skip=CORPUS)  # which it would take long to read
-    return lines + plan_states(config, sha256)
+        # but the corpus, which it would take long to read
+        given_sets(config, target.tokenizer, _chat(target.tokenizer), skip=CORPUS)
+    return lines + plan_states(config, target)
 
 
 def plan_prepare(config: DrafterTrainConfig) -> list[str]:
     """What `prepare` would do, one line each; nothing is written. Raises ValueError for what it would refuse."""
-    sha256 = target_sha256(config.target_folder)
-    check_answers(config)
-    return [f"target {config.target_folder} (sha256 {sha256[:12]})", *plan_sets(config, sha256)]
+    target = checked_target(config)
+    check_answers(config, target)
+    return [f"target {config.target_folder} (sha256 {target.sha256[:12]})", *plan_sets(config, target)]
 
 
 def prepare(config: DrafterTrainConfig) -> None:
     """Make what is missing. Raises ValueError, and EngineFailed where engines cannot answer."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    check_answers(config)
-    sha256 = target_sha256(config.target_folder)
+    target = checked_target(config)
+    check_answers(config, target)
     config = config.resolved()  # engines and workers may have another current folder
     with work_folder_of_our_own(config):
-        # engines hold the weights meanwhile
-        sets = prepared_answers(config, replace(FrozenTarget.without_weights(config.target_folder), sha256=sha256))
+        sets = prepared_answers(config, target)  # engines hold the weights meanwhile
         if config.workers is not None:
-            store_by_workers(config, sha256, sets)
-        elif not are_stored(config, sha256, sets):
-            with_states(config, load_target(config, sha256), sets)
+            store_by_workers(config, target, sets)
+        elif not are_stored(config, target, sets):
+            with_states(config, load_target(config, target.sha256), sets)
 
 
-def target_with_states(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> FrozenTarget:
-    """The target as this process trains with it. Hidden states that are asked for and not stored yet are computed by
-    who has the device: this process, or the workers, beside whom it keeps the target to check what was trained. Raises
-    ValueError, and as `states_by_workers`."""
+def target_with_states(config: DrafterTrainConfig, target: FrozenTarget, sets: Collection[AnswerSet]) -> FrozenTarget:
+    """The target as this process trains with it, of one that may be without weights. Hidden states that are asked for
+    and not stored yet are computed by who has the device: this process, or the workers, beside whom it keeps the target
+    to check what was trained. Raises ValueError, and as `states_by_workers`."""
     if config.workers is None:
-        return with_states(config, load_target(config, sha256), sets)
-    store_by_workers(config, sha256, sets)
-    return load_target(config, sha256)
+        return with_states(config, load_target(config, target.sha256), sets)
+    store_by_workers(config, target, sets)
+    return load_target(config, target.sha256)
 
 
-def store_by_workers(config: DrafterTrainConfig, sha256: str, sets: Collection[AnswerSet]) -> None:
+def store_by_workers(config: DrafterTrainConfig, target: FrozenTarget, sets: Collection[AnswerSet]) -> None:
     """The hidden states that are asked for and not stored yet. Raises as `states_by_workers`."""
-    if not are_stored(config, sha256, sets):
+    if not are_stored(config, target, sets):
         from rayspec.training.ray_train import states_by_workers  # with Ray, some seconds
 
-        states_by_workers(config, sha256)
+        states_by_workers(config, target.sha256)
 
 
 def load_target(config: DrafterTrainConfig, sha256: str) -> FrozenTarget:

@@ -112,9 +112,8 @@ class DrafterSize:
         )
 
 
-def reckon(config: DrafterTrainConfig) -> list[str]:
-    """Lines of a plan. Nothing of the target but its config is read. Raises ValueError."""
-    target = FrozenTarget.without_weights(config.target_folder)
+def reckon(config: DrafterTrainConfig, target: FrozenTarget) -> list[str]:
+    """Lines of a plan, from the target's sizes alone. Raises ValueError."""
     size = TargetSize.of(target.model)
     lines = [
         f"reckoned for {H100.name} at {H100.share:.0%} of {H100.flops / 1e12:.0f} TFLOP/s and of "

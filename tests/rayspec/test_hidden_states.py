@@ -213,7 +213,7 @@ def test_workers_share_out_the_files_or_compute_each_together(
 ) -> None:
     """Where layers are shared out, nobody can compute alone, and the first writes."""
     asked = config(tmp_path, tiny_target, "medusa", workers=WorkersConfig(count=2, shard_target=shard_target))
-    both = [_stored_set(asked, tiny_target, tiny_target.sha256, random_rows()) for _ in range(2)]
+    both = [_stored_set(asked, tiny_target, random_rows()) for _ in range(2)]
     assert [len(own.missing) for own in both] == [3, 3], "they look before anything is written"
     written = []
     for rank, own in enumerate(both):
@@ -222,12 +222,12 @@ def test_workers_share_out_the_files_or_compute_each_together(
     names = [f"last-0000{n}.safetensors" for n in range(3)]
     assert written == ([names, names] if shard_target else [[names[0], names[2]], names])
     assert sum(computed) == (20 if shard_target else 10)
-    assert _stored_set(asked, tiny_target, tiny_target.sha256, random_rows()).missing == []
+    assert _stored_set(asked, tiny_target, random_rows()).missing == []
 
 
 def test_the_plan_says_who_computes_them(tiny_target: FrozenTarget, tmp_path: Path) -> None:
     asked = config(tmp_path, tiny_target, workers=WorkersConfig(count=2, num_gpus=1))
-    assert plan_states(asked, tiny_target.sha256)[0].endswith("; computed by the 2 worker(s), on a GPU each")
+    assert plan_states(asked, tiny_target)[0].endswith("; computed by the 2 worker(s), on a GPU each")
 
 
 def test_sequences_and_layers_that_are_not_stored_are_computed(
@@ -265,8 +265,8 @@ def test_the_plan_says_how_large_they_are_and_a_full_disk_is_seen_before(
     tiny_target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = config(tmp_path, tiny_target)
-    assert plan_states(replace(asked, hidden_states="online"), tiny_target.sha256) == []
-    (line,) = plan_states(asked, tiny_target.sha256)
+    assert plan_states(replace(asked, hidden_states="online"), tiny_target) == []
+    (line,) = plan_states(asked, tiny_target)
     most = (10 * asked.answers.most_tokens + 128 * asked.held_out.most_tokens) * 4 * 32 * 4
     assert f"hidden states of last, layer-002, layer-004, layer-005 in {tmp_path}" in line
     assert f": at most {most / 2**30:.3g} GiB to compute; " in line
@@ -277,12 +277,12 @@ def test_the_plan_says_how_large_they_are_and_a_full_disk_is_seen_before(
         answer_in_process(tmp_path / "work" / name, tiny_target, getattr(asked, name), prompts)
     sets = [read_answers(tmp_path / "work" / name) for name in ("answers", "held_out")]
     exact = sum(int(own.length_N.sum()) for own in sets) * 4 * 32 * 4
-    (line,) = plan_states(asked, tiny_target.sha256)
+    (line,) = plan_states(asked, tiny_target)
     assert f": {exact / 2**30:.3g} GiB to compute; " in line
     usage = namedtuple("usage", "free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda place: usage(exact - 1))
-        for refused in (lambda: plan_states(asked, tiny_target.sha256), lambda: with_states(asked, tiny_target, sets)):
+        for refused in (lambda: plan_states(asked, tiny_target), lambda: with_states(asked, tiny_target, sets)):
             with pytest.raises(ValueError, match=r"hidden_states=offline needs .* GiB in .*name a larger disk"):
                 refused()
     assert not (tmp_path / "work" / "hidden_states").exists()
@@ -293,7 +293,7 @@ def test_the_plan_says_how_large_they_are_and_a_full_disk_is_seen_before(
         with safe_open(file, framework="pt") as found:
             held += found.get_tensor("states").nbytes
     assert held == exact
-    (line,) = plan_states(asked, tiny_target.sha256)
+    (line,) = plan_states(asked, tiny_target)
     assert ": complete; " in line
 
 

@@ -119,7 +119,7 @@ def test_answers_take_the_longer_of_computing_and_reading(tiny_target_folder: Pa
 
 
 def test_a_plan_adds_up(tiny_target_folder: Path) -> None:
-    lines = reckon(config(tiny_target_folder, FULL, SLIM))
+    lines = reckon(config(tiny_target_folder, FULL, SLIM), FrozenTarget.without_weights(tiny_target_folder))
     hours = [float(re.findall(r"([\d.e+-]+) GPU hours", line)[0]) for line in lines if "GPU hours" in line]
     assert len(hours) == 5  # both sets of answers, both drafters, the sum
     assert hours[-1] == pytest.approx(sum(hours[:-1]), rel=0.01)
@@ -134,13 +134,14 @@ def test_a_plan_adds_up(tiny_target_folder: Path) -> None:
 
 
 def test_pieces_and_shared_layers_take_less_memory_of_a_worker(tiny_target_folder: Path) -> None:
+    read = FrozenTarget.without_weights(tiny_target_folder)
+
     def terms(asked: DrafterTrainConfig) -> list[float]:
-        memory = next(line for line in reckon(asked) if line.startswith("memory"))
+        memory = next(line for line in reckon(asked, read) if line.startswith("memory"))
         return [float(x) for x in re.findall(r"([\d.e+-]+) GiB", memory)][1:-1]
 
     alone = config(tiny_target_folder)  # of four sequences an update
-    model = FrozenTarget.without_weights(tiny_target_folder).model
-    in_layers = sum(p.numel() for p in model.get_decoder().layers.parameters())
+    in_layers = sum(p.numel() for p in read.model.get_decoder().layers.parameters())
     shared = replace(alone, workers=WorkersConfig(count=2, shard_target=True))
     in_pieces = replace(shared, recipe=replace(alone.recipe, accumulate=2))
     target, drafter, states, scores, logits = terms(alone)

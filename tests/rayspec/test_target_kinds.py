@@ -13,7 +13,7 @@ from small_world import untrained
 from target_kinds import GPT_OSS_ROPE, LAYERS, LINEAR, LLAMA3, TARGETS, WORDS, YARN, V, save_target
 from torch import Tensor
 
-from rayspec.training.checks import check_config
+from rayspec.training.checks import check_config, checked_target
 from rayspec.training.drafter import train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
@@ -127,8 +127,12 @@ def edited(target: Path, **changes: Any) -> Path:
     return target
 
 
+def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
+    return check_config(config, checked_target(config))
+
+
 def test_a_plan_takes_every_architecture(target: FrozenTarget) -> None:
-    check_config(run_config(Path(target.folder)))
+    check(run_config(Path(target.folder)))
 
 
 FAULTY: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -147,12 +151,12 @@ def test_a_plan_refuses_targets_that_training_would_see_otherwise(fault: str, tm
     name, changes, message = FAULTY[fault]
     folder = edited(save_target(tmp_path / "target", name), **changes)
     with pytest.raises(ValueError, match=message):
-        check_config(run_config(folder))
-    check_config(run_config(folder, drafter=parse_drafter({"kind": "independent", "hidden_size": 32})))
+        check(run_config(folder))
+    check(run_config(folder, drafter=parse_drafter({"kind": "independent", "hidden_size": 32})))
 
 
 def test_a_window_as_long_as_the_context_changes_nothing(tmp_path: Path) -> None:
-    check_config(run_config(edited(save_target(tmp_path / "target", "mistral"), sliding_window=256)))
+    check(run_config(edited(save_target(tmp_path / "target", "mistral"), sliding_window=256)))
 
 
 def test_packed_experts_are_read_as_the_numbers_they_stand_for(tmp_path: Path) -> None:
@@ -174,4 +178,4 @@ def test_packed_experts_are_read_as_the_numbers_they_stand_for(tmp_path: Path) -
     found = target.model.state_dict()
     assert len(expected) == 2 * LAYERS
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    check_config(run_config(folder))
+    check(run_config(folder))

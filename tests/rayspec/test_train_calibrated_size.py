@@ -11,7 +11,7 @@ from answerers import short_answers
 from torch import Tensor
 
 from rayspec.artifacts import write_artifacts
-from rayspec.training.checks import check_config
+from rayspec.training.checks import check_config, checked_target
 from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
@@ -62,8 +62,12 @@ def config(tiny_target: FrozenTarget, tiny_target_folder: Path, text_folder: Pat
     )
 
 
+def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
+    return check_config(config, checked_target(config))
+
+
 def heads(config: DrafterTrainConfig) -> list[dict[str, Any]]:
-    return [entry.draft_head.spec() for entry in check_config(config).drafters]
+    return [entry.draft_head.spec() for entry in check(config).drafters]
 
 
 def test_a_size_that_is_left_out_is_the_calibrations(config: DrafterTrainConfig) -> None:
@@ -106,7 +110,7 @@ def test_a_size_that_nobody_chooses_is_refused(
 def test_what_was_trained_has_the_number_and_another_one_is_refused(
     config: DrafterTrainConfig, tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
 ) -> None:
-    checked = check_config(config)
+    checked = check(config)
     train_drafter(checked, checked.drafters[0], tiny_target, answers, answers)
     drafter, info = load_drafter(tmp_path / "out" / "bcl", stop_ids=tiny_target.eos_ids)
     assert info.head.spec() == {"kind": "truncated", "size": SIZE, "step_sizes": None}
@@ -131,11 +135,11 @@ def test_unfinished_training_does_not_go_on_with_another_size(
         if step == 3:
             raise KeyboardInterrupt
 
-    checked = check_config(config)
+    checked = check(config)
     with pytest.raises(KeyboardInterrupt):
         train_drafter(checked, checked.drafters[0], tiny_target, answers, answers, on_step=interrupt)
     calibrate(tmp_path / "bcl", tiny_target, {"ids": torch.arange(SIZE + 1)})
-    again = check_config(config)
+    again = check(config)
     with pytest.raises(ValueError, match=r"was started with draft_head.*40.*now it is .*41.*delete that folder"):
         train_drafter(again, again.drafters[0], tiny_target, answers, answers)
 

@@ -11,7 +11,7 @@ from answer_rows import rows_of
 from torch import Tensor
 
 from rayspec.config import load_config
-from rayspec.training.checks import check_config
+from rayspec.training.checks import check_config, checked_target
 from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import batch_indices, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig, WorkersConfig
@@ -172,6 +172,10 @@ def test_workers_are_given_on_the_command_line() -> None:
     assert load_config(DrafterTrainConfig, "configs/train/drafters.yaml").workers is None
 
 
+def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
+    return check_config(config, checked_target(config))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
 def test_gpus_that_are_not_there_are_refused(
     tiny_target_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,14 +183,14 @@ def test_gpus_that_are_not_there_are_refused(
     short = AnswersConfig(prompts=str(text_folder), count=4, max_prompt_tokens=20, answer_tokens=14)
     held_out = replace(short, greedy_share=1.0)
     config = run_config(tmp_path, target=str(tiny_target_folder), answers=short, held_out=held_out)
-    check_config(config)
+    check(config)
     with pytest.raises(ValueError, match="no CUDA GPU here"):
-        check_config(replace(config, device="cuda"))
+        check(replace(config, device="cuda"))
     two = replace(config, workers=WorkersConfig(count=2, num_gpus=1))
     with pytest.raises(ValueError, match="ask for 2 GPUs, but this machine has 0"):
-        check_config(two)
+        check(two)
     monkeypatch.setenv("RAY_ADDRESS", "ray.example:6379")  # whose GPUs are not known here
-    check_config(two)
+    check(two)
 
 
 def test_a_plan_says_where_it_is_trained(tiny_target_folder: Path, text_folder: Path, tmp_path: Path) -> None:
