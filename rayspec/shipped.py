@@ -2,12 +2,15 @@
 
 A target is fetched to `$RAYSPEC_HOME/models/NAME`. Its drafters lie in `$RAYSPEC_HOME/drafters/TARGET/NAME`, its
 calibrations in `$RAYSPEC_HOME/calibrations/TARGET/NAME`: the jobs write what they make there, and what ships with the
-package is put there when it is first named.
+package is put there when it is first named, but by a plan (`leaving_nothing`).
 """
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rayspec.home import home
 from rayspec.targets.adapters import check_no_adapter
@@ -16,6 +19,22 @@ from rayspec.targets.catalogue import CATALOGUE, DEFAULT_TARGET, fetched
 ASSETS = Path(__file__).resolve().parent / "assets"
 WAY_OUT = {"drafters": "rayspec train makes one", "calibrations": "rayspec calibrate makes one"}
 MARKS = {"drafters": "config.json", "calibrations": "calibration.json"}
+_temporary: Path | None = None  # where what ships is put within `leaving_nothing`
+
+
+@contextmanager
+def leaving_nothing(if_so: bool) -> Iterator[None]:
+    """Within it what ships is put into a folder that is gone afterwards, `if_so`: a plan leaves nothing behind."""
+    global _temporary
+    if not if_so:
+        yield
+        return
+    with TemporaryDirectory(prefix="rayspec-plan-") as folder:
+        _temporary = Path(folder)
+        try:
+            yield
+        finally:
+            _temporary = None
 
 
 def user_path(text: str, setting: str) -> Path:
@@ -86,7 +105,7 @@ def _path(kind: str, name: str, target: str) -> str:
     own, shipped = own_folder(kind, target) / name, _shipped(kind, target) / name
     is_plain = Path(name).name == name
     if is_plain and not os.path.isfile(own / MARKS[kind]) and os.path.isfile(shipped / MARKS[kind]):
-        _install(kind, name, target)
+        own = _installed(kind, name, target)
     for folder in ([own] if is_plain else []) + [user_path(name, kind)]:
         if os.path.isfile(folder / MARKS[kind]):
             return str(folder.resolve())
@@ -97,12 +116,15 @@ def _path(kind: str, name: str, target: str) -> str:
     )
 
 
-def _install(kind: str, name: str, target: str) -> None:
-    """Put a shipped drafter, and what it shares tensors with, or a shipped calibration where the jobs would have."""
-    shipped, own = _shipped(kind, target), own_folder(kind, target)
+def _installed(kind: str, name: str, target: str) -> Path:
+    """Where a shipped drafter, with what it shares tensors with, or a shipped calibration is put: where the jobs would
+    have, or into the temporary folder."""
+    shipped, own = _shipped(kind, target), (_temporary or home()) / kind / target_name(target)
+    if os.path.isfile(own / name / MARKS[kind]):
+        return own / name
     if kind == "calibrations":
         shutil.copytree(shipped / name, own / name)
-        return
+        return own / name
     from rayspec.packing import unpack  # torch takes a second
     from sglang_ext.drafters.checkpoint_config import read_info
     from sglang_ext.fingerprints import weights_sha256
@@ -115,4 +137,8 @@ def _install(kind: str, name: str, target: str) -> None:
                 f"drafter {name!r} ships with a drafter {other.name!r} that it shares tensors with, but {other} is "
                 "another one: trained here, or from an earlier release; move it away to have both as they ship"
             )
+        if not os.path.exists(own / other.name):  # of a plan: beside what shares with it
+            own.mkdir(parents=True, exist_ok=True)
+            (own / other.name).symlink_to(other)
     unpack(shipped / name, own / name, Path(target_path(target)))
+    return own / name

@@ -10,6 +10,7 @@ import sys
 
 from rayspec.config import load_config
 from rayspec.job import problem, set_up
+from rayspec.shipped import leaving_nothing
 
 
 def main(arguments: list[str]) -> int:
@@ -26,8 +27,9 @@ def main(arguments: list[str]) -> int:
         config = load_config(CalibrationConfig, options.config, options.overrides)
         from rayspec.calibration.prepare import describe, prepare  # reads the target; a typing error should not wait
 
-        prepared = prepare(config)
-        print("\n".join(describe(prepared)), flush=True)
+        with leaving_nothing(options.plan):
+            prepared = prepare(config)
+            print("\n".join(describe(prepared)), flush=True)
         if not options.plan:
             from rayspec.calibration.runs import calibrate_all
 

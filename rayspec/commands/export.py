@@ -9,6 +9,7 @@ import sys
 
 from rayspec.config import load_config
 from rayspec.job import problem
+from rayspec.shipped import leaving_nothing
 
 
 def main(arguments: list[str]) -> int:
@@ -21,8 +22,9 @@ def main(arguments: list[str]) -> int:
     try:
         from rayspec.export import ExportConfig, prepare, write  # imports torch
 
-        exports = prepare(load_config(ExportConfig, options.config, options.overrides))
-        print("\n".join(export.describe() for export in exports), flush=True)
+        with leaving_nothing(options.plan):
+            exports = prepare(load_config(ExportConfig, options.config, options.overrides))
+            print("\n".join(export.describe() for export in exports), flush=True)
         for export in exports:
             if not (options.plan or export.is_done):
                 write(export)

@@ -17,6 +17,7 @@ from tempfile import TemporaryFile
 from rayspec.config import load_config
 from rayspec.gate.sides import MeasureFailed
 from rayspec.job import INTERRUPTED, problem, set_up
+from rayspec.shipped import leaving_nothing
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +83,8 @@ def _gate(arguments: list[str]) -> int:
             for side in ("baseline", "candidate")
         ]
         if options.plan:
-            print(planned(config, (options.baseline, options.candidate), sides))
+            with leaving_nothing(True):
+                print(planned(config, (options.baseline, options.candidate), sides))
             return 0
         prepared_home()
         if options.mlflow:

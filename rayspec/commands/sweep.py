@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rayspec.config import load_config
 from rayspec.home import home, prepared_home, tracking_uri
 from rayspec.job import INTERRUPTED, problem, set_up
+from rayspec.shipped import leaving_nothing
 from rayspec.sweep.config import SweepConfig
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     set_up()
     try:
-        found = _begin(options, arguments)
+        with leaving_nothing(options.plan):
+            found = _begin(options, arguments)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayspec.config import load_config
 from rayspec.job import problem, set_up
+from rayspec.shipped import leaving_nothing
 
 if TYPE_CHECKING:
     from rayspec.training.drafter_config import DrafterTrainConfig
@@ -32,7 +33,8 @@ def run(command: str, about: str, arguments: list[str], steps: Steps) -> int:
         from rayspec.farm.runtime import EngineFailed  # imports torch; a typing error should not wait
 
         plan, make = steps()
-        print("\n".join(plan(config)), flush=True)
+        with leaving_nothing(options.plan):
+            print("\n".join(plan(config)), flush=True)
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from rayspec import shipped
+from rayspec.commands.sweep import main as sweep
 from rayspec.packing import pack, unpack
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
@@ -108,6 +109,26 @@ def test_shipped_drafters_are_put_together_by_name(home: Path, drafters: Path, t
         assert torch.equal(ours, theirs), name
     with pytest.raises(ValueError, match=r"no drafter 'ful': neither one of target tiny \(full, slimspec, truncated\)"):
         shipped.drafter_path("ful", target.folder)
+
+
+def test_a_plan_leaves_nothing_of_them(
+    home: Path, drafters: Path, target: FrozenTarget, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["x = "]}\n')
+    with shipped.leaving_nothing(True):
+        folder = Path(shipped.drafter_path("truncated", target.folder))
+        load_drafter(folder)
+        assert shipped.drafter_path("truncated", target.folder) == str(folder)
+    assert not folder.exists()
+    arguments = [f"target={target.folder}", f"workload={tmp_path}/prompts.jsonl", "max_new_tokens=8", "concurrency=[1]"]
+    assert sweep(["--plan", "drafters=[full, truncated]", "baseline=full", "draft_steps=[2]", *arguments]) == 0
+    assert "| truncated-s2-c1 " in capsys.readouterr().out
+    assert not home.exists()
+
+    full = Path(shipped.drafter_path("full", target.folder))
+    with shipped.leaving_nothing(True):
+        load_drafter(Path(shipped.drafter_path("truncated", target.folder)))  # which finds the one that is there
+    assert list(home.glob("drafters/*/*")) == [full]
 
 
 def test_what_was_trained_here_comes_before_what_ships(home: Path, drafters: Path, target: FrozenTarget) -> None:
