@@ -174,7 +174,8 @@ def shipped_or(path: Path) -> Path:
 def _read_yaml(path: Path) -> DictConfig:
     try:
         if not os.path.isfile(path):
-            raise ValueError(f"no config file at {path}")
+            kinds = sorted(f"{SHIPPED.name}/{folder.name}/" for folder in SHIPPED.iterdir() if folder.is_dir())
+            raise ValueError(f"no config file at {path}; what ships is found from anywhere under {', '.join(kinds)}")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text ({error})") from error

@@ -19,7 +19,14 @@ class Difference(NamedTuple):
 def differences(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], keys: Iterable[str] | None = None
 ) -> list[Difference]:
-    """Where two descriptions differ; `keys` are those that are compared, None for all that either has."""
+    """Where two descriptions differ, also within mappings: `recipe.num_steps`. `keys` are those that are compared, None
+    for all that either has."""
     compared = dict.fromkeys([*wanted, *stored] if keys is None else keys)
-    both = (Difference(key, stored.get(key), wanted.get(key)) for key in compared)
-    return [found for found in both if found.stored != found.wanted]
+    found: list[Difference] = []
+    for key in compared:
+        was, now = stored.get(key), wanted.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            found += [inner._replace(key=f"{key}.{inner.key}") for inner in differences(was, now)]
+        elif was != now:
+            found.append(Difference(key, was, now))
+    return found

@@ -42,6 +42,8 @@ def target_head(folder: Path) -> Tensor:
 
 def pack(drafter: Path, folder: Path, target: Path) -> int:
     """Write the packed form of a drafter to `folder`; bytes of its weights. Raises ValueError."""
+    if not DRAFTER.is_ours(drafter):
+        raise ValueError(f"{drafter} is no drafter that rayspec train has made; give the folder of one")
     tensors, head_VH = load_file(drafter / WEIGHTS), target_head(target)
     taken = {name: _source(name, t, tensors, head_VH) for name, t in tensors.items()}
     taken = {name: source for name, source in taken.items() if source is not None}

@@ -22,6 +22,7 @@ from scipy import stats
 
 MIN_BLOCKS = 4  # fewer say nothing about their spread
 SPENDING_POWER = 1.5
+CONFIDENCE, RESAMPLES = 0.95, 9999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def typical_pass(passes_R: Sequence[Pair]) -> Pair:
 
 
 def paired_speedup(
-    passes_BR: Sequence[Sequence[Pair]], *, confidence: float = 0.95, resamples: int = 9999, seed: int = 0
+    passes_BR: Sequence[Sequence[Pair]], *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """Throughput of the candidate over that of the baseline, from the passes over each prompt block."""
     return throughput_ratio(
@@ -83,8 +84,8 @@ def throughput_ratio(
     base_tokens_B: ArrayLike,
     base_seconds_B: ArrayLike,
     *,
-    confidence: float = 0.95,
-    resamples: int = 9999,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """Throughput of the candidate over that of the baseline; entry b of all four is the same prompt block."""
@@ -112,7 +113,7 @@ def throughput_ratio(
     return Interval(value=value, low=float(np.exp(log_value - half)), high=float(np.exp(log_value + half)))
 
 
-def ratio_interval(tops_N: ArrayLike, bottoms_N: ArrayLike, *, confidence: float = 0.95) -> Interval:
+def ratio_interval(tops_N: ArrayLike, bottoms_N: ArrayLike, *, confidence: float = CONFIDENCE) -> Interval:
     """sum(tops) / sum(bottoms) of independent clusters (prompts), with Student's t around the linearised ratio.
 
     Cochran 1977, "Sampling techniques", chapter 6.

@@ -15,7 +15,9 @@ from rayspec.shipped import leaving_nothing
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="rayspec calibrate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--config", metavar="FILE", default="configs/calibrate/smollm2.yaml", help="YAML of the job")
+    parser.add_argument(
+        "--config", metavar="FILE", default="configs/calibrate/smollm2.yaml", help="YAML of the job (%(default)s)"
+    )
     parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)

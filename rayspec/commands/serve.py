@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rayspec.home import prepared_home, tracking_uri
 from rayspec.job import INTERRUPTED, problem, set_up
 from rayspec.serving.logs import FORMATS, log, set_up_logs, sglang_variables
-from sglang_ext.adapter.http_app import DEFAULT_MIB, LARGEST
+from sglang_ext.adapter.http_app import DEFAULT_MIB, MAX_MIB
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
     own, more = (arguments, []) if "--" not in arguments else _parted(arguments)
     parser = _parser()
     options = parser.parse_args(own)
-    if not 0 <= options.max_body_mib <= LARGEST:
-        parser.error(f"--max-body-mib must be in 0..{LARGEST}, got {options.max_body_mib}")
+    if not 0 <= options.max_body_mib <= MAX_MIB:
+        parser.error(f"--max-body-mib must be in 0..{MAX_MIB}, got {options.max_body_mib}")
     set_up()
     set_up_logs(options.log_format)
     try:

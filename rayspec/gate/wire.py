@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_COUNT = 10**9  # of tokens or steps; a larger one is a mistake of who sends it
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Counted = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 class _Message(BaseModel):
@@ -24,13 +24,13 @@ class Choice(_Message):
 
 
 class Usage(_Message):
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+    prompt_tokens: Counted | None = None
+    completion_tokens: Counted | None = None
 
 
 class SpecDetails(_Message):
-    spec_verify_ct: Count = 0
-    spec_num_correct_drafts: Count = 0
+    spec_verify_ct: Counted = 0
+    spec_num_correct_drafts: Counted = 0
 
 
 class Extension(_Message):

@@ -13,6 +13,7 @@ from rayspec.report.promote import default_model
 from rayspec.serving.flags import engine_config, serve_command, target_here
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.shipped import drafter_label
+from rayspec.sweep.plan.sampling import DRAWS
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.drafters.family import family
@@ -85,7 +86,7 @@ def ray_service(target: str, model: str | None) -> str:
 
 
 def _draws(sweep: StoredSweep) -> bool:
-    return bool((engine_config(sweep).get("extra") or {}).get("speculative_use_rejection_sampling"))
+    return bool((engine_config(sweep).get("extra") or {}).get(DRAWS))
 
 
 def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:

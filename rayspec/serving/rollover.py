@@ -17,7 +17,7 @@ from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, spent, window, worse
 
 WATCH_STEP_S = 5.0
-LONGEST_S = 86400.0
+MAX_S = 86400.0
 
 
 class Postponed(Exception):
@@ -32,10 +32,10 @@ class RolloverSettings:
     watch: WatchBounds = field(default_factory=WatchBounds)
 
     def __post_init__(self) -> None:
-        if not 0 < self.poll_s <= LONGEST_S:
-            raise ValueError(f"--poll-seconds must be above 0 and at most {LONGEST_S:g} (a day), got {self.poll_s:g}")
-        if not 0 <= self.watch_s <= LONGEST_S:
-            raise ValueError(f"--watch-seconds must be in 0..{LONGEST_S:g} (a day), got {self.watch_s:g}")
+        if not 0 < self.poll_s <= MAX_S:
+            raise ValueError(f"--poll-seconds must be above 0 and at most {MAX_S:g} (a day), got {self.poll_s:g}")
+        if not 0 <= self.watch_s <= MAX_S:
+            raise ValueError(f"--watch-seconds must be in 0..{MAX_S:g} (a day), got {self.watch_s:g}")
 
 
 class Registry(Protocol):

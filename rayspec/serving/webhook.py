@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 IDLE_S = 5
 STOP_TIMEOUT_S = 10.0
-SHORTEST_SECRET = 16
+MIN_SECRET = 16
 
 Headers = Mapping[str, str]
 
@@ -59,10 +59,10 @@ class WebhookSettings:
 
     def __post_init__(self) -> None:
         check_address(self.host, self.port, "webhook-")
-        if len(self.secret) < SHORTEST_SECRET:
+        if len(self.secret) < MIN_SECRET:
             raise ValueError(
                 f"--webhook-port needs the secret of MLflow's webhook in {WEBHOOK_VARIABLE}, of at least "
-                f"{SHORTEST_SECRET} characters (openssl rand -hex 32), since anybody could send notices without one"
+                f"{MIN_SECRET} characters (openssl rand -hex 32), since anybody could send notices without one"
             )
 
     @property

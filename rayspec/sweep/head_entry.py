@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rayspec.shipped import drafter_label
-from sglang_ext.heads import HeadConfig, head_class
-from sglang_ext.settings import Settings, check_type, unknown_key
+from sglang_ext.heads import HEADS, HeadConfig, head_class
+from sglang_ext.settings import Settings, check_type, kind_and_options, unknown_key
 
 OWN = ("drafter", "artifacts")  # what an entry says beside the head
 PATH = "heads"  # in messages, to which the entry's number is added
@@ -42,8 +42,6 @@ class HeadEntry(Settings):
     def parse(cls, given: Any) -> "HeadEntry":
         """Raises ValueError for an entry that no head can be made by, whatever its drafter: an unknown kind or option,
         a value that its option does not take, or as `combinations`."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{PATH} must be a mapping, {{kind: ..., options}}, got {given!r}")
         return cls(given, tuple(_asked(values, PATH) for values in combinations(given, PATH)))
 
     def as_yaml(self) -> dict[str, Any]:
@@ -53,11 +51,10 @@ class HeadEntry(Settings):
 
 def combinations(entry: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Every combination of the values that stand in lists, also in a head in a head. An option that is a list itself is
-    one value, and several in a list of lists. Raises ValueError for an empty list, and for a value that comes twice."""
-    try:
-        hints = get_type_hints(head_class(entry.get("kind", None)).Config)
-    except ValueError as error:
-        raise ValueError(str(error).replace("draft_head", path)) from error
+    one value, and several in a list of lists. Raises ValueError for an unknown kind, an empty list, and what comes
+    twice."""
+    kind, _ = kind_and_options(entry, HEADS, path)
+    hints = get_type_hints(head_class(kind).Config)
     choices: dict[str, list[Any]] = {}
     for name, value in entry.items():
         where = f"{path}.{name}"
@@ -85,21 +82,19 @@ def _asked(values: Mapping[str, Any], path: str) -> AskedHead:
     return AskedHead({"kind": options.pop("kind"), **options}, values.get("drafter"), values.get("artifacts"))
 
 
-def _check_types(values: Mapping[str, Any], path: str, beside: Sequence[str] = ()) -> None:
-    config = head_class(values["kind"]).Config
+def _check_types(entry: Any, path: str, beside: Sequence[str] = ()) -> None:
+    kind, options = kind_and_options(entry, HEADS, path)
+    config = head_class(kind).Config
     plain, checked = get_type_hints(config), get_type_hints(config, include_extras=True)
     known = [f.name for f in fields(config)]
-    for name, value in values.items():
+    for name, value in options.items():
         where = f"{path}.{name}"
-        if name not in ("kind", *known):
+        if name not in known:
             raise ValueError(unknown_key(name, path, [*known, *beside]))
-        if plain.get(name) is not HeadConfig:
-            if name != "kind":
-                check_type(where, value, checked[name])
-        elif isinstance(value, Mapping):
+        if plain[name] is HeadConfig:
             _check_types(value, where)
         else:
-            raise ValueError(f"{where} must be a mapping, {{kind: ..., options}}, got {value!r}")
+            check_type(where, value, checked[name])
 
 
 def _is_list(hint: Any) -> bool:

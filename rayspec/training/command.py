@@ -21,7 +21,9 @@ def run(command: str, about: str, arguments: list[str], steps: Steps) -> int:
     `steps` imports and returns both: the lines of a plan, and what does it.
     """
     parser = argparse.ArgumentParser(prog=f"rayspec {command}", description=about.split("\n\n")[0])
-    parser.add_argument("--config", metavar="FILE", default="configs/train/drafters.yaml", help="YAML of the training")
+    parser.add_argument(
+        "--config", metavar="FILE", default="configs/train/drafters.yaml", help="YAML of the training (%(default)s)"
+    )
     parser.add_argument("--plan", action="store_true", help="print what would be done and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the file")
     options = parser.parse_intermixed_args(arguments)

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 logger = logging.getLogger(__name__)
 VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
 DEFAULT_MIB = 32  # the default of `rayspec serve`: far more than the longest prompts, or some pictures
-LARGEST = 2**20  # a TiB
+MAX_MIB = 2**20  # a TiB
 VERTEX_ROUTE = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate")  # as SGLang reads it
 UNREADABLE = (TypeError, AttributeError, LookupError, OverflowError)
 
@@ -80,8 +80,8 @@ class BodyLimit:
 def max_body_bytes() -> int | None:
     """The limit that the environment sets. Raises ValueError."""
     text = os.environ.get(VARIABLE, "0")
-    if not text.isascii() or not text.isdigit() or int(text) > LARGEST:
-        raise ValueError(f"{VARIABLE} must be a whole number of MiB up to {LARGEST}, 0 for no limit, got {text!r}")
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_MIB:
+        raise ValueError(f"{VARIABLE} must be a whole number of MiB up to {MAX_MIB}, 0 for no limit, got {text!r}")
     return int(text) * 2**20 or None
 
 

@@ -19,7 +19,7 @@ from sglang_ext.adapter.stop_regex import check_stop_regex
 MAX_SAMPLES = 1024  # `n`: each is a request of its own, made at once
 # Far beyond any use, and far enough from float32's limits that no logit becomes infinite.
 LARGEST_BIAS = 1e30
-SMALLEST_REPETITION_PENALTY = 1e-6
+MIN_REPETITION_PENALTY = 1e-6
 # One entry a prompt where they are lists; SGLang indexes them unchecked.
 PER_PROMPT = (
     "sampling_params",
@@ -215,9 +215,9 @@ def _check_sampling(manager: Any, params: Any) -> None:
 
     if params.top_k > TOP_K_ALL:
         raise ValueError(f"top_k must be at most {TOP_K_ALL}, or -1 for all tokens, got {params.top_k}")
-    if params.repetition_penalty < SMALLEST_REPETITION_PENALTY:
+    if params.repetition_penalty < MIN_REPETITION_PENALTY:
         raise ValueError(
-            f"repetition_penalty must be at least {SMALLEST_REPETITION_PENALTY:g}, got {params.repetition_penalty:g}"
+            f"repetition_penalty must be at least {MIN_REPETITION_PENALTY:g}, got {params.repetition_penalty:g}"
         )
     if params.min_new_tokens > manager.context_len:
         raise ValueError(

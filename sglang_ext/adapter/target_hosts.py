@@ -3,6 +3,7 @@
 from typing import Any
 
 from sglang_ext.adapter import SGLANG_VERSION
+from sglang_ext.drafters import families
 
 # each has a test that serves a drafter of it, and compares what the engine drafts with what training would
 HOSTS = (
@@ -21,7 +22,11 @@ REFUSED = {
     "GemmaForCausalLM": NO_CAPTURE,
     "Gemma2ForCausalLM": NO_CAPTURE,
 }
-WAY_OUT = "choose another target, or drafter.kind independent, which reads tokens alone"
+
+
+def _way_out() -> str:
+    kinds = [kind for kind, own in families().items() if not own.config_class.reads_target]
+    return f"choose another target, or drafter.kind {' or '.join(kinds)}, which reads tokens alone"
 
 
 def check_host(config: Any) -> None:
@@ -33,13 +38,13 @@ def check_host(config: Any) -> None:
         reason = REFUSED.get(str(named), "what SGLang gives a drafter of it has not been compared with training")
         raise ValueError(
             f"the target's architectures is [{named}], but a drafter that reads the target's states needs one of "
-            f"{', '.join(HOSTS)}: {reason}; {WAY_OUT}"
+            f"{', '.join(HOSTS)}: {reason}; {_way_out()}"
         )
     window, longest = getattr(config, "sliding_window", None), config.max_position_embeddings
     if named not in WINDOWED and window is not None and window < longest:
         raise ValueError(
             f"the target's sliding_window is {window}, but SGLang {SGLANG_VERSION} runs a {named} without one, so that "
-            f"its states would differ from training's beyond {window} tokens; {WAY_OUT}"
+            f"its states would differ from training's beyond {window} tokens; {_way_out()}"
         )
 
 

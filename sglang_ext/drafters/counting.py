@@ -71,7 +71,7 @@ class DrafterCost(Protocol):
         ...
 
 
-Count = Callable[[Drafter, int], DrafterCost]  # takes a drafter on `meta` and the bytes that a parameter is served in
+CostOf = Callable[[Drafter, int], DrafterCost]  # takes a drafter on `meta` and the bytes that a parameter is served in
 
 
 def sizes(drafter: Drafter, itemsize: int) -> dict[str, Any]:

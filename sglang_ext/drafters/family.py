@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_ext.drafters.base import Drafter, DrafterConfig, DrafterOptions
-from sglang_ext.drafters.counting import Count
+from sglang_ext.drafters.counting import CostOf
 from sglang_ext.drafters.serving import Serving
 from sglang_ext.drafters.training import Steps, Target, Training
 from sglang_ext.settings import build, kind_and_options
@@ -51,7 +51,7 @@ class Family:
         return self._module("training")  # type: ignore[return-value]
 
     @property
-    def count(self) -> Count:
+    def count(self) -> CostOf:
         return self._module("cost").count
 
     @property

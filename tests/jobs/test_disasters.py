@@ -1,6 +1,6 @@
 """A real sweep that is interrupted at every stage, whose disk fills up, whose Ray node dies, whose journal is damaged.
 
-One sweep meets all of it in the order of this file, since engine starts are what takes the time; home, MLflow store
+One test, in whose sweep one stage follows the other, since engine starts are what takes the time; home, MLflow store
 and journal lie on the small disk. At the end nothing is lost, doubled or left open.
 """
 
@@ -25,11 +25,10 @@ PROMPTS, PASSES = 6, 8
 OWN = [*SETTINGS, f"workload={HELD_OUT}:{PROMPTS}", f"repeats={PASSES}", "name=disasters"]
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
-    folder = tmp_path_factory.mktemp("disasters")
-    with small_disk(folder / "disk", 48) as disk:
-        made = Sweep(home=disk / "home", uri=f"sqlite:///{disk}/mlflow.db", log=folder / "output.log")
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    with small_disk(tmp_path / "disk", 48) as disk:
+        made = Sweep(home=disk / "home", uri=f"sqlite:///{disk}/mlflow.db", log=tmp_path / "output.log")
         try:
             yield made
         finally:
@@ -54,7 +53,7 @@ def assert_closed(sweep: Sweep) -> None:
     assert [p for p in left if not has_ended(p)] == []
 
 
-def test_ctrl_c_before_anything_has_begun(sweep: Sweep) -> None:
+def ctrl_c_before_anything_has_begun(sweep: Sweep) -> None:
     sweep.start(*OWN)
     sweep.wait_until("imports", lambda: "torch" in Path(f"/proc/{sweep.process.pid}/maps").read_text())
     assert sweep.interrupt() == 130
@@ -63,20 +62,20 @@ def test_ctrl_c_before_anything_has_begun(sweep: Sweep) -> None:
     assert sweep_folders(sweep.home) == []
 
 
-def test_ctrl_c_while_ray_starts(sweep: Sweep) -> None:
+def ctrl_c_while_ray_starts(sweep: Sweep) -> None:
     sweep.start(*OWN)
     sweep.wait_until("Ray starts", lambda: sweep.has_descendant("gcs_server"))
     assert_cut_off(sweep, sweep.interrupt())
 
 
-def test_ctrl_c_while_engines_start(sweep: Sweep) -> None:
+def ctrl_c_while_engines_start(sweep: Sweep) -> None:
     sweep.start("--resume")
     sweep.wait_until("engines start", lambda: sweep.has_descendant("sglang::scheduler"))
     assert_cut_off(sweep, sweep.interrupt())
     assert sweep.rounds() == 0
 
 
-def test_a_second_one_is_not_resumed_beside_the_first(sweep: Sweep) -> None:
+def a_second_one_is_not_resumed_beside_the_first(sweep: Sweep) -> None:
     sweep.start("--resume")
     sweep.wait_for_rounds(2)
     beside = Sweep(home=sweep.home, uri=sweep.uri, log=sweep.log.with_name("beside.log"))
@@ -86,7 +85,7 @@ def test_a_second_one_is_not_resumed_beside_the_first(sweep: Sweep) -> None:
         assert f"{sweep.folder.id} is running (process {sweep.process.pid}), so there is nothing" in beside.said
 
 
-def test_a_disk_that_is_full_for_a_while_only_costs_time(sweep: Sweep) -> None:
+def a_disk_that_is_full_for_a_while_only_costs_time(sweep: Sweep) -> None:
     ballast = fill(sweep.home.parent)
     sweep.wait_until("told", lambda: "Measuring waits until there is room" in sweep.said)
     before = sweep.rounds()
@@ -96,7 +95,7 @@ def test_a_disk_that_is_full_for_a_while_only_costs_time(sweep: Sweep) -> None:
     sweep.wait_for_rounds(before + 2)
 
 
-def test_the_death_of_the_ray_node_is_told_and_closed(sweep: Sweep) -> None:
+def the_death_of_the_ray_node_is_told_and_closed(sweep: Sweep) -> None:
     sweep.note_orphans()
     sweep.descendant("raylet/raylet").kill()
     assert sweep.process.wait(PATIENCE_S) == 2
@@ -105,13 +104,13 @@ def test_the_death_of_the_ray_node_is_told_and_closed(sweep: Sweep) -> None:
     assert_closed(sweep)
 
 
-def test_ctrl_c_while_measuring(sweep: Sweep) -> None:
+def ctrl_c_while_measuring(sweep: Sweep) -> None:
     sweep.start("--resume")
     sweep.wait_for_rounds(sweep.rounds() + 2)
     assert_cut_off(sweep, sweep.interrupt())
 
 
-def test_a_damaged_journal_is_named_and_mended(sweep: Sweep) -> None:
+def a_damaged_journal_is_named_and_mended(sweep: Sweep) -> None:
     journal = sweep.folder.journal
     lines = journal.read_bytes().splitlines(keepends=True)
     number = next(i for i, line in enumerate(lines) if b'"round"' in line)
@@ -122,7 +121,7 @@ def test_a_damaged_journal_is_named_and_mended(sweep: Sweep) -> None:
     journal.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
 
 
-def test_two_sweeps_in_one_home_end_well_and_ctrl_c_at_the_end_too(sweep: Sweep) -> None:
+def two_sweeps_in_one_home_end_well_and_ctrl_c_at_the_end_too(sweep: Sweep) -> None:
     first = sweep.folder
     sweep.start("--resume")
     sweep.wait_until("Ray runs", lambda: sweep.has_descendant("ray::"))
@@ -137,3 +136,22 @@ def test_two_sweeps_in_one_home_end_well_and_ctrl_c_at_the_end_too(sweep: Sweep)
     assert_complete_and_once(sweep, first, PROMPTS * PASSES)
     assert_complete_and_once(other, other.folder, PROMPTS)
     assert shutil.disk_usage(sweep.home).free > 0
+
+
+STAGES = (
+    ctrl_c_before_anything_has_begun,
+    ctrl_c_while_ray_starts,
+    ctrl_c_while_engines_start,
+    a_second_one_is_not_resumed_beside_the_first,
+    a_disk_that_is_full_for_a_while_only_costs_time,
+    the_death_of_the_ray_node_is_told_and_closed,
+    ctrl_c_while_measuring,
+    a_damaged_journal_is_named_and_mended,
+    two_sweeps_in_one_home_end_well_and_ctrl_c_at_the_end_too,
+)
+
+
+def test_a_sweep_that_meets_all_of_it_loses_nothing(sweep: Sweep) -> None:
+    for stage in STAGES:
+        print(stage.__name__, flush=True)  # which one it was, should it fail
+        stage(sweep)

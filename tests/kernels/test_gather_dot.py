@@ -5,9 +5,10 @@ Weights in fewer bits: test_quantized_heads.py.
 
 import pytest
 import torch
+from matrices import with_row_stride
 from torch import Tensor
 
-from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn
 from rayspec_kernels.gather_dot import _gather_dot, gather_dot
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.gather_dot.reference import gather_dot_reference

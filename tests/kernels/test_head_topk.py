@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from matrices import whole_numbers, with_row_stride
 
 from rayspec_kernels.common.best import best_reference
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn, whole_numbers, with_row_stride
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn
 from rayspec_kernels.common.quantized import Quantized, quantize_reference
 from rayspec_kernels.head_topk import _head_topk, head_topk
 from rayspec_kernels.head_topk.kernel import head_topk_kernel

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from matrices import whole_numbers, with_row_stride
 from torch import Tensor
 
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn, whole_numbers, with_row_stride
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best, drawn
 from rayspec_kernels.head_topk.reference import head_topk_reference
 from rayspec_kernels.indexed_head import _indexed_head, indexed_head
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from matrices import with_row_stride
 from torch import Tensor
 
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from rayspec_kernels.common.quantized import (
     FORMATS,
     GROUP_SIZES,

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from matrices import with_row_stride
 from torch import Tensor
 from volume import volume
 
-from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn
 from rayspec_kernels.common.quantized import (
     FORMATS,
     Quantized,

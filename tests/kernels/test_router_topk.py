@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from matrices import with_row_stride
 from torch import Tensor
 
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn, with_row_stride
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, ROUNDED, assert_best, assert_close, drawn
 from rayspec_kernels.common.quantized import FORMATS, Quantized, dequantize_reference, quantize_reference
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles, indexed_head_reference

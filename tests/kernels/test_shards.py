@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from matrices import whole_numbers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, multiprocessing
 
 from rayspec_kernels.common.best import Best, best_reference
-from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_close, whole_numbers
+from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_close
 from rayspec_kernels.common.quantized import quantize_reference
 from rayspec_kernels.common.shards import merge_shards, of_shard
 from rayspec_kernels.head_topk.kernel import head_topk_kernel

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from matrices import whole_numbers
 
-from rayspec_kernels.common.closeness import ROUNDED, assert_best, assert_close, drawn, whole_numbers
+from rayspec_kernels.common.closeness import ROUNDED, assert_best, assert_close, drawn
 from rayspec_kernels.quantized_linear.kernel import linear_kernel
 from rayspec_kernels.slim_head import _slim_head, slim_head
 from rayspec_kernels.slim_head.kernel import slim_head_kernel

@@ -9,6 +9,8 @@ def test_every_key_of_either_is_compared() -> None:
         Difference("gone", 0, None),
     ]
     assert differences({"a": {"b": 1}}, {"a": {"b": 1}}) == []
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == [("a.c", 2, 3)]
+    assert differences({"a": {"b": 1}}, {"a": None}) == [("a", {"b": 1}, None)]
 
 
 def test_only_these_keys() -> None:

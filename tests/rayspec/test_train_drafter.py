@@ -431,7 +431,7 @@ def test_resuming_with_another_recipe_is_refused(tiny_target: FrozenTarget, answ
     with pytest.raises(KeyboardInterrupt):
         train_drafter(run_config(tmp_path), FULL, tiny_target, answers, answers, on_step=interrupt)
     other = run_config(tmp_path, recipe=replace(RECIPE, lr=0.5))
-    with pytest.raises(ValueError, match="started with recipe="):
+    with pytest.raises(ValueError, match=r"started with recipe\.lr=0.003, now it is 0.5"):
         train_drafter(other, FULL, tiny_target, answers, answers)
 
 

@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor, nn
 
+from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.models.context import ContextModel
 from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
@@ -66,7 +67,8 @@ def append_output_to_taps(target: nn.Module) -> None:
         taps = named.pop("aux_hidden_states", None) if "aux_hidden_states" in named else rest.pop(0) if rest else None
         if taps is None:
             raise RuntimeError(
-                f"{type(target).__name__} gave no taps to its logits processor; it cannot serve SpecFormer"
+                f"{type(target).__name__} gave no taps to its logits processor, so no drafter that reads them can be "
+                f"served with it in SGLang {SGLANG_VERSION}; serve one that reads the last hidden state alone"
             )
         taps = torch.cat([taps, hidden_TH], dim=-1) if isinstance(taps, Tensor) else [*taps, hidden_TH]
         return (input_ids, hidden_TH, lm_head, batch, taps, *rest), named
