@@ -15,7 +15,7 @@ ENGINE_FLAGS = ("dtype", "context_length", "max_total_tokens")  # mem_fraction_s
 
 
 def engine_config(sweep: StoredSweep) -> dict[str, Any]:
-    """`engine` of the sweep's resolved config; no EngineConfig, since an older sweep may name what is no setting now."""
+    """`engine` of the sweep's resolved config; no EngineConfig, as old sweeps may name what is no setting now."""
     return yaml.safe_load(sweep.config_yaml())["engine"]
 
 
