@@ -22,9 +22,8 @@ def adaptive_config(table: PolicyTable, trial: Trial, *, draws: bool) -> dict[st
 
     `draws`: drafts are drawn from the drafter's distribution; SGLang's steps without drafts then fail.
     """
-    assert trial.candidate is not None, "the winner has a drafter"
     is_adaptive = any(own.serving.is_adaptive for own in serving_families(trial.algorithm))
-    if not is_adaptive or trial.candidate.shape.topk != 1:
+    if not is_adaptive or trial.drafted.shape.topk != 1:
         return None
     lengths = [k for k in table.lengths if k > 0 or not draws]
     policy = MeasuredPolicy(table, start=table.lengths[-1])

@@ -81,5 +81,4 @@ def budget_figure(results: "Sequence[TrialResult]") -> Figure | None:
 
 
 def _verified(result: "TrialResult") -> int:
-    assert result.trial.candidate is not None, "of drafted trials"
-    return result.trial.candidate.num_draft_tokens
+    return result.trial.drafted.num_draft_tokens

@@ -72,8 +72,7 @@ def option_lines(results: "Sequence[TrialResult]") -> dict[tuple[str, str], list
     lines: dict[tuple[str, str], list[Line]] = {}
     groups: dict[tuple[str, str], dict[tuple[str, int], list[TrialResult]]] = {}
     for r in results:
-        candidate = r.trial.candidate
-        assert candidate is not None, "of drafted trials"
+        candidate = r.trial.drafted
         for option in candidate.head.numbers:
             along = groups.setdefault((candidate.head.kind, option), {})
             along.setdefault((_name(candidate, option), candidate.draft_steps), []).append(r)
@@ -94,8 +93,7 @@ def _name(candidate: "Candidate", option: str) -> str:
 
 
 def _value(result: "TrialResult", option: str) -> float:
-    assert result.trial.candidate is not None, "of drafted trials"
-    return result.trial.candidate.head.numbers[option]
+    return result.trial.drafted.head.numbers[option]
 
 
 def _draw_tau(

@@ -85,14 +85,13 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
     `report` is the folder of write_report; it becomes an artifact of the sweep. Raises ValueError as check_promotion.
     """
     client, trial = sweep.client, best.trial
-    assert trial.candidate is not None, "the winner is a drafter"
     model = model or default_model(sweep.params["target"])
     record = check_promotion(sweep, best, model)
     run_id = sweep.run_ids[trial]
     run = client.get_run(run_id)
     with TemporaryDirectory() as folder:
         copy = Path(folder) / ARTIFACT
-        write_complete(trial.candidate.path, copy)
+        write_complete(trial.drafted.path, copy)
         policy = measured_policy(sweep, best)
         if policy is not None:
             write_whole(copy / POLICY, policy_text(policy))
@@ -132,9 +131,8 @@ def check_promotion(sweep: StoredSweep, best: TrialResult, model: str) -> Servin
     if re.search("[/:]", model) or not model.strip():
         raise ValueError(f"--model must be a name without / and :, which MLflow allows in no model's, got {model!r}")
     trial = best.trial
-    assert trial.candidate is not None, "the winner is a drafter"
-    _check_measured(trial.candidate, trial.name, sweep.client.get_run(sweep.run_ids[trial]).data.tags)
-    check_complete(trial.candidate.path)
+    _check_measured(trial.drafted, trial.name, sweep.client.get_run(sweep.run_ids[trial]).data.tags)
+    check_complete(trial.drafted.path)
     return _record(sweep, best)
 
 

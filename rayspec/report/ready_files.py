@@ -98,12 +98,11 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
     read all slots at once draft otherwise, so that of those only what was measured is said.
     """
     trial, metrics = best.trial, best.metrics
-    assert trial.candidate is not None, "the winner is a drafter"
-    shape, steps = trial.candidate.shape, trial.draft_steps
+    shape, steps = trial.drafted.shape, trial.draft_steps
     at_least = [metrics.get(f"accept_pos_{i}", 0.0) for i in range(1, steps + 1)]
     reached = [1.0, *at_least]
     shorter = {str(k): 1 + sum(at_least[:k]) for k in range(1, steps + 1)}
-    is_chain = shape.topk == 1 and family(trial.candidate.family).serving.drafts_in_turn
+    is_chain = shape.topk == 1 and family(trial.drafted.family).serving.drafts_in_turn
     return {
         "target": sweep.params["target"],
         "drafter": trial.label,
@@ -112,7 +111,7 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
         "traffic": trial.traffic.label,
         "draft_steps": steps,
         "topk": shape.topk,
-        "draft_tokens": trial.candidate.num_draft_tokens,
+        "draft_tokens": trial.drafted.num_draft_tokens,
         "verify_steps": int(metrics["verify_steps"]),
         "accepted_at_least": at_least,
         "accepted_if_reached": [a / b if b else 0.0 for a, b in zip(at_least, reached, strict=False)],
@@ -124,14 +123,13 @@ def acceptance(sweep: StoredSweep, best: TrialResult) -> dict[str, Any]:
 def vllm_command(sweep: StoredSweep, best: TrialResult) -> str | None:
     """vLLM's server with the drafter in stock form; None for a head, drafter or tree that has none."""
     trial = best.trial
-    assert trial.candidate is not None, "the winner is a drafter"
-    path = trial.candidate.path
+    path = trial.drafted.path
     try:
         info, _ = stock_form(path)
     except ValueError:
         return None
     assert info.body.stock is not None, "stock_form has looked"
-    if info.body.stock.vllm_method is None or trial.candidate.shape.topk != 1:
+    if info.body.stock.vllm_method is None or trial.drafted.shape.topk != 1:
         return None
     exported = f"{EXPORTED_TO}/{drafter_label(path)}"
     config = {"method": info.body.stock.vllm_method, "model": exported, "num_speculative_tokens": trial.draft_steps}

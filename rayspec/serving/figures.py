@@ -135,15 +135,15 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
     emitted = attrgetter("emitted_by_first" if of_first_drafts else "emitted")
     if _is_beyond(before, now, emitted, 1 / (1 - bounds.tau_loss), level):
         tau, tau_before = _ratio(emitted(own)), _ratio(emitted(other))
-        assert tau is not None, "it is beyond"
-        assert tau_before is not None, "it is beyond"
+        assert tau is not None, "it was compared with a bound"
+        assert tau_before is not None, "it was compared with a bound"
         return (
             f"{name} under traffic is {tau:.3f}, {1 - tau / tau_before:.0%} below the {tau_before:.3f} of the version "
             f"before (bound {bounds.tau_loss:.0%})"
         )
     if _is_beyond(now, before, lambda t: t.decoding, 1 + bounds.token_s_growth, level):
-        assert own.token_s is not None, "it is beyond"
-        assert other.token_s is not None, "it is beyond"
+        assert own.token_s is not None, "it was compared with a bound"
+        assert other.token_s is not None, "it was compared with a bound"
         return (
             f"a token takes {1e3 * own.token_s:.1f} ms under traffic, {own.token_s / other.token_s - 1:.0%} more than "
             f"the {1e3 * other.token_s:.1f} ms of the version before (bound {bounds.token_s_growth:.0%})"

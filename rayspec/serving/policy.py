@@ -62,8 +62,7 @@ def has_loads(results: Iterable[TrialResult], best: TrialResult) -> bool:
 
 def _trials(results: Iterable[TrialResult], best: TrialResult) -> dict[int, dict[int, Trial]]:
     """Trials of the drafter and shape of `best`, by draft length (0: plain decoding) and streams."""
-    assert best.trial.candidate is not None, "the winner has a drafter"
-    lengths = None if best.trial.candidate.shape.topk == 1 else {best.trial.draft_steps}
+    lengths = None if best.trial.drafted.shape.topk == 1 else {best.trial.draft_steps}
     found: dict[int, dict[int, Trial]] = {}
     for result in results:
         trial = result.trial

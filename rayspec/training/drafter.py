@@ -281,7 +281,7 @@ class _Training:
         return found
 
     def _found_tree(self) -> Any:
-        assert self.entry.tree is not None, "the caller looked"
+        assert self.entry.tree is not None, "asked for only where there is one"
         at_once = replace(self.recipe, batch_size=self.config.sequences_at_once, accumulate=1)
         with autocast(self.recipe, self.target.device):
             return self.entry.tree.find(self.drafter, self.target, self.answers, at_once)

@@ -158,13 +158,13 @@ def check_base(target: FrozenTarget, entry: DrafterEntry, drafter: Drafter, info
             "leave those options as they are there"
         )
     entry.draft_head.check_sizes(info.body.hidden_size, info.body.vocab_size)
-    is_only_used_otherwise(info, entry.draft_head, f"drafters[{entry.name}].base")
+    is_base_head(info, entry.draft_head, f"drafters[{entry.name}].base")
 
 
-def is_only_used_otherwise(base: CheckpointInfo, wanted: HeadConfig, setting: str) -> bool:
+def is_base_head(base: CheckpointInfo, wanted: HeadConfig, setting: str) -> bool:
     """Whether the wanted head is that of the base with other inference options, or else a new one, made of the base's
     rows. Raises ValueError where it can be neither."""
-    if _is_same_head_otherwise_used(base.head, wanted):
+    if _differs_in_inference_options_alone(base.head, wanted):
         return True
     if not base.head.gives_rows:
         raise ValueError(
@@ -175,7 +175,7 @@ def is_only_used_otherwise(base: CheckpointInfo, wanted: HeadConfig, setting: st
     return False
 
 
-def _is_same_head_otherwise_used(found: HeadConfig, wanted: HeadConfig) -> bool:
+def _differs_in_inference_options_alone(found: HeadConfig, wanted: HeadConfig) -> bool:
     """Whether a trained head needs nothing but other inference options, and no other tensors."""
     if type(found) is not type(wanted) or found.weight_format is not None:
         return False
@@ -185,7 +185,7 @@ def _is_same_head_otherwise_used(found: HeadConfig, wanted: HeadConfig) -> bool:
 def _drafter_on_base(
     target: FrozenTarget, entry: DrafterEntry, recipe: Recipe, answers: AnswerSet | None, origin: Origin
 ) -> Drafter:
-    assert origin.base is not None, "the caller looked"
+    assert origin.base is not None, "asked for only where there is one"
     drafter, info = read_base(target, entry, origin.base)
     drafter.draft_tree = None
     drafter.requires_grad_(False)
@@ -205,7 +205,7 @@ def _drafter_on_base(
 
 
 def _head_on_base(found: DraftHead, entry: DrafterEntry, origin: Origin) -> DraftHead:
-    if _is_same_head_otherwise_used(found.config, entry.draft_head):
+    if _differs_in_inference_options_alone(found.config, entry.draft_head):
         found.config = entry.draft_head
         return found
     lm_head = head_from_target(entry.draft_head, found.get_parameter("weight").data, origin.artifacts)

@@ -73,7 +73,7 @@ def _by_workers(
     config: DrafterTrainConfig, entry: DrafterEntry | None, target_sha256: str, what: str, log: Path
 ) -> dict[str, Any]:
     workers = config.workers
-    assert workers is not None, "the caller looked"
+    assert workers is not None, "asked for only where there is one"
     config.output_folder.mkdir(parents=True, exist_ok=True)  # by which a worker sees that it is not alone
     asked = _Asked(config, target_sha256, entry, Path(os.path.abspath(log)), _variables())
     with cluster(None, min_cpus=workers.count * workers.num_cpus):

@@ -241,7 +241,7 @@ def save_drafter(
         config = config_json(drafter, target, provenance or {})
         if stock:
             form, where = drafter.config.stock, f"not saving {path}"
-            assert form is not None, "the caller looked"
+            assert form is not None, "asked for only where there is one"
             if drafter.draft_tree is not None:
                 raise ValueError(
                     f"{where}: a stock checkpoint has no draft_tree; export the drafter that it was "

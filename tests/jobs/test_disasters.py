@@ -21,7 +21,7 @@ from rayspec.sweep.record.folder import sweep_folders
 from rayspec.sweep.record.journal import read
 
 pytestmark = pytest.mark.slow
-PROMPTS, PASSES = 6, 8
+PROMPTS, PASSES = 6, 16  # enough to last until the disk is full, however busy the machine
 OWN = [*SETTINGS, f"workload={HELD_OUT}:{PROMPTS}", f"repeats={PASSES}", "name=disasters"]
 
 

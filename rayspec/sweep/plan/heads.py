@@ -23,7 +23,7 @@ from rayspec.sweep.shape import split_shape
 from rayspec.training.data.answers import read_answers, read_index
 from rayspec.training.data.shards import shard_files
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
-from rayspec.training.origin import is_only_used_otherwise
+from rayspec.training.origin import is_base_head
 from sglang_ext.drafters.checkpoint import check_files
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.fingerprints import file_sha256
@@ -87,7 +87,7 @@ class HeadPlanner:
             wanted = incomplete.complete(tensors)
             options = filled_in(options, incomplete.spec(), wanted.spec())
         wanted.check_sizes(base.body.hidden_size, base.body.vocab_size)
-        is_new = not is_only_used_otherwise(base, wanted, f"{setting}.drafter")
+        is_new = not is_base_head(base, wanted, f"{setting}.drafter")
         answers = self.answers if is_new and wanted.uses_states else None
         met = {"states": torch.empty(0)} if answers else {}  # that there will be some
         if is_new:

@@ -27,7 +27,7 @@ class TraceReplay:
     read, and for a workload that does not go with the trace."""
 
     def __init__(self, config: SweepConfig) -> None:
-        assert config.trace is not None, "the caller looked"
+        assert config.trace is not None, "asked for only where there is one"
         self.config = config
         self.trace: TraceConfig = config.trace
         file = user_path(self.trace.path, "trace.path")

@@ -30,6 +30,12 @@ class Trial:
     traffic: Traffic
 
     @property
+    def drafted(self) -> Candidate:
+        """The candidate, where it is known that there is one."""
+        assert self.candidate is not None, f"{self.name} is plain decoding"
+        return self.candidate
+
+    @property
     def label(self) -> str:
         return self.candidate.label if self.candidate else PLAIN
 

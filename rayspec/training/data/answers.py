@@ -236,7 +236,7 @@ def make_answers(
     if config.as_given:
         done = ((shard, _as_given(*piece, config, chat)) for shard, piece in own.items())
     else:
-        assert pool is not None, "the caller has engines"
+        assert pool is not None, "asked for only with engines"
         done = pool.run({shard: partial(_converse, folder.name, *piece, config, chat) for shard, piece in own.items()})
     with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not own) as bar:
         bar.update(config.count - sum(map(len, batches.values())))

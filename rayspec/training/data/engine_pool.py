@@ -134,7 +134,7 @@ class EnginePool:
 
     def _go_on(self, place: Place, answers: list[list[int]] | None) -> list[tuple[int, Any]]:
         """Hand answers to the piece of an engine, and ask what it asks next; its result if that was all."""
-        assert place.piece is not None, "the caller looked"
+        assert place.piece is not None, "asked for only where there is one"
         place.ref = None
         try:
             # None begins a generator

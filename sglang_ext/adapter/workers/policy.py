@@ -55,7 +55,7 @@ def checked_table(server_args: Any) -> PolicyTable:
     """Raises ValueError for a policy that this server cannot follow."""
     spec = get_spec()
     file, steps, topk = policy_file(spec), spec.speculative_num_steps, spec.speculative_eagle_topk
-    assert file is not None, "the caller looked"
+    assert file is not None, "asked for only where there is one"
     table = read_table(file)
     longest = table.lengths[-1]
     if longest != steps:
@@ -160,7 +160,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         return decode_plainly(self.target_worker, batch)
 
     def _tell(self, before: int, requests: int) -> None:
-        assert self.policy is not None, "the caller looked"
+        assert self.policy is not None, "asked for only where there is one"
         now = self.policy.choice.draft_steps
         if (counters := metrics()) is not None:
             counters.switched(before, now)

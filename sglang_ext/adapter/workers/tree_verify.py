@@ -98,7 +98,7 @@ def _mask(batch: Any, tree: DraftTree, backend: Any) -> Tensor:
 def _without_padding(draft: Draft) -> Draft:
     """The draft, with as many nodes as the largest tree of the batch has. An accelerator verifies the padding instead:
     its graphs have one width, and this looks at values."""
-    assert draft.num_nodes_B is not None, "the caller looked"
+    assert draft.num_nodes_B is not None, "asked for only where there is one"
     most = max(2, int(draft.num_nodes_B.max()))  # attention has a tree of two nodes at least
     mask_BNN, depth_BN, first_child_BN, next_sibling_BN = draft.links
     links = DraftTree(
