@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rayspec.names import safe_name
 from rayspec.records import BlockRecord, RequestRecord
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 PERCENTILES = (50, 90, 99)
 TAU_CATEGORY = "tau_category/"  # before the name of a prompt category
@@ -37,8 +37,7 @@ class Slo(Settings):
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"slo.{name} must be positive, or absent for no limit, got {value}")
+            require(value is None or value > 0, f"slo.{name}", value, "positive, or absent for no limit")
 
     def is_met(self, request: RequestRecord) -> bool:
         """An answer of one token has no TPOT, and keeps that limit."""

@@ -17,7 +17,7 @@ from rayspec.shipped import drafter_label
 from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.data.sources import CorpusConfig
 from sglang_ext.folders import check_name, check_unique
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class RayConfig(RayAddress):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.blocks is not None and self.blocks < 1:
-            raise ValueError(f"ray.blocks must be at least 1, got {self.blocks}")
+        require(self.blocks is None or self.blocks >= 1, "ray.blocks", self.blocks, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,5 +84,5 @@ class CalibrationConfig(MadeForTarget):
                     f"calibrations.{c.name}.source must be of kind {' or '.join(c.rule.source_kinds)} for the rule "
                     f"{c.rule.kind!r}, got {c.source!r} of kind {kind!r}"
                 )
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+        is_threads = self.num_threads is None or self.num_threads >= 1
+        require(is_threads, "num_threads", self.num_threads, "at least 1")

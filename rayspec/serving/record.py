@@ -10,7 +10,7 @@ from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.fingerprints import file_sha256
 from sglang_ext.folder_kinds import SERVING
 from sglang_ext.json_text import check_mapping, parse_json
-from sglang_ext.settings import Settings, build
+from sglang_ext.settings import Settings, build, require
 
 RECORD = SERVING
 
@@ -40,8 +40,7 @@ class ServingRecord(Settings):
                 "without it, and give it to SGLang's server yourself (rayspec serve ... -- --flag)"
             )
         for name, value in (("num_threads", self.num_threads), ("nodes", self.nodes)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            require(value is None or value >= 1, name, value, "at least 1")
 
     def write(self, folder: Path) -> str:
         """The fingerprint of the file that is written."""

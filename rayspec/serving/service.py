@@ -19,7 +19,7 @@ from rayspec.serving.start import find_start
 from rayspec.serving.version import served_version
 from rayspec.tracking import connect
 from sglang_ext.adapter.http_app import DEFAULT_MIB
-from sglang_ext.settings import Settings, build
+from sglang_ext.settings import Settings, build, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,7 @@ class ServiceArgs(Settings):
     log_format: str = "text"
 
     def __post_init__(self) -> None:
-        if self.log_format not in FORMATS:
-            raise ValueError(f"log_format must be one of {', '.join(FORMATS)}, got {self.log_format!r}")
+        require(self.log_format in FORMATS, "log_format", self.log_format, f"one of {', '.join(FORMATS)}")
 
     @property
     def scale(self) -> Scale:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rayspec.workloads.traces import UNITS
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 MIN_SPEED, MAX_SPEED = 1e-6, 1e6
 MAX_SECONDS = 1e9
@@ -21,17 +21,15 @@ class TraceConfig(Settings):
     duration_s: float | None = None  # ... and is so long, by the trace's own clock; None: to its end
 
     def __post_init__(self) -> None:
-        if not self.speed or not all(MIN_SPEED <= speed <= MAX_SPEED for speed in self.speed):
-            raise ValueError(f"trace.speed must be a list of factors in {MIN_SPEED:g}..{MAX_SPEED:g}, got {self.speed}")
-        if len({f"{speed:g}" for speed in self.speed}) < len(self.speed):
-            raise ValueError(f"trace.speed must be different in their first six digits, got {self.speed}")
-        if self.unit is not None and self.unit not in UNITS:
-            raise ValueError(f"trace.unit must be one of {', '.join(UNITS)}, or absent for dates, got {self.unit!r}")
-        if not 0 <= self.start_s <= MAX_SECONDS:
-            raise ValueError(f"trace.start_s must be in 0..{MAX_SECONDS:g}, got {self.start_s}")
-        if self.duration_s is not None and not 0 < self.duration_s <= MAX_SECONDS:
-            raise ValueError(
-                f"trace.duration_s must be above 0 and at most {MAX_SECONDS:g}, or absent, got {self.duration_s}"
-            )
+        are_speeds = bool(self.speed) and all(MIN_SPEED <= speed <= MAX_SPEED for speed in self.speed)
+        require(are_speeds, "trace.speed", self.speed, f"a list of factors in {MIN_SPEED:g}..{MAX_SPEED:g}")
+        are_told_apart = len({f"{speed:g}" for speed in self.speed}) == len(self.speed)
+        require(are_told_apart, "trace.speed", self.speed, "different in their first six digits")
+        is_unit = self.unit is None or self.unit in UNITS
+        require(is_unit, "trace.unit", self.unit, f"one of {', '.join(UNITS)}, or absent for dates")
+        require(0 <= self.start_s <= MAX_SECONDS, "trace.start_s", self.start_s, f"in 0..{MAX_SECONDS:g}")
+        is_duration = self.duration_s is None or 0 < self.duration_s <= MAX_SECONDS
+        allowed = f"above 0 and at most {MAX_SECONDS:g}, or absent"
+        require(is_duration, "trace.duration_s", self.duration_s, allowed)
         if not self.path.strip():
             raise ValueError("trace.path must name a CSV or JSONL file, got nothing")

@@ -23,7 +23,7 @@ from rayspec.training.trees import TreeConfig, parse_tree
 from sglang_ext.drafters import DEFAULT, DrafterOptions, Family, family, parse_drafter
 from sglang_ext.folders import check_name, check_unique
 from sglang_ext.heads import HeadConfig, parse_head
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 SETS = ("answers", "held_out")  # of answers, the settings and folders of each
 HIDDEN_STATES = ("online", "offline")
@@ -99,10 +99,8 @@ class EvaluationConfig(Settings):
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "every", "sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"evaluation.{name} must be at least 1, got {getattr(self, name)}")
-        if self.served_prompts < 0:
-            raise ValueError(f"evaluation.served_prompts must be at least 0 (none), got {self.served_prompts}")
+            require(getattr(self, name) >= 1, f"evaluation.{name}", getattr(self, name), "at least 1")
+        require(self.served_prompts >= 0, "evaluation.served_prompts", self.served_prompts, "at least 0 (none)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +120,8 @@ class WorkersConfig(Settings):
 
     def __post_init__(self) -> None:
         for name in ("count", "num_cpus"):
-            if not 1 <= getattr(self, name) <= MAX_WORKERS:
-                raise ValueError(
-                    f"workers.{name} must be at least 1 and at most {MAX_WORKERS}, got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            require(1 <= value <= MAX_WORKERS, f"workers.{name}", value, f"at least 1 and at most {MAX_WORKERS}")
         if self.num_gpus not in (0, 1):
             raise ValueError(
                 f"workers.num_gpus must be 0 or 1, since a worker computes on one, got {self.num_gpus}; more GPUs are "
@@ -136,8 +132,7 @@ class WorkersConfig(Settings):
                 "workers.shard_target shares the target's layers out among workers, but workers.count is 1; raise it, "
                 "or set shard_target=false"
             )
-        if self.max_failures < 0:
-            raise ValueError(f"workers.max_failures must be at least 0, got {self.max_failures}")
+        require(self.max_failures >= 0, "workers.max_failures", self.max_failures, "at least 0")
 
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -191,18 +186,16 @@ class DrafterTrainConfig(MadeForTarget):
                 f"recipe.csra_weight={self.recipe.csra_weight} aligns the draft steps of a body that reads what "
                 f"it made, which drafters[{others[0]}] has not; train it in a run of its own with recipe.csra_weight=0"
             )
-        if self.hidden_states not in HIDDEN_STATES:
-            raise ValueError(f"hidden_states must be one of {', '.join(HIDDEN_STATES)}, got {self.hidden_states!r}")
+        allowed = f"one of {', '.join(HIDDEN_STATES)}"
+        require(self.hidden_states in HIDDEN_STATES, "hidden_states", self.hidden_states, allowed)
         self._check_workers()
         for name in ("checkpoint_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {self.num_threads}")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        is_threads = self.num_threads is None or self.num_threads >= 1
+        require(is_threads, "num_threads", self.num_threads, "at least 1")
 
     def _check_workers(self) -> None:
-        if self.device not in DEVICES:
-            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        require(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         if self.workers is None:
             return
         if self.device == ("cpu" if self.workers.num_gpus else "cuda"):

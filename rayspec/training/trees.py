@@ -22,7 +22,7 @@ from rayspec.training.ttt import roll_out
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.drafters.training import Batch
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 from sglang_ext.trees import CandidateTree
 from sglang_ext.trees.slim import SlimOptions, SlimScore, SlimTree
 from sglang_ext.trees.static import NODES, TOPK, StaticTree, greedy_paths, read_paths
@@ -67,8 +67,7 @@ class StaticTreeConfig(TreeConfig):
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("topk", 1), ("sequences", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least}")
 
     def given(self, target: TargetInfo) -> StaticTree | None:
         return None if self.file is None else StaticTree(read_paths(self.file))

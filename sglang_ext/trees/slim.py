@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rayspec_kernels.slim_posterior import slim_posterior
 from rayspec_kernels.slim_posterior.correlations import Correlations
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 from sglang_ext.trees.base import Draft, Embed, HiddenDrafter, Pick, Proposer, PruningTree, TreeOptions, most_likely
 from sglang_ext.trees.slim_pruner import SlimPruner
 
@@ -44,12 +44,9 @@ class SlimScore(Settings):
     length_bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.hypotheses < 1:
-            raise ValueError(f"hypotheses must be at least 1, got {self.hypotheses}")
-        if self.unseen not in UNSEEN:
-            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}")
-        if self.smoothing <= 0.0:
-            raise ValueError(f"smoothing must be above 0, got {self.smoothing}")
+        require(self.hypotheses >= 1, "hypotheses", self.hypotheses, "at least 1")
+        require(self.unseen in UNSEEN, "unseen", self.unseen, f"one of {', '.join(UNSEEN)}")
+        require(self.smoothing > 0.0, "smoothing", self.smoothing, "above 0")
         if self.strength <= 0.0:
             raise ValueError(f"strength must be above 0, got {self.strength}; correlation: false takes r = 1")
 

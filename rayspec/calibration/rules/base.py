@@ -13,12 +13,6 @@ from rayspec.calibration.vocabulary import Vocabulary
 from sglang_ext.settings import Settings
 
 
-def check_range(value: int, name: str, least: int, most: int) -> None:
-    """Raise ValueError unless `value` is in least..most."""
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, got {value}")
-
-
 class Made(NamedTuple):
     """Tensors by the names that a head's `from_target` takes, and what is worth knowing about them."""
 

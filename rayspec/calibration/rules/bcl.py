@@ -17,13 +17,15 @@ from torch import Tensor
 
 from rayspec.calibration.drafter import DrafterFlops, ReferenceDrafter
 from rayspec.calibration.figures import png, utility_figure
-from rayspec.calibration.rules.base import Made, Rule, check_range
+from rayspec.calibration.rules.base import Made, Rule
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.rules.truncation import kept
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import MAX_SEED
+from sglang_ext.settings import require
 
 SEARCHES = ("scan", "tpe")
+MAX_CALLS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,10 @@ class Bcl(Rule):
 
     def __post_init__(self) -> None:
         for name in ("weight", "min_coverage"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
-        if self.search not in SEARCHES:
-            raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}")
-        check_range(self.calls, "calls", 1, 100_000)
-        check_range(self.seed, "seed", 0, MAX_SEED)
+            require(0.0 <= getattr(self, name) <= 1.0, name, getattr(self, name), "in 0..1")
+        require(self.search in SEARCHES, "search", self.search, f"one of {', '.join(SEARCHES)}")
+        require(1 <= self.calls <= MAX_CALLS, "calls", self.calls, f"in 1..{MAX_CALLS}")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
 
     @property
     def drafter_name(self) -> str | None:

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from rayspec.calibration.drafter import ReferenceDrafter
-from rayspec.calibration.rules.base import Made, Rule, check_range
+from rayspec.calibration.rules.base import Made, Rule
 from rayspec.calibration.rules.kmeans import ITERATIONS, spherical_kmeans
 from rayspec.calibration.rules.ranking import rank
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import MAX_SEED
+from sglang_ext.settings import require
+
+MAX_ITERATIONS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +32,8 @@ class Clusters(Rule):
     pinned: int = 0
 
     def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise ValueError(f"clusters must be at least 1, got {self.clusters}")
-        if self.pinned < 0:
-            raise ValueError(f"pinned must be at least 0, got {self.pinned}")
+        require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
+        require(self.pinned >= 0, "pinned", self.pinned, "at least 0")
 
     def check(self, vocabulary: Vocabulary) -> None:
         stops = len(vocabulary.stop_ids)
@@ -91,10 +92,10 @@ class KMeans(Clusters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_size is not None and self.max_size < 1.0:
-            raise ValueError(f"max_size must be at least 1 (the mean size), got {self.max_size}")
-        check_range(self.iterations, "iterations", 1, 100_000)
-        check_range(self.seed, "seed", 0, MAX_SEED)
+        is_size = self.max_size is None or self.max_size >= 1.0
+        require(is_size, "max_size", self.max_size, "at least 1 (the mean size)")
+        require(1 <= self.iterations <= MAX_ITERATIONS, "iterations", self.iterations, f"in 1..{MAX_ITERATIONS}")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
 
     @property
     def drafter_name(self) -> str | None:

@@ -50,8 +50,7 @@ class VocabTrim(Rule):
         given = [name for name in ("top_k", "top_p", "min_count") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"kind 'vocabtrim' needs exactly one of top_k, top_p and min_count, got {given or 'none'}")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        require(self.top_p is None or 0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         for name in ("top_k", "min_count"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rayspec.calibration.counting import pair_ids, partial_counts
-from rayspec.calibration.rules.base import check_range
 from rayspec.config import MAX_SEED
 from rayspec.entries import parse
 from rayspec.shipped import drafter_label, drafter_path
@@ -25,7 +24,7 @@ from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import target_sha256
 from sglang_ext import DRAFT_STEPS
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 if TYPE_CHECKING:
     import ray.data
@@ -105,8 +104,7 @@ class TargetAnswers(Source):
     sequences: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sequences is not None and self.sequences < 1:
-            raise ValueError(f"sequences must be at least 1, got {self.sequences}")
+        require(self.sequences is None or self.sequences >= 1, "sequences", self.sequences, "at least 1")
 
     def read(self, context: Context) -> AnswerSet:
         """Raises ValueError if they are missing or another tokenizer's."""
@@ -161,10 +159,9 @@ class DraftTokens(TargetAnswers):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, most in (("draft_steps", 128), ("batch_size", 2**16)):
-            check_range(getattr(self, name), name, 1, most)
-        check_range(self.seed, "seed", 0, MAX_SEED)
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+            require(1 <= getattr(self, name) <= most, name, getattr(self, name), f"in 1..{most}")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
+        require(self.temperature >= 0.0, "temperature", self.temperature, "at least 0")
 
     def describe(self, context: Context) -> dict[str, Any]:
         from sglang_ext.drafters.checkpoint_config import read_info

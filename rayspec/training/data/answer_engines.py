@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 if TYPE_CHECKING:
     from rayspec.farm.actor import RuntimeHandle
@@ -38,19 +38,16 @@ class AnswerEnginesConfig(Settings):
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= MAX_ENGINES:
-            raise ValueError(f"engines.count must be at least 1 and at most {MAX_ENGINES}, got {self.count}")
+        is_count = 1 <= self.count <= MAX_ENGINES
+        require(is_count, "engines.count", self.count, f"at least 1 and at most {MAX_ENGINES}")
         for name in ("start_timeout_s", "batch_timeout_s", "num_cpus"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"engines.{name} must be above 0, got {getattr(self, name)}")
-        if self.restarts < 0:
-            raise ValueError(f"engines.restarts must be at least 0 (none), got {self.restarts}")
-        if self.num_gpus < 0:
-            raise ValueError(f"engines.num_gpus must be at least 0, got {self.num_gpus}")
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ValueError(f"engines.num_threads must be at least 1, got {self.num_threads}")
-        if self.max_running_requests < 1:
-            raise ValueError(f"engines.max_running_requests must be at least 1, got {self.max_running_requests}")
+            require(getattr(self, name) > 0, f"engines.{name}", getattr(self, name), "above 0")
+        require(self.restarts >= 0, "engines.restarts", self.restarts, "at least 0 (none)")
+        require(self.num_gpus >= 0, "engines.num_gpus", self.num_gpus, "at least 0")
+        is_threads = self.num_threads is None or self.num_threads >= 1
+        require(is_threads, "engines.num_threads", self.num_threads, "at least 1")
+        is_batch = self.max_running_requests >= 1
+        require(is_batch, "engines.max_running_requests", self.max_running_requests, "at least 1")
 
 
 def _dtype(*, on_gpu: bool) -> str:

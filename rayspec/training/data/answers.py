@@ -24,7 +24,7 @@ from tqdm import tqdm
 from rayspec.identity import differences
 from rayspec.training.data.asking import Asking, Pool, Request, seed_of
 from rayspec.training.data.shards import Row, read_shard, shard_files, write_shard
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 from sglang_ext.whole import write_whole
 
 if TYPE_CHECKING:
@@ -71,22 +71,18 @@ class AnswersConfig(Settings):
 
     def __post_init__(self) -> None:
         for name in ("count", "min_prompt_tokens", "answer_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_prompt_tokens < self.min_prompt_tokens:
-            raise ValueError(
-                f"max_prompt_tokens must be at least min_prompt_tokens ({self.min_prompt_tokens}), "
-                f"got {self.max_prompt_tokens}"
-            )
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        least = self.min_prompt_tokens
+        is_in_order = self.max_prompt_tokens >= least
+        require(is_in_order, "max_prompt_tokens", self.max_prompt_tokens, f"at least min_prompt_tokens ({least})")
         for name in ("greedy_share", "follow_up_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
+            require(0.0 <= getattr(self, name) <= 1.0, name, getattr(self, name), "in 0..1")
         if self.as_given:
             self._check_given()
         if not self.openings:
             raise ValueError('openings must have at least one entry; [""] leaves the first word to the target')
-        if self.temperature < 0.0 or (self.temperature == 0.0 and self.greedy_share < 1.0):
-            raise ValueError(f"temperature must be above 0 (greedy_share: 1 for greedy), got {self.temperature}")
+        is_drawable = self.temperature > 0.0 or (self.temperature == 0.0 and self.greedy_share == 1.0)
+        require(is_drawable, "temperature", self.temperature, "above 0 (greedy_share: 1 for greedy)")
 
     def _check_given(self) -> None:
         if self.prompts == "self":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sglang_ext.settings import Settings
+from sglang_ext.settings import Settings, require
 
 STDLIB = "stdlib"
 STDLIB_TESTS = "stdlib-tests"  # half of the standard library's bytes; capped like a package
@@ -52,13 +52,12 @@ class CorpusConfig(Settings):
             raise ValueError(
                 f"corpus.min_bytes must be in 1..corpus.max_bytes ({self.max_bytes}), got {self.min_bytes}"
             )
-        if not 1 <= self.held_out_percent <= 50:
-            raise ValueError(f"corpus.held_out_percent must be in 1..50, got {self.held_out_percent}")
+        is_percent = 1 <= self.held_out_percent <= 50
+        require(is_percent, "corpus.held_out_percent", self.held_out_percent, "in 1..50")
         for key in ("package_cap_bytes", "held_out_cap_bytes"):
-            if getattr(self, key) < self.min_bytes:
-                raise ValueError(f"corpus.{key} must be at least corpus.min_bytes, got {getattr(self, key)}")
-        if self.stdlib_repeats < 1:
-            raise ValueError(f"corpus.stdlib_repeats must be at least 1, got {self.stdlib_repeats}")
+            value = getattr(self, key)
+            require(value >= self.min_bytes, f"corpus.{key}", value, "at least corpus.min_bytes")
+        require(self.stdlib_repeats >= 1, "corpus.stdlib_repeats", self.stdlib_repeats, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import io
+import logging
 import multiprocessing
 import os
 import signal
@@ -54,7 +55,9 @@ def serve(fd: int) -> None:
             importlib.import_module(name)
         from sglang.srt.models.registry import ModelRegistry
 
+        logging.disable(logging.WARNING)  # of each model that this machine has not the libraries for
         ModelRegistry.get_supported_archs()  # imports all models, among which each engine looks for its target's
+        logging.disable(logging.NOTSET)
         gc.freeze()  # so that collections of the forks do not copy its pages
     with socket.socket(fileno=fd) as line:
         while True:
