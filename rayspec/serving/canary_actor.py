@@ -8,14 +8,31 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from rayspec.disk import is_full
 from rayspec.messages import first_line
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of_a_canary
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion
+from rayspec.tracking import TrackingError, is_outage
 
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process, where nothing has to come first
+
+
+@contextmanager
+def outages_postpone() -> Iterator[None]:
+    """A store that is away, or a disk that is full, as Postponed: it says nothing of the version."""
+    try:
+        yield
+    except TrackingError as error:
+        if error.__cause__ is not None and is_outage(error.__cause__):
+            raise Postponed(str(error)) from error
+        raise
+    except OSError as error:
+        if is_full(error):
+            raise Postponed(str(error)) from error
+        raise
 
 
 class Canary:
@@ -23,7 +40,8 @@ class Canary:
         """Answered once the actor has its place in the cluster."""
 
     def answers(self, version: ServedVersion) -> list[Answer]:
-        return answers_of_a_canary(version)
+        with outages_postpone():
+            return answers_of_a_canary(version)
 
 
 def canary_on_ray(version: ServedVersion, scale: Scale, place_timeout_s: float = PLACE_TIMEOUT_S) -> list[Answer]:
@@ -52,6 +70,8 @@ def _readable(what: str, place_timeout_s: float) -> Iterator[None]:
     except RayActorError as error:
         raise ValueError(f"the canary's process of {what} has died: {first_line(error)}") from error
     except RayTaskError as error:
+        if isinstance(error.cause, Postponed):
+            raise Postponed(str(error.cause)) from error
         raise ValueError(f"the canary of {what} did not serve: {error.cause or first_line(error)}") from error
     except RayError as error:  # a node that died or has no memory left says nothing of the version
         raise Postponed(f"the canary of {what} was lost ({type(error).__name__}: {first_line(error)})") from error

@@ -21,7 +21,7 @@ from rayspec.messages import first_line
 from rayspec.serving import events as kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
-from rayspec.serving.canary_actor import canary_on_ray
+from rayspec.serving.canary_actor import canary_on_ray, outages_postpone
 from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing
@@ -32,7 +32,7 @@ from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
 from rayspec.serving.start import Find
 from rayspec.serving.version import ServedVersion, Serving
-from rayspec.tracking import UNREACHABLE, TrackingError, is_outage, is_refusal
+from rayspec.tracking import UNREACHABLE, is_refusal
 
 ASK_TIMEOUT_S = 600.0
 BOARD_TIMEOUT_S = 10.0
@@ -101,22 +101,19 @@ class RayStage:
 
     def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
         self._model, self._client, self._serving, self._board = model, client, serving, board
-        self._live = live
+        self._live, self._live_scale = live, serving.scale
         self._is_counted = True  # as far as is known
         self.follows_policy = serving.follows_policy
 
     def check(self, version: str) -> Champion:
-        try:
+        with outages_postpone():
             return find_champion(
                 self._source(version), self._client, target=self._serving.target, force=self._serving.force
             )
-        except TrackingError as error:
-            if error.__cause__ is not None and is_outage(error.__cause__):
-                raise Postponed(str(error)) from error
-            raise
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
-        return canary_on_ray(self._serving.version(champion, self._source(version)), self._serving.scale)
+        scale = _with_resources(self._serving.scale, champion)
+        return canary_on_ray(self._serving.version(champion, self._source(version)), scale)
 
     def running_answers(self) -> list[Answer]:
         handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
@@ -130,12 +127,13 @@ class RayStage:
 
     def put_in(self, champion: Champion, version: str) -> None:
         new = self._serving.version(champion, self._source(version))
+        scale = _with_resources(self._serving.scale, champion)
         try:
-            put_in(new, self._serving.scale, self._board)
-        except ValueError:
-            deploy(self._live, self._serving.scale, self._board)  # what is left of it goes on meanwhile
+            put_in(new, scale, self._board)
+        except Exception:
+            deploy(self._live, self._live_scale, self._board)  # what is left of it goes on meanwhile
             raise
-        self._live = new
+        self._live, self._live_scale = new, scale
 
     def totals(self, champion: Champion) -> Totals | None:
         try:

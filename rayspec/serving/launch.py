@@ -14,6 +14,7 @@ from rayspec.serving.access import Access, check_address
 from rayspec.serving.champion import Champion
 from rayspec.serving.flags import arguments
 from rayspec.serving.process import tethered
+from sglang_ext.adapter.keys import words_without_keys
 from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import PolicyTable
 
@@ -75,7 +76,7 @@ def described(champion: Champion, command: Sequence[str]) -> str:
         f"measured at {evidence.get('traffic', '?')} on {evidence.get('workload', '?')}: "
         f"{evidence.get('speedup_vs_plain', '?')}x of plain decoding ({low} to {high}), "
         f"tau {evidence.get('tau', '?')}\n"
-        f"{shlex.join(command)}"
+        f"{shlex.join(words_without_keys(command))}"
     )
 
 

@@ -121,12 +121,20 @@ def error_event(reason: str) -> bytes:
     return b"data: " + json.dumps(error_body(reason)).encode() + EVENT_END
 
 
+def _relative(name: str, value: str, asked: httpx.URL) -> str:
+    """A redirection of a server to itself, which clients reach by another address."""
+    if name.lower() != "location":
+        return value
+    url = httpx.URL(value)
+    return url.raw_path.decode("ascii") if (url.host, url.port) == (asked.host, asked.port) else value
+
+
 async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Message]:
     """The messages of a server's answer, from Taken. `client` knows its address."""
     yield Taken()
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed_on(passed.headers)]
+    asked = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed_on(passed.headers)]
     try:
-        request = client.build_request(passed.method, passed.path, headers=headers, content=passed.body or None)
+        request = client.build_request(passed.method, passed.path, headers=asked, content=passed.body or None)
     except (httpx.InvalidURL, ValueError) as error:
         yield ResponseHead(status=400, headers=[("content-type", "application/json")])
         yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
@@ -137,7 +145,8 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         yield ReplicaGone(reason=_died(error))
         return
     try:
-        head = ResponseHead(status=response.status_code, headers=passed_on(response.headers.multi_items()))
+        headers = [(k, _relative(k, v, request.url)) for k, v in passed_on(response.headers.multi_items())]
+        head = ResponseHead(status=response.status_code, headers=headers)
         if head.streams:
             yield head
             async for part in _events(response):

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rayspec.messages import first_line
 from rayspec.serving import events as kinds
 from rayspec.serving.canary import Answer, CanaryBounds, refusal, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, spent, window, worse
+from rayspec.serving.logs import log
 
 WATCH_STEP_S = 5.0
 MAX_S = 86400.0
@@ -108,6 +110,9 @@ class Rollover:
             self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
+        except Exception as error:  # whatever it is, the version under traffic goes on
+            log.exception("the roll-over broke off")
+            self._postpone(f"{type(error).__name__}: {first_line(error)}", meant or self.version)
 
     def _try(self, version: str) -> None:
         if not self._postponed_for:

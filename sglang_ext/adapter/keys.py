@@ -4,7 +4,7 @@ SGLang shows its arguments in its log, in /server_info and in its dumps, each ti
 secrets of its watermarks out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")
@@ -23,15 +23,20 @@ def without_keys(original: Callable[..., Any], value: Any, **kwargs: Any) -> Any
 
 def command_without_keys(command: str) -> str:
     """SGLang joins the words by spaces, those of a file of settings among them; no key has one (`rayspec serve`)."""
+    return " ".join(words_without_keys(command.split(" ")))
+
+
+def words_without_keys(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with what stands for a key in place of each."""
     flags = {f"--{name.replace('_', '-')}" for name in KEYS}
-    words = command.split(" ")
-    for i, word in enumerate(words):
+    shown = list(words)
+    for i, word in enumerate(shown):
         flag, equals, _ = word.partition("=")
         if flag in flags:
-            words[i] = f"{flag}={REDACTED}" if equals else word
-            if not equals and i + 1 < len(words):
-                words[i + 1] = REDACTED
-    return " ".join(words)
+            shown[i] = f"{flag}={REDACTED}" if equals else word
+            if not equals and i + 1 < len(shown):
+                shown[i + 1] = REDACTED
+    return shown
 
 
 def decide_for_any_header(original: Callable[..., Any], *, authorization_header: str | None, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ def look_for_boards(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     champion: Any = SimpleNamespace(name="a")
     nothing: Any = None
-    serving: Any = SimpleNamespace(follows_policy=False)
+    serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     with cluster(None):
         for _ in range(4):
             board = _only_board()

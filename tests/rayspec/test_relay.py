@@ -140,3 +140,18 @@ def test_what_a_prefix_aware_router_reads() -> None:
     deep = [b'{"prompt":' + b"[" * depth + b"]" * depth + b"}" for depth in (500, 100_000)]
     for body in (b"", b"no json", b"[]", b'{"input_ids": [1]}', b'{"prompt": {"a": 1}}', *deep):
         assert prompt_of(body) == ""
+
+
+@pytest.mark.parametrize(
+    ("location", "seen"),
+    [
+        ("http://s/v1/chat/completions?a=1", "/v1/chat/completions?a=1"),
+        ("/a", "/a"),
+        ("http://other/a", "http://other/a"),
+    ],
+)
+def test_a_redirection_to_the_server_itself_names_no_address(location: str, seen: str) -> None:
+    found, _ = messages(httpx.Response(307, headers={"location": location}, stream=Parts([])))
+    head = found[1]
+    assert isinstance(head, ResponseHead)
+    assert ("location", seen) in head.headers

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from ray.exceptions import RayActorError
+from requests.exceptions import ConnectionError as RequestsConnectionError
 from rollover_cases import ALIAS, METRICS, ONE, FakeStage, World, follow_again, traffic
 from versions import MODEL, answers, champion
 
@@ -20,6 +22,7 @@ from rayspec.serving import events as kinds
 from rayspec.serving.alias import followed, pinned_source
 from rayspec.serving.board import Board
 from rayspec.serving.canary import Answer, tau
+from rayspec.serving.canary_actor import outages_postpone
 from rayspec.serving.champion import Champion
 from rayspec.serving.cluster import EXPERIMENT, RayStage, _events
 from rayspec.serving.deployed import to_keep
@@ -27,7 +30,9 @@ from rayspec.serving.events import FILE, Event, Standing
 from rayspec.serving.figures import WatchBounds, pooled
 from rayspec.serving.replica import Replica
 from rayspec.serving.rollover import Postponed, RolloverSettings
+from rayspec.serving.scale import Scale
 from rayspec.serving.start import Start
+from rayspec.tracking import TrackingError
 
 
 def test_a_good_version_is_put_in(world: World, tmp_path: Path) -> None:
@@ -218,6 +223,47 @@ def test_a_check_that_breaks_off_ends_no_serving(error: OSError, world: World) -
     assert world.stage.put == ["2"]
 
 
+def test_what_nobody_thought_of_ends_no_serving(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_in(*_: object) -> None:
+        raise RayActorError
+
+    world.move("2")
+    with monkeypatch.context() as broken:
+        broken.setattr(world.stage, "put_in", put_in)
+        for _ in range(2):
+            world.rollover.poll()
+    assert world.told() == [(kinds.FOUND, "2"), (kinds.CANARY_PASSED, "2"), (kinds.POSTPONED, "2")]
+    assert world.rollover.version == "1"
+    world.rollover.poll()
+    assert world.stage.put == ["2"]
+
+
+def test_a_replica_has_the_gpus_of_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+    monkeypatch.setattr(cluster, "node_gpus", lambda: [8])
+    monkeypatch.setattr(cluster, "canary_on_ray", lambda version, scale: asked.append(("canary", scale.gpus)))
+    monkeypatch.setattr(cluster, "put_in", lambda version, scale, board: asked.append(("put in", scale.gpus)))
+    nothing: Any = None
+    serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(gpus=1.0), version=lambda champion, source: source)
+    wide = champion("2")
+    wide = replace(wide, record=replace(wide.record, flags={**wide.record.flags, "tp_size": 2}))
+    stage = RayStage(MODEL, nothing, serving, nothing, nothing)
+    stage.canary(wide, "2")
+    stage.put_in(wide, "2")
+    assert asked == [("canary", 2.0), ("put in", 2.0)]
+
+
+def test_an_outage_beside_a_canary_says_nothing_of_the_version() -> None:
+    away = TrackingError("MLflow at http://m does not answer")
+    away.__cause__ = RequestsConnectionError()
+    for error in (away, OSError(28, "No space left on device")):
+        with pytest.raises(Postponed, match=r"does not answer|No space left"), outages_postpone():
+            raise error
+    for error in (TrackingError("no such version"), ValueError("a random head")):
+        with pytest.raises(type(error)), outages_postpone():
+            raise error
+
+
 def test_events_wait_for_a_store_that_is_away(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,7 +357,7 @@ def test_a_board_that_is_gone_is_no_count_of_nothing(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cluster.ray, "get", get)
     board: Any = SimpleNamespace(totals=SimpleNamespace(remote=lambda name: None))
-    serving: Any = SimpleNamespace(follows_policy=False)
+    serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     nothing: Any = None
     assert RayStage(MODEL, nothing, serving, board, nothing).totals(champion("1")) is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header
+from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header, words_without_keys
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header
 )
 def test_a_command_is_shown_without_keys(command: str, shown: str) -> None:
     assert command_without_keys(command) == shown
+
+
+def test_words_with_spaces_are_one_word() -> None:
+    words = ["serve", "--ssl-keyfile-password", "a b", "--port", "1"]
+    assert words_without_keys(words) == ["serve", "--ssl-keyfile-password", "<redacted>", "--port", "1"]
 
 
 @pytest.mark.parametrize(("header", "seen"), [(None, None), ("Bearer a", "Bearer a"), ("Bearer ä", None)])
