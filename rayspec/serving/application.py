@@ -29,7 +29,9 @@ def ray_logging(log_format: str) -> LoggingConfig | None:
     return LoggingConfig(encoding=EncodingType.JSON) if log_format == "json" else None
 
 
-def ingress_application(log_format: str = "text", max_body_mib: int = DEFAULT_MIB) -> serve.Application:
+def ingress_application(
+    log_format: str = "text", max_body_mib: int = DEFAULT_MIB, reads_prompts: bool = True
+) -> serve.Application:
     return (
         serve.deployment(Ingress)
         .options(
@@ -38,7 +40,7 @@ def ingress_application(log_format: str = "text", max_body_mib: int = DEFAULT_MI
             graceful_shutdown_timeout_s=600.0,
             logging_config=ray_logging(log_format),
         )
-        .bind(max_body_mib)
+        .bind(max_body_mib, reads_prompts)
     )
 
 

@@ -27,7 +27,7 @@ from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import adopt_loggers, log
 from rayspec.serving.rollover import Postponed
-from rayspec.serving.scale import Scale
+from rayspec.serving.scale import ROUTERS, Scale
 from rayspec.serving.start import Find
 from rayspec.serving.version import ServedVersion, Serving
 
@@ -108,7 +108,9 @@ def deployed(
             raise ValueError(f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}") from error
         if not found:
             stack.callback(_delete, INGRESS)
-        serve.run(ingress_application(serving.log_format, serving.access.max_body_mib), name=INGRESS, route_prefix="/")
+        reads_prompts = ROUTERS[serving.scale.router] is not None
+        ingress = ingress_application(serving.log_format, serving.access.max_body_mib, reads_prompts)
+        serve.run(ingress, name=INGRESS, route_prefix="/")
         yield board, champion, source
 
 

@@ -37,10 +37,11 @@ def unavailable(reason: str) -> Response:
 
 class Ingress:
     """Hands every request on to a replica, and turns the death of one into an answer that a client can act on.
-    `max_body_mib`: larger requests are refused; 0: none is."""
+    `max_body_mib`: larger requests are refused; 0: none is. `reads_prompts`: for a router that goes by them; without, a
+    body is not looked into before the server has seen its key."""
 
-    def __init__(self, max_body_mib: int) -> None:
-        self._max_body_mib = max_body_mib
+    def __init__(self, max_body_mib: int, reads_prompts: bool) -> None:
+        self._max_body_mib, self._reads_prompts = max_body_mib, reads_prompts
 
     async def __call__(self, request: Request) -> Response:
         body = await body_of(request.stream(), self._max_body_mib * 2**20)
@@ -64,7 +65,7 @@ class Ingress:
             headers=passed_on(request.headers.items()),
             body=body,
             # Ray's prefix tree fails on empty text
-            prompt=prompt_of(body) or request.url.path,
+            prompt=(prompt_of(body) if self._reads_prompts else "") or request.url.path,
         )
         reason = "no replica"
         for _ in range(ATTEMPTS):
