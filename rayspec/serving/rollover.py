@@ -110,9 +110,6 @@ class Rollover:
             self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
-        except Exception as error:  # whatever it is, the version under traffic goes on
-            log.exception("the roll-over broke off")
-            self._postpone(f"{type(error).__name__}: {first_line(error)}", meant or self.version)
 
     def _try(self, version: str) -> None:
         if not self._postponed_for:
@@ -130,6 +127,11 @@ class Rollover:
             self._stage.put_in(champion, version)
         except ValueError as error:
             return self._refuse(version, str(error), {})
+        except (Postponed, OSError):
+            raise
+        except Exception as error:  # whatever it is, the version under traffic goes on
+            log.exception("version %s was not put in", version)
+            raise Postponed(f"{type(error).__name__}: {first_line(error)}") from error
         old, self.champion = self.champion, champion
         old_version, self.version = self.version, version
         self._seen.clear()
