@@ -125,7 +125,10 @@ def _relative(name: str, value: str, asked: httpx.URL) -> str:
     """A redirection of a server to itself, which clients reach by another address."""
     if name.lower() != "location":
         return value
-    url = httpx.URL(value)
+    try:
+        url = httpx.URL(value)
+    except httpx.InvalidURL:  # what it means is the client's to say
+        return value
     return url.raw_path.decode("ascii") if (url.host, url.port) == (asked.host, asked.port) else value
 
 
