@@ -130,8 +130,8 @@ class RayStage:
         scale = _with_resources(self._serving.scale, champion)
         try:
             put_in(new, scale, self._board)
-        except Exception:
-            deploy(self._live, self._live_scale, self._board)  # what is left of it goes on meanwhile
+        except Exception:  # whatever it is, the version before comes back; what is left of it goes on meanwhile
+            deploy(self._live, self._live_scale, self._board)
             raise
         self._live, self._live_scale = new, scale
 

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from versions import champion
 
 from rayspec.serving.access import Access, api_key
-from rayspec.serving.launch import serve
+from rayspec.serving.launch import described, serve
+
+
+def test_what_is_told_of_a_server_names_no_password() -> None:
+    told = described(champion("1"), ["python", "--ssl-keyfile-password", "of my own", "--port", "1"])
+    assert told.endswith("python --ssl-keyfile-password '<redacted>' --port 1")
 
 
 def test_the_key_is_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

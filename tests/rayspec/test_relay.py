@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from rayspec.serving.ingress import Ingress
 from rayspec.serving.relay import Message, Passed, ReplicaGone, ResponseHead, Taken, body_of, path_of, prompt_of, relay
 
 
@@ -155,3 +158,22 @@ def test_a_redirection_to_the_server_itself_names_no_address(location: str, seen
     head = found[1]
     assert isinstance(head, ResponseHead)
     assert ("location", seen) in head.headers
+
+
+@pytest.mark.parametrize(("reads_prompts", "seen"), [(True, "a story"), (False, "/v1/completions")])
+def test_a_body_is_looked_into_for_a_router_that_goes_by_prompts_alone(
+    reads_prompts: bool, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Passed] = []
+
+    async def answer(self: Ingress, passed: Passed) -> Response:
+        asked.append(passed)
+        return Response()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": json.dumps({"prompt": "a story"}).encode()}
+
+    monkeypatch.setattr(Ingress, "_asked", answer)
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    asyncio.run(Ingress(32, reads_prompts)(Request(scope, receive)))
+    assert asked[0].prompt == seen

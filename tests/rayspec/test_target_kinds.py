@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from answer_rows import rows_of
+from checked_configs import check
 from safetensors.torch import load_file, save_file
 from small_world import untrained
 from target_kinds import GPT_OSS_ROPE, LAYERS, LINEAR, LLAMA3, TARGETS, WORDS, YARN, V, save_target
 from torch import Tensor
 
-from rayspec.training.checks import check_config, checked_target
 from rayspec.training.drafter import train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.frozen_target import FrozenTarget
@@ -125,10 +125,6 @@ def edited(target: Path, **changes: Any) -> Path:
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | changes))
     return target
-
-
-def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
-    return check_config(config, checked_target(config))
 
 
 def test_a_plan_takes_every_architecture(target: FrozenTarget) -> None:

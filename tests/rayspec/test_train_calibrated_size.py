@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from answerers import short_answers
+from checked_configs import check
 from torch import Tensor
 
 from rayspec.artifacts import write_artifacts
-from rayspec.training.checks import check_config, checked_target
 from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import train_drafter
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
@@ -60,10 +60,6 @@ def config(tiny_target: FrozenTarget, tiny_target_folder: Path, text_folder: Pat
         log_every=1,
         mlflow=False,
     )
-
-
-def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
-    return check_config(config, checked_target(config))
 
 
 def heads(config: DrafterTrainConfig) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from answer_rows import rows_of
+from checked_configs import check
 from torch import Tensor
 
 from rayspec.config import load_config
-from rayspec.training.checks import check_config, checked_target
 from rayspec.training.data.answers import AnswersConfig, AnswerSet
 from rayspec.training.drafter import batch_indices, train_drafter, train_step
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig, WorkersConfig
@@ -170,10 +170,6 @@ def test_workers_are_given_on_the_command_line() -> None:
     assert config.workers == WorkersConfig(count=4, num_gpus=1)
     assert config.sequences_at_once == 2
     assert load_config(DrafterTrainConfig, "configs/train/drafters.yaml").workers is None
-
-
-def check(config: DrafterTrainConfig) -> DrafterTrainConfig:
-    return check_config(config, checked_target(config))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
