@@ -1,10 +1,11 @@
-"""How a version does under traffic: tau and time per token of its servers' counters, and whether that is worse than the
-version before it.
+"""How a version does under traffic: tau, times and deaths of its servers, and whether that is worse than the version
+before it.
 
 Traffic is never the same twice, and it is looked at again and again. So a figure must be beyond its bound, and chance
 must not explain that there is a difference: by the ranks (Mann and Whitney) of the parts of both windows, in each of
 which some requests were answered, at levels that add up to FALSE_ALARM over all looks (as in `rayspec.gate.decision`).
 Ranks, since counters of one request move at different times, and a few parts that are far off then say nothing.
+Deaths are too rare for that: a few of them are somebody else's, and more are the version's.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +21,11 @@ from rayspec.statistics import error_spent
 VERIFIED, DRAFTED = "rayspec_verified_requests_total", "rayspec_drafted_total"
 ACCEPTED = "rayspec_accepted_drafts_total"
 REQUESTS, E2E_S = "sglang:e2e_request_latency_seconds_count", "sglang:e2e_request_latency_seconds_sum"
-TTFT_S, TOKENS = "sglang:time_to_first_token_seconds_sum", "sglang:generation_tokens_total"
-FALSE_ALARM = 0.005  # chance for each of the two figures, over all looks at one version
+FIRST_TOKENS, TTFT_S = "sglang:time_to_first_token_seconds_count", "sglang:time_to_first_token_seconds_sum"
+TOKENS = "sglang:generation_tokens_total"
+PROMPT_TOKENS, CACHED_TOKENS = "sglang:prompt_tokens_total", "sglang:cached_tokens_total"
+ASKED = "sglang:http_requests_total"  # with POST; what asks for health and metrics is GET
+FALSE_ALARM = 0.003  # chance for each of the three figures, over all looks at one version
 PART_REQUESTS = 2  # at least, of a part: one request goes on over several looks, whose counts then go together
 
 
@@ -33,10 +37,14 @@ class Totals:
     accepted: float = 0.0  # drafts
     drafted_first: float = 0.0  # first drafts of a verify step
     accepted_first: float = 0.0
+    asked: float = 0.0  # requests
     requests: float = 0.0  # that were answered
     tokens: float = 0.0
+    first_tokens: float = 0.0
     ttft_s: float = 0.0
     e2e_s: float = 0.0
+    prompt_tokens: float = 0.0  # of those that were answered, without what was found in the cache
+    deaths: float = 0.0  # of servers that nobody had stopped
 
     def __add__(self, other: "Totals") -> "Totals":
         return self._with(other, 1.0)
@@ -63,6 +71,16 @@ class Totals:
         return self.e2e_s - self.ttft_s, self.tokens - self.requests
 
     @property
+    def waiting(self) -> tuple[float, float]:
+        """(seconds, first tokens)."""
+        return self.ttft_s, self.first_tokens
+
+    @property
+    def waiting_for_prompt(self) -> tuple[float, float]:
+        """(seconds until first tokens, prompt tokens that were computed)."""
+        return self.ttft_s, self.prompt_tokens
+
+    @property
     def tau(self) -> float | None:
         return _ratio(self.emitted)
 
@@ -74,12 +92,18 @@ class Totals:
     def token_s(self) -> float | None:
         return _ratio(self.decoding)
 
+    @property
+    def first_token_s(self) -> float | None:
+        return _ratio(self.waiting)
+
 
 def _ratio(pair: tuple[float, float]) -> float | None:
     return pair[0] / pair[1] if pair[1] > 0 else None
 
 
 Window = Sequence[Totals]  # successive parts
+Figure = Callable[[Totals], tuple[float, float]]  # what is summed over parts before it is divided
+DECODING, WAITING, FOR_PROMPT = map(attrgetter, ("decoding", "waiting", "waiting_for_prompt"))
 
 
 def window(marks: Sequence[Totals]) -> Window:
@@ -95,21 +119,27 @@ def read_totals(text: str) -> Totals:
     """The totals in the text of a server's /metrics."""
     found: dict[str, float] = {}
     first: dict[str, float] = {}
+    posted: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("draft_steps") != "0":  # a policy's plain steps have no drafts to accept
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
             if sample.labels.get("position") == "1":
                 first[sample.name] = first.get(sample.name, 0.0) + sample.value
+            if sample.labels.get("method") == "POST":
+                posted[sample.name] = posted.get(sample.name, 0.0) + sample.value
     return Totals(
         verified=found.get(VERIFIED, 0.0),
         accepted=found.get(ACCEPTED, 0.0),
         drafted_first=first.get(DRAFTED, 0.0),
         accepted_first=first.get(ACCEPTED, 0.0),
+        asked=posted.get(ASKED, 0.0),
         requests=found.get(REQUESTS, 0.0),
         tokens=found.get(TOKENS, 0.0),
+        first_tokens=found.get(FIRST_TOKENS, 0.0),
         ttft_s=found.get(TTFT_S, 0.0),
         e2e_s=found.get(E2E_S, 0.0),
+        prompt_tokens=found.get(PROMPT_TOKENS, 0.0) - found.get(CACHED_TOKENS, 0.0),
     )
 
 
@@ -119,6 +149,8 @@ class WatchBounds:
 
     tau_loss: float = 0.10  # share of tau, or of that of first drafts
     token_s_growth: float = 0.50  # share of the seconds a token
+    first_token_s_growth: float = 1.00  # share of the seconds to the first token
+    deaths: int = 2  # of servers, more than of the version before
     min_requests: int = 20  # of each version; with fewer nothing is judged
 
 
@@ -129,26 +161,37 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
     figure's false alarm may be at this look (`spent`).
     """
     own, other = pooled(now), pooled(before)
+    if own.deaths > other.deaths + bounds.deaths:
+        return (
+            f"{own.deaths:.0f} of its servers died under traffic, where {other.deaths:.0f} of the version before did "
+            f"(bound: {bounds.deaths} more)"
+        )
     if min(own.requests, other.requests) < bounds.min_requests:
         return None
     name = "tau of first drafts alone" if of_first_drafts else "tau"
     emitted = attrgetter("emitted_by_first" if of_first_drafts else "emitted")
     if _is_beyond(before, now, emitted, 1 / (1 - bounds.tau_loss), level):
-        tau, tau_before = _ratio(emitted(own)), _ratio(emitted(other))
-        assert tau is not None, "it was compared with a bound"
-        assert tau_before is not None, "it was compared with a bound"
+        tau, tau_before = _compared(emitted, own, other)
         return (
             f"{name} under traffic is {tau:.3f}, {1 - tau / tau_before:.0%} below the {tau_before:.3f} of the version "
             f"before (bound {bounds.tau_loss:.0%})"
         )
-    if _is_beyond(now, before, lambda t: t.decoding, 1 + bounds.token_s_growth, level):
-        assert own.token_s is not None, "it was compared with a bound"
-        assert other.token_s is not None, "it was compared with a bound"
-        return (
-            f"a token takes {1e3 * own.token_s:.1f} ms under traffic, {own.token_s / other.token_s - 1:.0%} more than "
-            f"the {1e3 * other.token_s:.1f} ms of the version before (bound {bounds.token_s_growth:.0%})"
-        )
+    if _is_beyond(now, before, DECODING, 1 + bounds.token_s_growth, level):
+        return _slower("a token takes", *_compared(DECODING, own, other), bounds.token_s_growth)
+    # The caches of new servers are empty, so that prompts take longer at first; and other prompts may be longer.
+    # Whichever it is, a prompt token that is computed takes no longer for it.
+    if all(_is_beyond(now, before, figure, 1 + bounds.first_token_s_growth, level) for figure in (WAITING, FOR_PROMPT)):
+        return _slower("the first token takes", *_compared(WAITING, own, other), bounds.first_token_s_growth)
     return None
+
+
+def silent(now: Window, before: Window, bounds: WatchBounds) -> str | None:
+    """Why a version that was watched to the end is to be rolled back although it has answered too little to be
+    compared; None where it is not."""
+    own, other = pooled(now), pooled(before)
+    if own.first_tokens or min(own.asked, other.first_tokens) < bounds.min_requests:
+        return None
+    return f"none of {own.asked:.0f} requests got a token, where the version before answered {other.requests:.0f}"
 
 
 def spent(share: float) -> float:
@@ -156,9 +199,22 @@ def spent(share: float) -> float:
     return FALSE_ALARM * error_spent(share)
 
 
-def _is_beyond(
-    higher: Window, lower: Window, figure: Callable[[Totals], tuple[float, float]], factor: float, level: float
-) -> bool:
+def _compared(figure: Figure, own: Totals, other: Totals) -> tuple[float, float]:
+    """The figures of two windows that have been found to be beyond a bound."""
+    found, before = _ratio(figure(own)), _ratio(figure(other))
+    assert found is not None, "it was compared with a bound"
+    assert before is not None, "it was compared with a bound"
+    return found, before
+
+
+def _slower(what: str, seconds: float, before: float, bound: float) -> str:
+    return (
+        f"{what} {1e3 * seconds:.1f} ms under traffic, {seconds / before - 1:.0%} more than the {1e3 * before:.1f} ms "
+        f"of the version before (bound {bound:.0%})"
+    )
+
+
+def _is_beyond(higher: Window, lower: Window, figure: Figure, factor: float, level: float) -> bool:
     """Whether the pooled ratio of `higher` is more than `factor` times that of `lower`, and above it for no chance."""
     high, low = (_ratio(figure(pooled(parts))) for parts in (higher, lower))
     if not high or not low or high <= factor * low:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ import httpx
 
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of
-from rayspec.serving.figures import read_totals
+from rayspec.serving.figures import Totals, read_totals
 from rayspec.serving.process import HEALTH_TIMEOUT_S, STOP_TIMEOUT_S, ServerFailed
 from rayspec.serving.relay import Message, Passed, ReplicaGone, Taken, relay
 from rayspec.serving.version import ServedVersion, logger, start_server
@@ -26,6 +27,7 @@ WATCH_S = 0.5
 TOTALS_EVERY_S = 2.0
 FAREWELL_S = 1.0  # for the errors of running requests to leave a replica whose server has died
 CONNECT_TIMEOUT_S = 10.0
+FAILED_CHECKS = 3  # Ray Serve's own limit, which cannot be set
 DIED = 70  # exit status of a replica whose server has died
 
 
@@ -35,6 +37,8 @@ class Replica:
     def __init__(self, version: ServedVersion, board: Any = None) -> None:
         self._version, self._board = version, board
         self._name = uuid4().hex  # for the board: in containers many replicas have the same process id
+        self._totals = Totals()
+        self._failed_checks = 0  # in a row
         self._is_stopping = False
         self.champion, self.server = start_server(version)
         self._client = httpx.AsyncClient(
@@ -59,12 +63,18 @@ class Replica:
         return await asyncio.to_thread(answers_of, self.server, self.champion.target, self._version)
 
     async def check_health(self) -> None:
-        """Ray Serve replaces the replica after this has raised three times."""
+        """Ray Serve ends the replica after this has raised FAILED_CHECKS times in a row."""
         if not self.server.is_alive:
             raise ServerFailed("SGLang's server has ended")
-        response = await self._client.get("/health", timeout=HEALTH_TIMEOUT_S)
-        if response.status_code != 200:
-            raise ServerFailed(f"SGLang's /health answered {response.status_code}")
+        self._failed_checks += 1  # until it has answered
+        try:
+            response = await self._client.get("/health", timeout=HEALTH_TIMEOUT_S)
+            if response.status_code != 200:
+                raise ServerFailed(f"SGLang's /health answered {response.status_code}")
+            self._failed_checks = 0
+        finally:
+            if self._failed_checks >= FAILED_CHECKS:
+                self._tell()
 
     def source(self, told: Any = None) -> str:
         """Which version it serves; `told`: see `canary_answers`."""
@@ -82,19 +92,27 @@ class Replica:
     def _watch(self) -> None:
         told = 0.0
         while self.server.is_alive:
-            if self._board is not None and time.monotonic() - told > TOTALS_EVERY_S:
+            if time.monotonic() - told > TOTALS_EVERY_S:
                 told = time.monotonic()
+                self._count()
                 self._tell()
             time.sleep(WATCH_S)
         if self._is_stopping:
             return
         name = self._version.name
         logger.error("the server of %s has died; its log is %s", name, self.server.log, extra={"version": name})
+        self._tell()
         self.server.kill()  # what it left behind
         time.sleep(FAREWELL_S)
         os._exit(DIED)
 
-    def _tell(self) -> None:
-        with suppress(Exception):  # a driver that has gone has taken the board with it
+    def _count(self) -> None:
+        with suppress(httpx.HTTPError, ValueError):  # of a server that is ill, what was counted before
             text = httpx.get(f"{self.server.address}/metrics", timeout=HEALTH_TIMEOUT_S, trust_env=False).text
-            self._board.put.remote(self._version.name, self._name, read_totals(text))
+            self._totals = read_totals(text)
+
+    def _tell(self) -> None:
+        has_died = self._failed_checks >= FAILED_CHECKS or not (self.server.is_alive or self._is_stopping)
+        if self._board is not None:
+            with suppress(Exception):  # a driver that has gone has taken the board with it
+                self._board.put.remote(self._version.name, self._name, replace(self._totals, deaths=float(has_died)))

@@ -15,7 +15,7 @@ from rayspec.serving import events as kinds
 from rayspec.serving.canary import Answer, CanaryBounds, refusal, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import Events
-from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, spent, window, worse
+from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, silent, spent, window, worse
 from rayspec.serving.logs import log
 
 WATCH_STEP_S = 5.0
@@ -164,6 +164,8 @@ class Rollover:
             now, level = window(marks), spent(share) - spent(looked_at)
             reason = worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=level)
             meant = self._meant_meanwhile()
+        if reason is None and share == 1:
+            reason = silent(now, before, settings.watch)
         figures = _watched(pooled(now), pooled(before))
         if reason is None and meant == old_version:
             reason = f"the alias means version {old_version} again"
@@ -242,5 +244,9 @@ def _watched(now: Totals, before: Totals) -> dict[str, float]:
         "watch_tau_of_first_before": before.tau_of_first,
         "watch_token_ms": None if now.token_s is None else 1e3 * now.token_s,
         "watch_token_ms_before": None if before.token_s is None else 1e3 * before.token_s,
+        "watch_first_token_ms": None if now.first_token_s is None else 1e3 * now.first_token_s,
+        "watch_first_token_ms_before": None if before.first_token_s is None else 1e3 * before.first_token_s,
+        "watch_deaths": now.deaths,
+        "watch_deaths_before": before.deaths,
     }
     return {name: value for name, value in found.items() if value is not None}

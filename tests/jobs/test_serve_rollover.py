@@ -24,6 +24,7 @@ from servers import START_TIMEOUT_S
 
 from rayspec.serving.access import Access
 from rayspec.serving.events import FILE
+from rayspec.serving.figures import WatchBounds
 from rayspec.serving.flags import arguments
 from rayspec.serving.process import ServerProcess, free_port
 
@@ -157,17 +158,30 @@ def slowed(processes: Sequence[psutil.Process]) -> Iterator[None]:
         thread.join()
 
 
+def kill_again_and_again(process: subprocess.Popen[bytes], old: set[int], log: Path, port: int) -> None:
+    """The new server, each time that it answers, until it has died too often."""
+    dead = set(old)
+    for _ in range(WatchBounds().deaths + 1):
+        wait_for(lambda: is_healthy(port), START_TIMEOUT_S, process, log)
+        (victim,) = (server for server in servers(process) if server.pid not in dead)
+        dead.add(victim.pid)
+        victim.send_signal(signal.SIGKILL)
+        wait_for(lambda: not is_healthy(port), 60, process, log)
+
+
 @pytest.mark.slow
 @pytest.mark.engine
-def test_a_version_that_is_slow_under_traffic_is_rolled_back(tmp_path: Path) -> None:
-    """Which the canary could not see: its server becomes slow once it is in."""
+@pytest.mark.parametrize(("damage", "reason"), [("slow", "ms under traffic"), ("dies", "3 of its servers died")])
+def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, damage: str, reason: str) -> None:
+    """Which the canary could not see: its server becomes slow, or dies, once it is in."""
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     first, second = (register(store, tmp_path / name, DRAFTERS["full"], tau=3.0) for name in ("first", "second"))
     point_at(store, first)
     prompts = prompt_texts(6)
     expected = plain_answers(prompts, tmp_path)
     port, log = free_port(), tmp_path / "serve.log"
-    options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--watch-seconds", "120", "--drain-seconds", "30"]
+    options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--drain-seconds", "30"]
+    options += ["--watch-seconds", "120" if damage == "slow" else "900"]
     with served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
         wait_for(lambda: "started" in tags(store, first).get("rollover", ""), START_TIMEOUT_S, process, log)
         wait_for(lambda: is_healthy(port), 120, process, log)
@@ -178,11 +192,14 @@ def test_a_version_that_is_slow_under_traffic_is_rolled_back(tmp_path: Path) -> 
             point_at(store, second)
             wait_for(lambda: tags(store, second).get("rollover") == "swapped", START_TIMEOUT_S, process, log)
             new = [server for server in servers(process) if server.pid not in old]
-            with slowed([child for server in new for child in server.children(recursive=True)]):
+            slow = [child for server in new for child in server.children(recursive=True)] if damage == "slow" else []
+            with slowed(slow):
+                if damage == "dies":
+                    kill_again_and_again(process, old, log, port)
                 end = ("kept", "refused", "rolled_back", "rollback_failed")
                 wait_for(lambda: tags(store, second).get("rollover") in end, START_TIMEOUT_S, process, log)
             assert tags(store, second)["rollover"] == "rolled_back", log.read_text()[-4000:]
-            assert "ms under traffic" in tags(store, second)["rollover.reason"]
+            assert reason in tags(store, second)["rollover.reason"]
             before = outcomes.completed
             wait_for(lambda: outcomes.completed > before + 20, 120, process, log)
         assert outcomes.bad == []

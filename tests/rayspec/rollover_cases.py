@@ -44,6 +44,14 @@ sglang:time_to_first_token_seconds_count 10.0
 sglang:time_to_first_token_seconds_sum 2.0
 # TYPE sglang:generation_tokens_total counter
 sglang:generation_tokens_total{x="a"} 250.0
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{x="a"} 400.0
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{cache_source="device"} 60.0
+sglang:cached_tokens_total{cache_source="host"} 40.0
+# TYPE sglang:http_requests_total counter
+sglang:http_requests_total{endpoint="/generate",method="POST"} 12.0
+sglang:http_requests_total{endpoint="/health",method="GET"} 50.0
 """
 
 
@@ -154,6 +162,9 @@ def make_world(registry: Path, folder: Path) -> World:
 def traffic(requests: float = 100, *, accepted: float = 1.5, token_s: float = 0.01, first: float = 0.6) -> Totals:
     tokens = 25 * requests
     return Totals(
+        asked=requests,
+        first_tokens=requests,
+        prompt_tokens=40 * requests,
         requests=requests,
         tokens=tokens,
         verified=10 * requests,

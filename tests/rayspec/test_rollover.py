@@ -1,12 +1,14 @@
 """When another version is put in, refused and rolled back, and what MLflow is told of it."""
 
+import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
@@ -27,7 +29,8 @@ from rayspec.serving.champion import Champion
 from rayspec.serving.cluster import EXPERIMENT, RayStage, _events
 from rayspec.serving.deployed import to_keep
 from rayspec.serving.events import FILE, Event, Standing
-from rayspec.serving.figures import WatchBounds, pooled
+from rayspec.serving.figures import Totals, WatchBounds, pooled, read_totals
+from rayspec.serving.process import ServerFailed
 from rayspec.serving.replica import Replica
 from rayspec.serving.rollover import Postponed, RolloverSettings
 from rayspec.serving.scale import Scale
@@ -104,6 +107,37 @@ def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> N
     assert world.rollover.version == "1"
     run = world.run_of(world.events)
     assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("live", "reason"),
+    [
+        (
+            lambda now: Totals(deaths=now // 60),
+            "3 of its servers died under traffic, where 0 of the",
+        ),
+        (lambda now: Totals(asked=now), "none of 300 requests got a token, where the version before answered 270"),
+        (
+            lambda now: replace(traffic(now), ttft_s=0.25 * now),
+            "the first token takes 250.0 ms under traffic, 150%",
+        ),
+    ],
+)
+def test_a_version_that_does_not_answer_is_rolled_back(
+    world: World, live: Callable[[float], Totals], reason: str
+) -> None:
+    begin: list[float] = []
+
+    def new(now: float) -> Totals:
+        begin[:] = begin or [now]
+        return live(now - begin[0])
+
+    world.stage.live = {champion("1").name: traffic, champion("2").name: new}
+    world.pass_time()
+    world.move("2")
+    world.rollover.poll()
+    assert world.stage.put == ["2", "1"]
+    assert reason in world.tags("2")["rollover.reason"]
 
 
 def test_what_is_compared_is_traffic_alone(world: World) -> None:
@@ -369,14 +403,52 @@ def test_replicas_of_one_process_id_are_told_apart(monkeypatch: pytest.MonkeyPat
     told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
     version: Any = SimpleNamespace(name="a")
     answer = SimpleNamespace(text=METRICS)
-    monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, SimpleNamespace(address="http://x")))
+    server = SimpleNamespace(address="http://x", is_alive=True)
+    monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, server))
     monkeypatch.setattr("rayspec.serving.replica.httpx.get", lambda *_, **__: answer)
     monkeypatch.setattr(Replica, "_watch", lambda _: None)
     for _ in range(2):
         replica = Replica(version, told)
+        for _ in range(2):
+            replica._count()
+            replica._tell()
+    assert board.totals("a") == Totals(**{**asdict(read_totals(METRICS) + read_totals(METRICS)), "deaths": 0})
+
+
+class Down(httpx.AsyncBaseTransport):
+    """The way to a server whose health is bad, until `is_up`."""
+
+    is_up = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if self.is_up else 503)
+
+
+def test_a_replica_tells_of_its_servers_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, server = Board(), SimpleNamespace(address="http://x", is_alive=True, stop=lambda _: None)
+    monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, server))
+    monkeypatch.setattr(Replica, "_watch", lambda _: None)
+    told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
+    version: Any = SimpleNamespace(name="a")
+
+    def deaths(replica: Replica) -> float:
         replica._tell()
-        replica._tell()
-    assert board.totals("a").requests == 20
+        return board.totals("a").deaths
+
+    replica, way = Replica(version, told), Down()
+    replica._client = httpx.AsyncClient(base_url="http://x", transport=way)
+    for failed in (0, 0, 1):
+        with pytest.raises(ServerFailed, match="503"):
+            asyncio.run(replica.check_health())
+        assert deaths(replica) == failed
+    way.is_up = True
+    asyncio.run(replica.check_health())
+    assert deaths(replica) == 0
+    server.is_alive = False
+    assert deaths(replica) == 1
+    stopped = Replica(version, told)
+    stopped.stop()
+    assert deaths(stopped) == 1, "the first one's alone"
 
 
 def test_an_alias_is_followed_without_a_run_that_mlflow_refuses(

@@ -8,7 +8,17 @@ from rollover_cases import METRICS, traffic
 from volume import volume
 
 from rayspec.serving.board import Board
-from rayspec.serving.figures import FALSE_ALARM, Totals, WatchBounds, pooled, read_totals, spent, window, worse
+from rayspec.serving.figures import (
+    FALSE_ALARM,
+    Totals,
+    WatchBounds,
+    pooled,
+    read_totals,
+    silent,
+    spent,
+    window,
+    worse,
+)
 
 
 def test_totals_of_a_servers_metrics() -> None:
@@ -16,6 +26,8 @@ def test_totals_of_a_servers_metrics() -> None:
     assert totals.tau == pytest.approx(2.5)
     assert totals.tau_of_first == pytest.approx(1.9)
     assert totals.token_s == pytest.approx(0.1)
+    assert totals.first_token_s == pytest.approx(0.2)
+    assert (totals.asked, totals.prompt_tokens) == (12, 300)
     assert read_totals("").tau is None
     assert (totals + totals - totals) == totals
 
@@ -50,6 +62,57 @@ def test_what_traffic_says(now: list[Totals], of_first_drafts: bool, message: st
     found = worse(now, BEFORE, WatchBounds(), of_first_drafts=of_first_drafts, level=0.001)
     assert (found is None) == (message is None)
     assert message is None or (found is not None and message in found)
+
+
+def waits(requests: float = 100, *, seconds: float, prompt_tokens: float) -> list[Totals]:
+    part = traffic(requests / 10)
+    return [dataclasses.replace(part, ttft_s=seconds * part.requests, prompt_tokens=prompt_tokens * part.requests)] * 10
+
+
+@pytest.mark.parametrize(
+    ("seconds", "prompt_tokens", "is_worse"),
+    [
+        (0.19, 40, False),
+        (0.21, 40, True),
+        (0.21, 400, False),  # whose prompts are no longer in the cache, or longer
+        (0.05, 4, False),  # short ones
+    ],
+)
+def test_the_first_token(seconds: float, prompt_tokens: float, is_worse: bool) -> None:
+    now = waits(seconds=seconds, prompt_tokens=prompt_tokens)
+    found = worse(now, BEFORE, WatchBounds(), of_first_drafts=False, level=0.001)
+    assert found == (
+        "the first token takes 210.0 ms under traffic, 110% more than the 100.0 ms of the version before (bound 100%)"
+        if is_worse
+        else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "message"),
+    [
+        (Totals(asked=20), BEFORE, "none of 20 requests got a token, where the version before answered 100"),
+        (Totals(asked=19), BEFORE, None),
+        (Totals(asked=20, first_tokens=1), BEFORE, None),
+        (Totals(asked=20), [Totals(asked=100)], None),  # requests that are refused, by either
+        (Totals(), BEFORE, None),
+    ],
+)
+def test_a_version_that_answers_nothing(now: Totals, before: list[Totals], message: str | None) -> None:
+    assert silent([now], before, WatchBounds()) == message
+
+
+def test_deaths_of_servers() -> None:
+    """Judged by themselves: what dies at each request answers none."""
+    found = [
+        worse([Totals(deaths=own)], [Totals(deaths=other)], WatchBounds(), of_first_drafts=False, level=0)
+        for own, other in ((2, 0), (3, 0), (3, 1))
+    ]
+    assert found == [
+        None,
+        "3 of its servers died under traffic, where 0 of the version before did (bound: 2 more)",
+        None,
+    ]
 
 
 def drawn(rng: np.random.Generator, rate: float, looks: int, mean: float) -> list[Totals]:
