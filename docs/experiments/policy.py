@@ -1,14 +1,15 @@
 """A policy against plain decoding and every fixed draft length, and its switching under a changing load.
 
 python docs/experiments/policy.py [--policy policy.json] --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
-    [--streams 1 8 32] [--blocks 8] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
+    [--streams 1 8 32] [--blocks 8] [--starts 1] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
     [--phase-s 20] [--only-figure]
 
 All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that is drawn
 for each block (seeded), so that a drift of the machine meets all of them and none always follows the same one. Writes
 measured.json after each block (output tokens per second, ratios with 95% intervals from the paired blocks, the tokens
 and seconds of each block, the policy's steps by draft length) and at the end switching.png (load, draft length and
-tokens per second over time). `--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
+tokens per second over time). `--starts`: so often the engines are started anew, for `--blocks` other blocks each time.
+`--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
 Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`), and
 written to policy.json.
 """
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +50,24 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     prompts = first_turns(options.prompts)
     first, prompts = prompts[: options.skip], prompts[options.skip :]
-    file, fixed = options.policy or str(folder / "policy.json"), {}
-    with ExitStack() as stack:
-        if not options.only_figure:
-            lengths = read_table(file).lengths if options.policy else options.lengths
-            fixed = {str(k): Server(stack, options, k) for k in lengths}
-        if not options.policy:
+    file = options.policy or str(folder / "policy.json")
+    if not options.policy:
+        with ExitStack() as stack:
+            fixed = {str(k): Server(stack, options, k) for k in options.lengths}
             write_whole(Path(file), policy_text(calibrated(fixed, first, options)))
-        table = read_table(file)
-        follows = Server(stack, options, table.lengths[-1], policy=file)
-        if not options.only_figure:
-            for found in measured({"policy": follows, **fixed}, prompts, options):
-                text = json.dumps({**head, "by_streams": found}, indent=1) + "\n"
-                write_whole(folder / "measured.json", text)
-            print(text)
-        draw(*follows.do(change_the_load, prompts, options), table, folder / "switching.png")
+    table = read_table(file)
+    blocks: Blocks = {}
+    for start in range(options.starts):
+        with ExitStack() as stack:
+            follows = Server(stack, options, table.lengths[-1], policy=file)
+            if not options.only_figure:
+                engines = {"policy": follows, **{str(k): Server(stack, options, k) for k in table.lengths}}
+                for _ in measured(engines, prompts, options, start, blocks):
+                    text = json.dumps({**head, "by_streams": summary(blocks)}, indent=1) + "\n"
+                    write_whole(folder / "measured.json", text)
+                print(text, flush=True)
+            if start == options.starts - 1:
+                draw(*follows.do(change_the_load, prompts, options), table, folder / "switching.png")
 
 
 def arguments() -> Any:
@@ -74,8 +79,16 @@ def arguments() -> Any:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--topk", type=int, default=1)
     parser.add_argument("--nodes", type=int)
-    for name, value in (("blocks", 8), ("new-tokens", 64), ("context", 1024), ("phase-s", 20), ("skip", 0)):
+    for name, value in (
+        ("blocks", 8),
+        ("starts", 1),
+        ("new-tokens", 64),
+        ("context", 1024),
+        ("phase-s", 20),
+        ("skip", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--only-figure", action="store_true")
     options = parser.parse_args()
     if not options.policy and (options.only_figure or not options.skip):
@@ -146,31 +159,48 @@ def calibrated(engines: dict[str, Server], prompts: Sequence[str], options: Any)
     )
 
 
-def measured(engines: dict[str, Server], prompts: Sequence[str], options: Any) -> Iterator[dict[str, Any]]:
-    """After each block what is known by then, by streams: tokens per second of each engine, and the policy's ratio to
-    each with its interval."""
+@dataclass
+class Load:
+    """What was measured at one number of streams."""
+
+    blocks: dict[str, list[tuple[int, float]]]  # of each engine: (tokens, seconds), block by block
+    policy_steps: Counter[str] = field(default_factory=Counter)  # by draft length
+
+
+Blocks = dict[int, Load]  # by streams
+
+
+def measured(
+    engines: dict[str, Server], prompts: Sequence[str], options: Any, start: int, found: Blocks
+) -> Iterator[None]:
+    """Adds to `found`, block by block."""
     names = list(engines)
-    found: dict[str, Any] = {}
     for streams in options.streams:
-        seconds: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
-        before: dict[str, int] = {}
+        load = found.setdefault(streams, Load({name: [] for name in names}))
         for block in range(-1, options.blocks):  # the first warms up
-            before = before if block else steps_so_far(engines["policy"])
-            asked = asked_in(block, prompts, streams)
-            for name in order(names, streams, block):
+            number = start * options.blocks + block
+            before = steps_so_far(engines["policy"])
+            asked = asked_in(number, prompts, streams)
+            for name in order(names, streams, start, block):
                 answers, took = engines[name].do(timed, asked, options.new_tokens)
                 if block >= 0:
-                    seconds[name].append((sum(len(a["output_ids"]) for a in answers), took))
-            if block < 0:
-                continue
-            own, after = seconds["policy"], steps_so_far(engines["policy"])
-            found[str(streams)] = {
-                "tokens_per_s": {n: sum(t for t, _ in s) / sum(x for _, x in s) for n, s in seconds.items()},
-                "policy_over": {n: interval(own, seconds[n]) for n in names if n != "policy"},
-                "policy_steps": {k: after[k] - before[k] for k in after},
-                "blocks": seconds,  # of each engine: (tokens, seconds), block by block
-            }
-            yield found
+                    load.blocks[name].append((sum(len(a["output_ids"]) for a in answers), took))
+            if block >= 0:
+                load.policy_steps += Counter(steps_so_far(engines["policy"])) - Counter(before)
+                yield
+
+
+def summary(found: Blocks) -> dict[int, Any]:
+    """By streams: tokens per second of each engine, and the policy's ratio to each with its interval."""
+    return {
+        streams: {
+            "tokens_per_s": {n: sum(t for t, _ in b) / sum(s for _, s in b) for n, b in load.blocks.items()},
+            "policy_over": {n: interval(load.blocks["policy"], b) for n, b in load.blocks.items() if n != "policy"},
+            "policy_steps": load.policy_steps,
+            "blocks": load.blocks,
+        }
+        for streams, load in found.items()
+    }
 
 
 def first_turns(file: str) -> list[str]:

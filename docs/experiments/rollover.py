@@ -3,8 +3,9 @@
     PYTHONPATH=tests:tests/jobs python docs/experiments/rollover.py --out FOLDER [--clients 64] [--seconds 600]
 
 Greedy requests to the tests' small target, each answer compared with plain decoding. After a fifth of the time the
-alias moves to a second version; once that is in, a server is killed with -9. Writes result.json: what the requests
-became, the events, and the proportional memory (PSS) of all that the command started, every 5 s.
+alias moves to a second version; a fifth after that is in, a server is killed with -9, and another fifth follows. Writes
+result.json: what the requests became, the events, and the proportional memory (PSS) of all that the command started,
+every 5 s.
 """
 
 import argparse
@@ -78,7 +79,9 @@ def main() -> None:
             point_at(store, second)
             moved_s = time.monotonic() - begin
             wait_for(lambda: tags(store, second).get("rollover") in ("swapped", "kept", "refused"), START_TIMEOUT_S)
-            swapped_s, before_kill = time.monotonic() - begin, (seen.completed, len(seen.retriable), len(seen.bad))
+            swapped_s = time.monotonic() - begin
+            time.sleep(options.seconds / 5)
+            before_kill = (seen.completed, len(seen.retriable), len(seen.bad))
             victim = max(servers(process), key=lambda p: p.create_time())
             victim.send_signal(signal.SIGKILL)
             killed_s = time.monotonic() - begin

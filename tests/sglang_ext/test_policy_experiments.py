@@ -48,16 +48,18 @@ def test_the_times_of_each_block_are_kept(experiment: Any) -> None:
         return SimpleNamespace(do=do)
 
     options = SimpleNamespace(streams=[2], blocks=4, new_tokens=3)
-    servers = {name: server(name) for name in ("policy", "0")}
-    each = (6, 2.5), (6, 3.5), (6, 4.5), (6, 5.5)  # the first was the warm-up
-    written = 0
-    for found in policy.measured(servers, ["a", "b", "c"], options):
-        written += 1
-        known = found["2"]
-        assert known["blocks"] == {"policy": list(each[:written]), "0": list(each[:written])}
-        assert known["policy_over"]["0"][0] == pytest.approx(1.0)
-        assert known["policy_steps"] == {"0": written}
-    assert written == 4
+    each = [(6, 2.5), (6, 3.5), (6, 4.5), (6, 5.5)]  # the first was the warm-up
+    blocks: dict[int, Any] = {}
+    for start in range(2):
+        asked.clear()
+        servers = {name: server(name) for name in ("policy", "0")}
+        for written, _ in enumerate(policy.measured(servers, ["a", "b", "c"], options, start, blocks), start=1):
+            known = policy.summary(blocks)[2]
+            times = start * each + each[:written]
+            assert known["blocks"] == {"policy": times, "0": times}
+            assert known["policy_over"]["0"][0] == pytest.approx(1.0)
+            assert known["policy_steps"] == {"0": len(times)}
+        assert written == 4
 
 
 def test_the_interval_of_a_median_covers_it(experiment: Any) -> None:
