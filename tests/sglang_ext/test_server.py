@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from stock_server import (
 )
 from volume import volume
 
+from rayspec.serving.figures import read_totals
 from rayspec.serving.process import free_port
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.folder_kinds import WEIGHTS
@@ -122,7 +124,10 @@ def test_stock_server_answers_what_plain_decoding_does_and_counts_it(
     check_answers(server.port, many_prompts, plain_texts)
     stream(server.port, drawn(many_prompts[0], 24))  # of which alone the times between tokens are known
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as response:
-        check_metrics(response.read().decode(), 4)
+        text = response.read().decode()
+    check_metrics(text, 4)
+    counted = asdict(read_totals(text))
+    assert {name for name, count in counted.items() if not count} == {"deaths"}, "a roll-over asks for SGLang's names"
 
 
 @pytest.mark.slow
