@@ -1,9 +1,9 @@
 """The report of a sweep, from MLflow: rayspec report [--sweep RUN] [--out FOLDER] [--promote] [--emit FOLDER]
 
 Writes report.md and report.html and prints the decision. --promote registers the winner's checkpoint in MLflow's model
-registry as champion, with --once only where it is not the champion yet; --emit writes the winners' server lines and
-acceptance for who serves them elsewhere. Exits 0, 1 where no candidate has earned the promotion, 2 for what cannot
-be done.
+registry as champion (or as --alias says; --no-alias leaves aliases where they are), with --once only where it is not
+the champion yet; --emit writes the winners' server lines and acceptance for who serves them elsewhere. Exits 0, 1 where
+no candidate has earned the promotion, 2 for what cannot be done.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rayspec.home import home, tracking_uri
 from rayspec.job import set_up
 
 if TYPE_CHECKING:
+    from rayspec.report.promote import Promotion
     from rayspec.sweep.record.results import TrialResult
     from rayspec.sweep.record.stored import StoredSweep
 
@@ -71,23 +72,29 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", metavar="FOLDER", help="where to write; without it reports/ in the home folder")
     parser.add_argument("--promote", action="store_true", help="register the winner's checkpoint as champion")
     parser.add_argument("--model", metavar="NAME", help="registered model; without it drafter-<target>")
+    alias = parser.add_mutually_exclusive_group()
+    alias.add_argument("--alias", metavar="NAME", help="point this one at the new version, in place of champion")
+    alias.add_argument("--no-alias", action="store_true", help="register the version and move no alias")
     parser.add_argument("--traffic", metavar="LABEL", help="promote the winner under this one: c4, r2.5 or x2")
     parser.add_argument("--force", action="store_true", help="promote the best even if it is not clearly faster")
     parser.add_argument("--once", action="store_true", help="register nothing where the winner is the champion already")
     parser.add_argument("--plan", action="store_true", help="say what would be written and registered, and stop")
     parser.add_argument("--emit", metavar="FOLDER", help="write files that serve or simulate the winners elsewhere")
     options = parser.parse_args(arguments)
-    for name in ("emit", "out", "model"):
+    for name in ("emit", "out", "model", "alias"):
         if getattr(options, name) == "":
             parser.error(f"--{name} is empty; name one, or leave it out")
-    if not options.promote and (options.model or options.traffic or options.force or options.once):
-        parser.error("--model, --traffic and --force belong to --promote, as --once does")
+    of_promotion = ("model", "alias", "no_alias", "traffic", "force", "once")
+    if not options.promote and (named := [name for name in of_promotion if getattr(options, name)]):
+        parser.error(f"--{named[0].replace('_', '-')} belongs to --promote; add that, or leave this out")
+    if options.once and options.no_alias:
+        parser.error("--once goes by what the alias means; leave it or --no-alias out")
     return options
 
 
 def _plan(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None:
     from rayspec.report.decision import decision
-    from rayspec.report.promote import champion_of, check_promotion, default_model, winner
+    from rayspec.report.promote import check_promotion, default_model
 
     print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
     if options.emit is not None:
@@ -96,19 +103,19 @@ def _plan(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None
         names = [best.trial.name for best in winners_of(sweep, Path(options.emit))]
         print(f"to write: what serves {', '.join(names)} elsewhere, to {options.emit}")
     if options.promote:
-        best = winner(sweep.results, options.traffic, options.force)
+        best, alias, before = _to_promote(sweep, options)
         model = options.model or default_model(sweep.params["target"])
-        is_there = options.once and champion_of(sweep, best, options.model)
-        if not is_there:
-            check_promotion(sweep, best, model)
-        print(f"{'already' if is_there else 'to register as'} champion of {model}: {best.trial.name}")
+        if before is None:
+            check_promotion(sweep, best, model, alias)
+        meant = f"a version of {model} that no alias means" if alias is None else f"{alias} of {model}"
+        print(f"{'already' if before else 'to register as'} {meant}: {best.trial.name}")
         _tell_of_one_load(sweep.results, best)
 
 
 def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None:
     from rayspec.report.decision import decision
     from rayspec.report.page import write_report
-    from rayspec.report.promote import champion_of, promote, winner
+    from rayspec.report.promote import promote
 
     markdown, page = write_report(sweep, folder)
     print(decision(sweep.results))
@@ -118,11 +125,20 @@ def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> Non
 
         print("\n".join(map(str, emit(sweep, Path(options.emit), options.model))))
     if options.promote:
-        best = winner(sweep.results, options.traffic, options.force)
-        before = champion_of(sweep, best, options.model) if options.once else None
-        done = before or promote(sweep, folder, best, options.model)
-        print(f"{done.uri} is {'still' if before else 'now'} version {done.version}: {best.trial.name}")
+        best, alias, before = _to_promote(sweep, options)
+        done = before or promote(sweep, folder, best, options.model, alias)
+        is_now = f"is {'still' if before else 'now'} version {done.version}"
+        print(f"{done.uri} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
         _tell_of_one_load(sweep.results, best)
+
+
+def _to_promote(sweep: StoredSweep, options: argparse.Namespace) -> tuple[TrialResult, str | None, Promotion | None]:
+    """The winner, the alias that is to mean it, and with --once the version of it that the alias means already."""
+    from rayspec.report.promote import ALIAS, champion_of, winner
+
+    best = winner(sweep.results, options.traffic, options.force)
+    alias = None if options.no_alias else options.alias or ALIAS
+    return best, alias, champion_of(sweep, best, options.model, alias) if options.once and alias else None
 
 
 def _tell_of_one_load(results: Sequence[TrialResult], best: TrialResult) -> None:

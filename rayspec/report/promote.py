@@ -14,6 +14,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from rayspec.champion_fields import NOT_OF_A_RECORD
 from rayspec.logged_models import MODEL_ID_TAG, add_version, find_models
+from rayspec.messages import quoted
 from rayspec.report.decision import choices, decision, ratio
 from rayspec.serving.champion import ARTIFACT, PINNED
 from rayspec.serving.flags import engine_config, serve_command, serving_flags
@@ -36,6 +37,7 @@ from sglang_ext.whole import write_whole
 
 logger = logging.getLogger(__name__)
 ALIAS = "champion"
+RESERVED = re.compile(r"latest|v\d+", re.IGNORECASE)  # aliases that MLflow keeps for itself
 REPORT = "report"  # folder of the sweep's artifacts
 EVIDENCE = ("tau", "speedup_vs_plain", "speedup_vs_baseline", "output_tokens_per_s", "output_mismatches")
 
@@ -46,15 +48,16 @@ class PromotionRefused(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """A version of a registered model."""
+    """A version of a registered model; `alias`: what names it, None for its number alone."""
 
     model: str
     version: str
+    alias: str | None
     winner: TrialResult
 
     @property
     def uri(self) -> str:
-        return f"models:/{self.model}@{ALIAS}"
+        return f"models:/{self.model}" + (f"/{self.version}" if self.alias is None else f"@{self.alias}")
 
 
 def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bool = False) -> TrialResult:
@@ -79,14 +82,16 @@ def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bo
     return max(gains, key=lambda pair: pair[0])[1]
 
 
-def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | None = None) -> Promotion:
-    """Register the checkpoint of `best` as a new version of `model` and point the alias `champion` at it.
+def promote(
+    sweep: StoredSweep, report: Path, best: TrialResult, model: str | None = None, alias: str | None = ALIAS
+) -> Promotion:
+    """Register the checkpoint of `best` as a new version of `model` and point `alias` at it; None: no alias moves.
 
     `report` is the folder of write_report; it becomes an artifact of the sweep. Raises ValueError as check_promotion.
     """
     client, trial = sweep.client, best.trial
     model = model or default_model(sweep.params["target"])
-    record = check_promotion(sweep, best, model)
+    record = check_promotion(sweep, best, model, alias)
     run_id = sweep.run_ids[trial]
     run = client.get_run(run_id)
     with TemporaryDirectory() as folder:
@@ -112,24 +117,30 @@ def promote(sweep: StoredSweep, report: Path, best: TrialResult, model: str | No
             f"{run.info.artifact_uri}/{place}",
             run_id,
             tags=evidence(sweep, best) | {PINNED: pinned} | ({MODEL_ID_TAG: logged.model_id} if logged else {}),
-            description=_description(sweep, best, model, place),
+            description=_description(sweep, best, model, alias, place),
         )
         if logged is not None:
             add_version(client, logged.model_id, model, str(version.version))
-        client.set_registered_model_alias(model, ALIAS, version.version)
+        if alias is not None:
+            client.set_registered_model_alias(model, alias, version.version)
     except MlflowException as error:
         raise TrackingError(f"model {model!r} could not be registered: {error.message}") from error
-    return Promotion(model=model, version=str(version.version), winner=best)
+    return Promotion(model=model, version=str(version.version), alias=alias, winner=best)
 
 
-def check_promotion(sweep: StoredSweep, best: TrialResult, model: str) -> ServingRecord:
+def check_promotion(sweep: StoredSweep, best: TrialResult, model: str, alias: str | None = ALIAS) -> ServingRecord:
     """What a promotion of `best` would record, but for the files. Nothing is written.
 
     Raises ValueError where the drafter is gone, has changed since it was measured or cannot be copied, where the sweep
-    lacks what a record needs or has settings that none may hold, and for a name that MLflow allows no model.
+    lacks what a record needs or has settings that none may hold, and for names that MLflow allows no model or alias.
     """
     if re.search("[/:]", model) or not model.strip():
         raise ValueError(f"--model must be a name without / and :, which MLflow allows in no model's, got {model!r}")
+    if alias is not None and (RESERVED.fullmatch(alias) or not re.fullmatch(r"[\w-]{1,255}", alias)):
+        raise ValueError(
+            "--alias must be at most 255 letters, digits, _ and -, and neither latest nor v and a number, which MLflow "
+            f"keeps for itself, got {quoted(alias)}"
+        )
     trial = best.trial
     _check_measured(trial.drafted, trial.name, sweep.client.get_run(sweep.run_ids[trial]).data.tags)
     check_complete(trial.drafted.path)
@@ -158,15 +169,17 @@ def _check_measured(candidate: Candidate, trial: str, tags: Mapping[str, str]) -
         )
 
 
-def champion_of(sweep: StoredSweep, best: TrialResult, model: str | None = None) -> Promotion | None:
+def champion_of(
+    sweep: StoredSweep, best: TrialResult, model: str | None = None, alias: str = ALIAS
+) -> Promotion | None:
     """What the alias names, where it is the checkpoint of this very trial."""
     model = model or default_model(sweep.params["target"])
     try:
-        version = sweep.client.get_model_version_by_alias(model, ALIAS)
+        version = sweep.client.get_model_version_by_alias(model, alias)
     except MlflowException:  # there is none; a store that is gone says so to whoever writes
         return None
     is_same = version.run_id == sweep.run_ids[best.trial]
-    return Promotion(model=model, version=str(version.version), winner=best) if is_same else None
+    return Promotion(model=model, version=str(version.version), alias=alias, winner=best) if is_same else None
 
 
 def default_model(target: str) -> str:
@@ -219,15 +232,16 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
     )
 
 
-def _description(sweep: StoredSweep, best: TrialResult, model: str, place: str) -> str:
+def _description(sweep: StoredSweep, best: TrialResult, model: str, alias: str | None, place: str) -> str:
     """`place`: the folder of the trial's artifacts that holds the drafter."""
     trial, p = best.trial, sweep.params
+    served = sweep.run_ids[trial] if alias is None else f"models:/{model}@{alias}"
     gain = f"{ratio(best.speedup('plain'))} over plain decoding at {trial.traffic} on {p['workload']}"
     source = f"runs:/{sweep.run_ids[trial]}/{place}"
     store = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(sweep.client.tracking_uri))}"
     fetch = f"{store} mlflow artifacts download --artifact-uri {source} --dst-path {ALIAS}"
     serve = serve_command(sweep, trial, f"{ALIAS}/{place}")
-    checked = f"{store} rayspec serve models:/{model}@{ALIAS}"
+    checked = f"{store} rayspec serve {served}"
     parts = [
         f"{trial.label} at {trial.draft_steps} draft steps: {gain}.",
         f"The whole decision: {decision(sweep.results)}",

@@ -67,11 +67,18 @@ def _readable(what: str, place_timeout_s: float) -> Iterator[None]:
             f"there was no room for the canary of {what} within {place_timeout_s:g} s; it needs the resources of a "
             "replica, beside those that run"
         ) from error
-    except RayActorError as error:
-        raise ValueError(f"the canary's process of {what} has died: {first_line(error)}") from error
     except RayTaskError as error:
         if isinstance(error.cause, Postponed):
             raise Postponed(str(error.cause)) from error
         raise ValueError(f"the canary of {what} did not serve: {error.cause or first_line(error)}") from error
-    except RayError as error:  # a node that died or has no memory left says nothing of the version
-        raise Postponed(f"the canary of {what} was lost ({type(error).__name__}: {first_line(error)})") from error
+    except RayError as error:
+        # SGLang's server is a process of its own, whose end is an error of the task, above. What ends the actor around
+        # it says nothing of the version, whose files the driver has loaded before: its node died or was taken away, or
+        # memory ran out, of which a canary needs as much as a replica: that is room, as above
+        raise Postponed(f"the canary of {what} was lost ({type(error).__name__}: {_cause(error)})") from error
+
+
+def _cause(error: RayError) -> str:
+    """Of an actor's end Ray names the cause last, behind what the actor was."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if isinstance(error, RayActorError) and lines else first_line(error)

@@ -190,6 +190,12 @@ def _unregistered(run: str, client: MlflowClient) -> str:
     return f"runs:/{run}/{ARTIFACT}"
 
 
+def fetched(name: str, pinned: str) -> Path | None:
+    """Where in the home folder a champion lies whole as pinned; None where it has to be fetched."""
+    folder = _place(name)
+    return folder if _is_whole(folder, pinned) else None
+
+
 def _is_whole(folder: Path, pinned: str) -> bool:
     """Whether a version lies there as it was promoted; our own copy is fetched again where it does not."""
     try:
@@ -212,9 +218,8 @@ def _artifacts(address: str, place: str, client: MlflowClient) -> str:
     return got
 
 
-def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
-    """Into the home folder, whole or not at all. What is pinned and there is not fetched again; anything else in its
-    place is a copy that we have made, and is replaced."""
+def _place(name: str) -> Path:
+    """Where in the home folder what is fetched comes to lie. Raises ValueError for what is no folder there."""
     check_name(name, "the name of what is fetched")
     folder = home() / "champions" / name
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -222,6 +227,13 @@ def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) ->
             f"{folder} is a link or a file, and a champion that was fetched is a folder there: remove it, and it is "
             "fetched again"
         )
+    return folder
+
+
+def _fetch(client: MlflowClient, address: str, name: str, pinned: str | None) -> Path:
+    """Into the home folder, whole or not at all. What is pinned and there is not fetched again; anything else in its
+    place is a copy that we have made, and is replaced."""
+    folder = _place(name)
     if pinned is not None and _is_whole(folder, pinned):
         return folder
     with TemporaryDirectory() as place, whole_folder(folder) as draft:

@@ -27,7 +27,8 @@ from rayspec.serving.scrape import merged
 
 SERVERS, DEPLOYMENT = "rayspec-champion", "Server"  # application and deployment of the replicas
 TAKE_TIMEOUT_S = 15.0  # until some replica has a request
-ATTEMPTS = 3
+# before the second and the third try: a replica whose server died takes requests until it has ended itself
+PAUSES_S = (0.7, 1.4)
 METRICS = ("/metrics", "/metrics/")
 
 
@@ -68,7 +69,8 @@ class Ingress:
             prompt=(prompt_of(body) if self._reads_prompts else "") or request.url.path,
         )
         reason = "no replica"
-        for _ in range(ATTEMPTS):
+        for pause_s in (0.0, *PAUSES_S):  # a client that leaves cancels this, and with it the tries
+            await asyncio.sleep(pause_s)
             answer = await self._asked(passed)
             if isinstance(answer, Response):
                 return answer
@@ -93,7 +95,8 @@ class Ingress:
         messages = handle.relay.remote(passed)
         rest = aiter(messages)
         try:
-            taken = await asyncio.wait_for(anext(rest), TAKE_TIMEOUT_S)
+            async with asyncio.timeout(TAKE_TIMEOUT_S):  # Python 3.11's wait_for may lose that the client has left
+                taken = await anext(rest)
             assert isinstance(taken, Taken), "a replica begins with it"
             head = await anext(rest)
         except TimeoutError:

@@ -18,12 +18,24 @@ from rayspec.serving.scale import Scale
 from rayspec.serving.start import find_start
 from rayspec.serving.version import served_version
 from rayspec.tracking import connect
-from sglang_ext.adapter.http_app import DEFAULT_MIB
+from sglang_ext.adapter.http_app import DEFAULT_MIB, MAX_MIB
 from sglang_ext.settings import Settings, build, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceArgs(Settings):
+class IngressArgs(Settings):
+    """`args` of the ingress's application. The servers' has them, too, since each has a limit and a log of its own."""
+
+    max_body_mib: int = DEFAULT_MIB
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.max_body_mib <= MAX_MIB, "max_body_mib", self.max_body_mib, f"in 0..{MAX_MIB} (0: any size)")
+        require(self.log_format in FORMATS, "log_format", self.log_format, f"one of {', '.join(FORMATS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceArgs(IngressArgs):
     """`args` of the servers' application; what they mean, `rayspec serve --help` says. `gpus`: of each replica."""
 
     source: str
@@ -37,10 +49,6 @@ class ServiceArgs(Settings):
     drain_s: float = Scale.drain_s
     router: str = Scale.router
     gpus: float = Scale.gpus
-    log_format: str = "text"
-
-    def __post_init__(self) -> None:
-        require(self.log_format in FORMATS, "log_format", self.log_format, f"one of {', '.join(FORMATS)}")
 
     @property
     def scale(self) -> Scale:
@@ -76,14 +84,13 @@ def servers(args: dict[str, Any]) -> serve.Application:
         follows_policy=given.follows_policy,
         more=(),
         tracking_uri=None if client is None else client.tracking_uri,
-        access=Access.given(None, DEFAULT_MIB),
+        access=Access.given(None, given.max_body_mib),
         log_format=given.log_format,
     )
     return server_application(version, scale, board=None)
 
 
 def ingress(args: dict[str, Any]) -> serve.Application:
-    """What listens, and hands every request on to the servers. Takes no arguments; raises ValueError for any."""
-    if args:
-        raise ValueError(f"the ingress takes no args, got {', '.join(sorted(args))}; they belong to the servers")
-    return ingress_application()
+    """What listens, and hands every request on to the servers. Raises ValueError."""
+    given = build(IngressArgs, args)
+    return ingress_application(given.log_format, given.max_body_mib)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rayspec.home import prepared_home
 from rayspec.serving.access import Access
-from rayspec.serving.champion import Champion, find_champion
+from rayspec.serving.champion import Champion, fetched, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.logs import sglang_variables
 from rayspec.serving.process import LOOPBACK, ServerProcess, free_port
@@ -27,6 +27,7 @@ class ServedVersion:
 
     name: str
     source: str
+    folder: str  # what it is called where a node's home keeps champions
     record_sha256: str  # of its serving.json: what the driver has checked, and every node must find
     target: str | None
     force: bool
@@ -54,6 +55,7 @@ def served_version(
     return ServedVersion(
         name=champion.name,
         source=source,
+        folder=champion.folder.name,
         record_sha256=file_sha256(champion.folder / RECORD),
         target=target,
         force=force,
@@ -128,8 +130,15 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
 
 
 def _checked(version: ServedVersion) -> Champion:
-    client = None if version.tracking_uri is None else connect(version.tracking_uri, create=False)
-    champion = find_champion(version.source, client, target=version.target, force=version.force)
+    source, client = version.source, None
+    if version.tracking_uri is not None:
+        # MLflow may be away when a replica that died is replaced, so it is asked only for what is not here
+        folder = fetched(version.folder, version.record_sha256)
+        if folder is None:
+            client = connect(version.tracking_uri, create=False)
+        else:
+            source = str(folder)
+    champion = find_champion(source, client, target=version.target, force=version.force)
     if file_sha256(champion.folder / RECORD) != version.record_sha256:
         raise ValueError(
             f"{version.source} on this node is not what was checked when it was put in ({champion.folder / RECORD} "

@@ -43,4 +43,4 @@ def test_a_store_that_does_not_answer(uri: str, shown: str, monkeypatch: pytest.
 def test_options_of_the_promotion_need_it() -> None:
     answer = ask("report", "--force")
     assert answer.is_refusal, answer
-    assert "--model, --traffic and --force belong to --promote" in answer.err
+    assert "--force belongs to --promote; add that" in answer.err

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 from fixture_models import TARGET
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayTaskError,
+)
 from versions import EVIDENCE, answers, champion
 
 from rayspec.serving.access import Access
@@ -159,11 +167,20 @@ def test_a_canary_that_does_not_answer(status: int, message: str) -> None:
         answers_of(server, str(TARGET), version)  # type: ignore[arg-type]
 
 
+def _died_with_its_node() -> ActorDiedErrorContext:
+    return ActorDiedErrorContext(
+        class_name="Canary", actor_id=16 * b"1", error_message="The actor died because its node has died."
+    )
+
+
 def test_what_ray_says_of_a_canary() -> None:
     """A fault of the version, or of the machine."""
     for error, meant, message in (
         (RayTaskError("answers", "", ValueError("NaN")), ValueError, "did not serve: NaN"),
-        (RayActorError(), ValueError, "process of v has died"),
+        (RayTaskError("answers", "", ServerFailed("it ended (signal 11)")), ValueError, r"serve: it ended \(signal 11"),
+        (ActorDiedError(_died_with_its_node()), Postponed, r"lost \(ActorDiedError: .* its node has died"),
+        (ActorUnavailableError("Socket closed", None), Postponed, r"lost \(ActorUnavailableError: .*Socket closed"),
+        (NodeDiedError("it was drained"), Postponed, r"lost \(NodeDiedError: it was drained"),
         (GetTimeoutError(), Postponed, "no room for the canary of v within 5 s"),
         (OutOfMemoryError("the node is full"), Postponed, r"was lost \(OutOfMemoryError: the node is full"),
     ):

@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from rayspec.champion_fields import MEASURED, NOT_OF_A_RECORD
 from rayspec.report.promote import winner
 from rayspec.report.ready_files import emit
+from rayspec.serving.access import Access
 from rayspec.serving.alias import pinned_source
-from rayspec.serving.champion import PINNED, find_champion
+from rayspec.serving.champion import PINNED, Champion, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.policy import beside_plain, has_loads, measured_policy
 from rayspec.serving.record import RECORD
+from rayspec.serving.version import ServedVersion, _checked, served_version
 from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import TrackingError
@@ -176,6 +178,31 @@ def test_a_damaged_copy_is_fetched_again(champion_client: MlflowClient) -> None:
     folder = find_champion(MODEL, champion_client).folder
     tampered_weights(folder)
     assert find_champion(MODEL, champion_client).folder == folder
+
+
+def replica_version(champion: Champion, source: str, **given: Any) -> ServedVersion:
+    """What a replica is told while nobody listens at MLflow's address."""
+    told = {"target": None, "force": False, "follows_policy": True, "more": (), "access": Access()} | given
+    return served_version(champion, source, tracking_uri="http://127.0.0.1:9", **told)
+
+
+def test_a_replica_starts_from_what_its_node_has_without_mlflow(champion_client: MlflowClient, tmp_path: Path) -> None:
+    """As one that takes the place of another that died while MLflow is away, with all checks."""
+    champion, source = find_champion(MODEL, champion_client), "models:/drafter-target/1"
+    found = _checked(replica_version(champion, source))
+    assert (found.folder, found.record) == (champion.folder, champion.record)
+    other = tmp_path / "target"
+    shutil.copytree(TARGET, other)
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"was measured on target .* are others"):
+        _checked(replica_version(champion, source, target=str(other)))
+    version = replica_version(champion, source)
+    tampered_weights(champion.folder)
+    with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        _checked(version)
+    again = dataclasses.replace(version, tracking_uri=champion_client.tracking_uri)
+    assert _checked(again).folder == champion.folder, "it is fetched again"
+    assert _checked(version).folder == champion.folder
 
 
 def test_numbers_that_are_none_are_refused(champion_client: MlflowClient, tmp_path: Path) -> None:

@@ -110,10 +110,22 @@ def test_the_service_is_one_of_ray_serve(service: dict[str, Any]) -> None:
     assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     assert group["maxReplicas"] >= 2 * given.max_replicas
     assert service_module.ingress({}).__class__.__name__ == "Application"
-    with pytest.raises(ValueError, match="the ingress takes no args, got x"):
+    with pytest.raises(ValueError, match="unknown key 'x'; known: max_body_mib, log_format"):
         service_module.ingress({"x": 1})
     with pytest.raises(ValueError, match="unknown key 'nobody'"):
         service_module.servers({"source": "x", "nobody": 1})
+
+
+def test_the_ingress_of_the_service_has_a_limit_and_a_log_of_its_own() -> None:
+    built = service_module.ingress({"max_body_mib": 5, "log_format": "json"})._bound_deployment
+    assert built.init_args[0] == 5
+    assert built._deployment_config.logging_config["encoding"] == "JSON"
+    for args, message in (
+        ({"max_body_mib": -1}, r"max_body_mib must be in 0\.\.1048576 \(0: any size\), got -1"),
+        ({"log_format": "xml"}, "log_format must be one of text, json, got 'xml'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            service_module.ingress(args)
 
 
 def test_the_services_cluster(service: dict[str, Any]) -> None:

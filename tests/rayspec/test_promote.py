@@ -281,6 +281,7 @@ UNFIT: dict[str, tuple[Callable[[Store], object], list[str], str]] = {
     "a link": (lambda s: (s.drafter / "notes").symlink_to("/etc"), [], "notes in it are symbolic links"),
     "a pipe": (lambda s: os.mkfifo(s.drafter / "pipe"), [], "pipe in it are symbolic links, or else no plain files"),
     "a name that MLflow refuses": (lambda _: None, ["--model", "a/b"], "--model must be a name without / and :"),
+    "an alias that MLflow keeps": (lambda _: None, ["--alias", "V1"], "--alias must be at most 255 letters, digits, _"),
     "an engine with hooks": (lambda _: None, [], "flags must be without forward_hooks"),
 }
 
@@ -309,6 +310,42 @@ def test_a_plan_that_promises_is_kept(store: Store, capsys: pytest.CaptureFixtur
         assert "to register as champion of " in capsys.readouterr().out
         assert main(command) == 0
     assert "@champion is now version 1: " in capsys.readouterr().out
+
+
+def test_another_alias_or_none_leaves_the_champion_where_it_is(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--promote", "--out", str(store.report)]
+    said = {
+        (): "models:/drafter-target@champion is now version 1: ",
+        ("--alias", "candidate"): "models:/drafter-target@candidate is now version 2: ",
+        ("--alias", "candidate", "--once"): "models:/drafter-target@candidate is still version 2: ",
+        ("--no-alias",): "models:/drafter-target/3 is registered, and no alias means it: ",
+    }
+    with undrawn():
+        for more, message in said.items():
+            assert main([*command, "--model", MODEL, *more]) == 0
+            assert message in capsys.readouterr().out
+        assert main([*command, "--model", MODEL, "--no-alias", "--plan"]) == 0
+        assert f"to register as a version of {MODEL} that no alias means: " in capsys.readouterr().out
+    aliases = store.client.get_registered_model(MODEL).aliases
+    assert {alias: str(version) for alias, version in aliases.items()} == {"champion": "1", "candidate": "2"}
+    served = ["models:/drafter-target@champion", "models:/drafter-target@candidate", store.run_id]
+    for version, source in zip(("1", "2", "3"), served, strict=True):
+        assert f"rayspec serve {source}\n" in store.client.get_model_version(MODEL, version).description
+        assert find_champion(source, store.client).name == f"{MODEL} version {version}"
+
+
+def test_aliases_are_refused_that_mlflow_refuses(store: Store) -> None:
+    best, version = winner(store.sweep.results), store.promote().rpartition("/")[2]
+    for alias in ("next", "A_b-1", "v", "v1a", "latest1", "é", 255 * "a"):
+        store.client.set_registered_model_alias(MODEL, alias, version)
+        check_promotion(store.sweep, best, MODEL, alias)
+    for alias in ("", "v1", "V12", "Latest", "a b", "a/b", "a@b", 256 * "a"):
+        with pytest.raises(MlflowException):
+            store.client.set_registered_model_alias(MODEL, alias, version)
+        with pytest.raises(ValueError, match="--alias must be"):
+            check_promotion(store.sweep, best, MODEL, alias)
 
 
 FAULTS: dict[str, tuple[Exception, str]] = {

@@ -3,13 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from ray.exceptions import ActorDiedError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from rayspec.serving.ingress import Ingress
+from rayspec.serving import replica
+from rayspec.serving.ingress import PAUSES_S, Ingress
 from rayspec.serving.relay import Message, Passed, ReplicaGone, ResponseHead, Taken, body_of, path_of, prompt_of, relay
 
 
@@ -160,6 +165,83 @@ def test_a_redirection_to_the_server_itself_names_no_address(location: str, seen
     assert ("location", seen) in head.headers
 
 
+def a_request() -> Request:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": json.dumps({"prompt": "a story"}).encode()}
+
+    return Request(
+        {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}, receive
+    )
+
+
+class Replicas:
+    """In the place of Ray's handle: what the replica says that each call meets, the last of them from then on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Sequence[Message | Exception]) -> None:
+        self.found, self.asked_at, self.now = found, list[float](), 0.0
+        monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: self)
+        self.relay = SimpleNamespace(remote=self._messages)
+
+    def options(self, **_: Any) -> "Replicas":
+        return self
+
+    async def _messages(self, passed: Passed) -> AsyncIterator[Message]:
+        met = self.found[min(len(self.asked_at), len(self.found) - 1)]
+        self.asked_at.append(self.now)
+        for message in met:
+            if isinstance(message, Exception):
+                raise message
+            yield message
+
+
+GONE = (Taken(), ReplicaGone(reason="the server of this replica has ended"))
+BEGUN = (Taken(), ResponseHead(status=200, headers=[("content-type", "text/event-stream")]), b"data: 1\n\n")
+
+
+def test_tries_outlast_a_replica_whose_server_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(monkeypatch, GONE, (ActorDiedError(),), GONE)
+
+    async def sleep(seconds: float) -> None:
+        replicas.now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    response = asyncio.run(Ingress(32, False)(a_request()))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert replicas.asked_at == pytest.approx([0, PAUSES_S[0], sum(PAUSES_S)])
+    assert sum(PAUSES_S) > replica.WATCH_S + replica.FAREWELL_S
+
+
+def test_a_stream_that_has_begun_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(monkeypatch, (*BEGUN, ActorDiedError()))
+
+    async def body() -> list[Any]:
+        response = await Ingress(32, False)(a_request())
+        assert isinstance(response, StreamingResponse)
+        return [part async for part in response.body_iterator]
+
+    first, last = asyncio.run(body())
+    assert first == b"data: 1\n\n"
+    assert "send the request again" in json.loads(last.removeprefix(b"data: "))["error"]["message"]
+    assert len(replicas.asked_at) == 1
+
+
+def test_a_client_that_leaves_ends_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray Serve cancels what it asks for."""
+    replicas = Replicas(monkeypatch, GONE)
+
+    async def leave() -> None:
+        asked = asyncio.create_task(Ingress(32, False)(a_request()))
+        while not replicas.asked_at:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with suppress(asyncio.CancelledError):
+            await asked
+        assert asked.cancelled()
+
+    asyncio.run(leave())
+    assert len(replicas.asked_at) == 1
+
+
 @pytest.mark.parametrize(("reads_prompts", "seen"), [(True, "a story"), (False, "/v1/completions")])
 def test_a_body_is_looked_into_for_a_router_that_goes_by_prompts_alone(
     reads_prompts: bool, seen: str, monkeypatch: pytest.MonkeyPatch
@@ -170,10 +252,6 @@ def test_a_body_is_looked_into_for_a_router_that_goes_by_prompts_alone(
         asked.append(passed)
         return Response()
 
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": json.dumps({"prompt": "a story"}).encode()}
-
     monkeypatch.setattr(Ingress, "_asked", answer)
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
-    asyncio.run(Ingress(32, reads_prompts)(Request(scope, receive)))
+    asyncio.run(Ingress(32, reads_prompts)(a_request()))
     assert asked[0].prompt == seen

@@ -196,10 +196,12 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
     """Built as Ray Serve does from its configuration: checked, and pinned to a version."""
     from rayspec.serving.service import servers
 
-    built = servers({"source": MODEL, "min_replicas": 1, "max_replicas": 3, "gpus": 1})._bound_deployment
+    args = {"source": MODEL, "min_replicas": 1, "max_replicas": 3, "gpus": 1, "max_body_mib": 5, "log_format": "json"}
+    built = servers(args)._bound_deployment
     (version, board), options = built.init_args, built._deployment_config.autoscaling_config
     assert (version.source, version.name, board) == ("models:/drafter-target/1", "drafter-target version 1", None)
     assert (options.min_replicas, options.max_replicas) == (1, 3)
+    assert (version.access.max_body_mib, version.log_format) == (5, "json")
     assert built.ray_actor_options["num_gpus"] == 1
     with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
         servers({"source": "models:/nobody@champion"})

@@ -156,4 +156,4 @@ def test_a_champion_is_not_registered_twice(capsys: pytest.CaptureFixture[str]) 
     assert "models:/my-model@champion is now version 2: " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["report", "--once"])
-    assert "belong to --promote, as --once does" in capsys.readouterr().err
+    assert "--once belongs to --promote; add that" in capsys.readouterr().err

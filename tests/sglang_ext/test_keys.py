@@ -1,6 +1,7 @@
 """What SGLang would show of the keys, and headers that it cannot compare; through a real server in test_server.py."""
 
 import pytest
+from sglang.srt.utils.auth import AuthLevel, decide_request_auth
 
 from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header, words_without_keys
 
@@ -21,6 +22,24 @@ def test_a_command_is_shown_without_keys(command: str, shown: str) -> None:
 def test_words_with_spaces_are_one_word() -> None:
     words = ["serve", "--ssl-keyfile-password", "a b", "--port", "1"]
     assert words_without_keys(words) == ["serve", "--ssl-keyfile-password", "<redacted>", "--port", "1"]
+
+
+OPEN = ("/health", "/health_generate", "/ready", "/metrics", "/metrics/")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+@pytest.mark.parametrize("path", [*OPEN, "/", "/v1/models", "/server_info", "/openapi.json", "/v1/health"])
+def test_what_needs_no_key(method: str, path: str) -> None:
+    """As docs/security.md says."""
+    decided = decide_request_auth(
+        method=method,
+        path=path,
+        authorization_header=None,
+        api_key="a",
+        admin_api_key="b",
+        auth_level=AuthLevel.NORMAL,
+    )
+    assert decided.allowed == (path in OPEN or method == "OPTIONS")
 
 
 @pytest.mark.parametrize(("header", "seen"), [(None, None), ("Bearer a", "Bearer a"), ("Bearer ä", None)])
