@@ -180,7 +180,8 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
         return _slower("a token takes", *_compared(DECODING, own, other), bounds.token_s_growth)
     # The caches of new servers are empty, so that prompts take longer at first; and other prompts may be longer.
     # Whichever it is, a prompt token that is computed takes no longer for it.
-    if all(_is_beyond(now, before, figure, 1 + bounds.first_token_s_growth, level) for figure in (WAITING, FOR_PROMPT)):
+    bound = 1 + bounds.first_token_s_growth
+    if _is_beyond(now, before, WAITING, bound, level) and _exceeds(own, other, FOR_PROMPT, bound):
         return _slower("the first token takes", *_compared(WAITING, own, other), bounds.first_token_s_growth)
     return None
 
@@ -216,11 +217,15 @@ def _slower(what: str, seconds: float, before: float, bound: float) -> str:
 
 def _is_beyond(higher: Window, lower: Window, figure: Figure, factor: float, level: float) -> bool:
     """Whether the pooled ratio of `higher` is more than `factor` times that of `lower`, and above it for no chance."""
-    high, low = (_ratio(figure(pooled(parts))) for parts in (higher, lower))
-    if not high or not low or high <= factor * low:
+    if not _exceeds(pooled(higher), pooled(lower), figure, factor):
         return False
     above, below = ([r for p in _of_requests(w) if (r := _ratio(figure(p))) is not None] for w in (higher, lower))
     return bool(above and below and stats.mannwhitneyu(above, below, alternative="greater").pvalue < level)
+
+
+def _exceeds(higher: Totals, lower: Totals, figure: Figure, factor: float) -> bool:
+    high, low = _ratio(figure(higher)), _ratio(figure(lower))
+    return bool(high and low and high > factor * low)
 
 
 def _of_requests(parts: Window) -> Window:
