@@ -12,9 +12,9 @@ pytest.register_assert_rewrite("shared_fixtures")  # which another conftest.py m
 
 # files whose tests start Ray's clusters, which would find each other on one machine, or that measure its load
 RAY = {
-    "calibrate", "disasters", "faults", "gate_engine", "lifeline", "local_ray", "nodes", "other_load", "prepare",
-    "remote_journal", "runtime", "search", "served", "smollm2", "sweep", "sweep_trace", "tracking_server",
-    "train", "train_workers", "your_model_killed",
+    "calibrate", "disasters", "faults", "gate_engine", "hostile_client", "hostile_schema", "lifeline", "local_ray",
+    "nodes", "other_load", "prepare", "remote_journal", "runtime", "search", "served", "smollm2", "sweep",
+    "sweep_trace", "tracking_server", "train", "train_workers", "your_model_killed",
 }  # fmt: skip
 
 

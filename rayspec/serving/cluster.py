@@ -16,6 +16,7 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayError
 
 from rayspec.farm.actor import cluster, node_gpus
+from rayspec.farm.processes import environment
 from rayspec.home import artifact_uri
 from rayspec.messages import first_line
 from rayspec.serving import events as kinds
@@ -28,6 +29,7 @@ from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import log
+from rayspec.serving.proxy import VARIABLES
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
 from rayspec.serving.scale import Scale
 from rayspec.serving.start import Find
@@ -56,7 +58,7 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
     `source` names a version, not an alias. Raises ValueError where the servers do not start.
     """
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
-    with cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
+    with environment(VARIABLES), cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
         serving = replace(serving, scale=_with_resources(serving.scale, champion))
         find = None if following is None else _finder(following, serving)
         with deployed(champion, source, serving, find) as (board, champion, source):

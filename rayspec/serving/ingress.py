@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rayspec.serving.relay import (
@@ -45,7 +45,11 @@ class Ingress:
         self._max_body_mib, self._reads_prompts = max_body_mib, reads_prompts
 
     async def __call__(self, request: Request) -> Response:
-        body = await body_of(request.stream(), self._max_body_mib * 2**20)
+        announced = request.headers.get("content-length", "")
+        try:
+            body = await body_of(request.stream(), self._max_body_mib * 2**20, announced)
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
         if body is None:
             return JSONResponse(
                 {
@@ -58,7 +62,8 @@ class Ingress:
                 413,
                 {"Connection": "close"},
             )
-        if request.method == "GET" and request.url.path in METRICS:
+        path = request.scope["path"]
+        if request.method == "GET" and path in METRICS:
             return await self._metrics()
         passed = Passed(
             method=request.method,
@@ -66,7 +71,7 @@ class Ingress:
             headers=passed_on(request.headers.items()),
             body=body,
             # Ray's prefix tree fails on empty text
-            prompt=(prompt_of(body) if self._reads_prompts else "") or request.url.path,
+            prompt=(prompt_of(body) if self._reads_prompts else "") or path,
         )
         reason = "no replica"
         for pause_s in (0.0, *PAUSES_S):  # a client that leaves cancels this, and with it the tries

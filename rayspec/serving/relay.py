@@ -70,8 +70,10 @@ class ReplicaGone:
 Message = Taken | ResponseHead | ReplicaGone | bytes
 
 
-async def body_of(parts: AsyncIterator[bytes], max_bytes: int) -> bytes | None:
-    """None as soon as more than `max_bytes` have come; 0: all are taken."""
+async def body_of(parts: AsyncIterator[bytes], max_bytes: int, announced: str = "") -> bytes | None:
+    """None as soon as more than `max_bytes` have come, or are announced; 0: all are taken."""
+    if max_bytes and announced.isdecimal() and int(announced) > max_bytes:
+        return None
     read = bytearray()
     async for part in parts:
         read += part
@@ -136,14 +138,17 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
     """The messages of a server's answer, from Taken. `client` knows its address."""
     yield Taken()
     asked = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed_on(passed.headers)]
+    # not built by the client, which would add headers of its own, nor a URL, which httpx would set right
+    target = {"target": passed.path.encode("latin-1")}
+    request = httpx.Request(
+        passed.method, client.base_url, headers=asked, content=passed.body or None, extensions=target
+    )
     try:
-        request = client.build_request(passed.method, passed.path, headers=asked, content=passed.body or None)
-    except (httpx.InvalidURL, ValueError) as error:
+        response = await client.send(request, stream=True)
+    except httpx.LocalProtocolError as error:
         yield ResponseHead(status=400, headers=[("content-type", "application/json")])
         yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
         return
-    try:
-        response = await client.send(request, stream=True)
     except httpx.TransportError as error:
         yield ReplicaGone(reason=_died(error))
         return

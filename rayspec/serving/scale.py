@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_REPLICAS = 1000
-MAX_ONGOING = 2048  # requests of a replica; SGLang queues by itself
+MAX_REQUESTS_EACH = 2048
+# Requests of an actor, more than come at once: one that has as many answers no health checks either, so that Ray Serve
+# ends it. SGLang queues by itself.
+MAX_ONGOING = 100_000
 MAX_DRAIN_S = MAX_SCALE_DOWN_S = 86400.0
 ROUTERS = {
     "balanced": None,  # Ray Serve's own: the less busy of two
@@ -31,10 +34,8 @@ class Scale:
                 f"--min-replicas and --max-replicas must be 1 <= min <= max <= {MAX_REPLICAS}, got {self.minimum} and "
                 f"{self.maximum}"
             )
-        if not 1 <= self.requests_each <= MAX_ONGOING:
-            raise ValueError(
-                f"--requests-each must be in 1..{MAX_ONGOING}, which a replica takes at once, got {self.requests_each}"
-            )
+        if not 1 <= self.requests_each <= MAX_REQUESTS_EACH:
+            raise ValueError(f"--requests-each must be in 1..{MAX_REQUESTS_EACH}, got {self.requests_each}")
         if not 0 < self.scale_down_s <= MAX_SCALE_DOWN_S:
             raise ValueError(
                 f"--scale-down-seconds must be above 0 and at most {MAX_SCALE_DOWN_S:g} (a day), got "

@@ -1,5 +1,6 @@
 """What SGLang's HTTP application lacks: a limit on the body of a request, which it reads as a whole, whatever its size,
-before it looks at a word of it; and status 400 for what some of its routes answer with 500.
+before it looks at a word of it; status 400 for what some of its routes answer with 500; counters that no client can
+make; and answers that name no file of the server.
 
 The limit is off unless the environment names one, which `rayspec serve` does.
 """
@@ -8,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPMethod
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,6 +19,8 @@ VARIABLE = "RAYSPEC_MAX_BODY_MIB"  # 0: no limit
 DEFAULT_MIB = 32  # the default of `rayspec serve`: far more than the longest prompts, or some pictures
 MAX_MIB = 2**20  # a TiB
 VERTEX_ROUTE = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate")  # as SGLang reads it
+METHODS = frozenset(HTTPMethod)
+UNKNOWN_PATH = "unknown"
 UNREADABLE = (TypeError, AttributeError, LookupError, OverflowError)
 
 Message = MutableMapping[str, Any]
@@ -77,6 +81,35 @@ class BodyLimit:
         await send({"type": "http.response.body", "body": body})
 
 
+class KnownMethods:
+    """ASGI middleware: status 405 for a method that HTTP does not have. What counts requests by their method would
+    keep a counter of each."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in METHODS:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"allow", ", ".join(sorted(METHODS)).encode())]
+        await send({"type": "http.response.start", "status": 405, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"detail":"Method Not Allowed"}'})
+
+
+def counted_path(original: Callable[[Any], tuple[str, bool]], request: Any) -> tuple[str, bool]:
+    """AROUND _get_fastapi_request_path, which names the counters of a request: all paths that the server does not have
+    share one name. SGLang keeps counters of each, and its `/metrics` takes seconds after some thousand."""
+    path, is_known = original(request)
+    return (path if is_known else UNKNOWN_PATH), is_known
+
+
+def no_place(original: Callable[[Any], str], error: Any) -> str:
+    """AROUND RequestValidationError._format_endpoint_context: file and line of the function that a request is for,
+    which SGLang would tell the client."""
+    return ""
+
+
 def max_body_bytes() -> int | None:
     """The limit that the environment sets. Raises ValueError."""
     text = os.environ.get(VARIABLE, "0")
@@ -94,6 +127,7 @@ def prepare_app(original: Callable[[Any], None], app: Any) -> None:
     app.add_exception_handler(TemplateError, refuse)  # messages that the target's chat template refuses
     for kind in UNREADABLE:
         app.add_exception_handler(kind, refuse_unread)
+    app.add_middleware(KnownMethods)
     max_bytes = max_body_bytes()
     if max_bytes is not None:
         app.add_middleware(BodyLimit, max_bytes=max_bytes)

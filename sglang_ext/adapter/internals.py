@@ -275,6 +275,16 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.http_app.prepare_app",
     ),
     Internal(
+        "sglang.srt.observability.http_request_metrics._get_fastapi_request_path",
+        ("request",),
+        "sglang_ext.adapter.http_app.counted_path",
+    ),
+    Internal(  # of FastAPI, whose words SGLang's own handler sends
+        "fastapi.exceptions.RequestValidationError._format_endpoint_context",
+        ("self",),
+        "sglang_ext.adapter.http_app.no_place",
+    ),
+    Internal(
         "sglang.srt.sampling.watermarking.core.redact_watermark_secrets",
         ("value", "in_watermark_config"),
         "sglang_ext.adapter.keys.without_keys",

@@ -14,6 +14,7 @@ from rayspec.config import load_config
 from rayspec.serving import service as service_module
 from rayspec.serving.deployed import INGRESS
 from rayspec.serving.ingress import SERVERS
+from rayspec.serving.proxy import VARIABLES as PROXY
 from rayspec.serving.service import ServiceArgs
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.placement import place
@@ -136,3 +137,4 @@ def test_the_services_cluster(service: dict[str, Any]) -> None:
     test_pods_and_pins_agree({"rayClusterSpec": cluster})
     (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
     assert {p["name"]: p["containerPort"] for p in head["ports"]}["serve"] == 8000
+    assert PROXY.items() <= {e["name"]: e["value"] for e in head["env"]}.items()

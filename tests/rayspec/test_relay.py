@@ -65,8 +65,35 @@ def messages(answer: httpx.Response | Exception, passed: Passed | None = None) -
 )
 def test_a_path_stays_as_it_was_escaped(scope: dict[str, object], path: str) -> None:
     assert path_of(scope) == path
-    _, request = messages(httpx.Response(200, stream=Parts([])), Passed(method="GET", path=path, headers=[], body=b""))
-    assert str(request.url) == f"http://s{path}"
+
+
+def read_by_a_server(passed: Passed) -> bytes:
+    """The request on the wire."""
+
+    async def all_of() -> bytes:
+        read: list[bytes] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            read.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
+                client.cookies.set("of", "another")
+                async for _ in relay(client, passed):
+                    pass
+        return read[0].replace(address.removeprefix("http://").encode(), b"SERVER")
+
+    return asyncio.run(all_of())
+
+
+@pytest.mark.parametrize("path", ["/health?a=%zz", "//other/health", "/a/../health", "http://other/health", "*"])
+def test_a_server_reads_what_the_client_has_sent(path: str) -> None:
+    """Neither another path, nor one of another server, nor headers and cookies that it did not name."""
+    passed = Passed(method="GET", path=path, headers=[("x-a", "1")], body=b"")
+    assert read_by_a_server(passed) == f"GET {path} HTTP/1.1\r\nHost: SERVER\r\nx-a: 1\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(("max_bytes", "taken"), [(0, True), (1000, False), (1800, True)])
@@ -82,6 +109,18 @@ def test_a_body_is_read_no_further_than_it_may_be_long(max_bytes: int, taken: bo
     assert (body is not None, len(read)) == (taken, 3 if taken else 2)
 
 
+@pytest.mark.parametrize(("announced", "reads"), [("1001", False), ("9" * 20, False), ("1000", True), ("-5", True)])
+def test_a_body_that_is_announced_as_too_long_is_not_read(announced: str, reads: bool) -> None:
+    read = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        read.append(1)
+        yield b"x"
+
+    assert (asyncio.run(body_of(parts(), 1000, announced)) is not None) == reads
+    assert bool(read) == reads
+
+
 def test_a_header_that_is_not_ascii_passes() -> None:
     passed = Passed(method="GET", path="/health", headers=[("authorization", "Bearer schl\xfcssel")], body=b"")
     _, request = messages(httpx.Response(401, stream=Parts([])), passed)
@@ -89,21 +128,17 @@ def test_a_header_that_is_not_ascii_passes() -> None:
 
 
 def test_what_is_no_request_is_the_clients_fault() -> None:
-    async def all_of() -> list[Message]:
-        async with httpx.AsyncClient(base_url="http://s") as client:
-            return [m async for m in relay(client, Passed(method="GET", path="/\n", headers=[], body=b""))]
-
-    taken, head, body = asyncio.run(all_of())
+    (taken, head, body), _ = messages(httpx.LocalProtocolError("illegal target characters"))
     assert (taken, head) == (Taken(), ResponseHead(status=400, headers=[("content-type", "application/json")]))
     assert isinstance(body, bytes)
-    assert "no request" in json.loads(body)["error"]["message"]
+    assert "no request: illegal target" in json.loads(body)["error"]["message"]
 
 
 def test_a_request_passes_as_it_came() -> None:
     headers = [("authorization", "Bearer k"), ("host", "public"), ("connection", "keep-alive"), ("x-a", "1")]
     passed = Passed(method="POST", path="/generate?a=b", headers=headers, body=b"{}")
     found, request = messages(httpx.Response(418, stream=Parts([b"te", b"a"]), headers={"x-b": "2"}), passed)
-    assert (request.method, str(request.url), request.content) == ("POST", "http://s/generate?a=b", b"{}")
+    assert (request.method, request.extensions["target"], request.content) == ("POST", b"/generate?a=b", b"{}")
     assert (request.headers["authorization"], request.headers["x-a"], request.headers["host"]) == ("Bearer k", "1", "s")
     assert found == [Taken(), ResponseHead(status=418, headers=[("x-b", "2")]), b"tea"]
     assert "Bearer" not in repr(passed)
@@ -255,3 +290,11 @@ def test_a_body_is_looked_into_for_a_router_that_goes_by_prompts_alone(
     monkeypatch.setattr(Ingress, "_asked", answer)
     asyncio.run(Ingress(32, reads_prompts)(a_request()))
     assert asked[0].prompt == seen
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_fault_of_the_server() -> None:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+    assert asyncio.run(Ingress(32, False)(Request(scope, receive))).status_code == 400

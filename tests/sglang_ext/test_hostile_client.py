@@ -1,27 +1,40 @@
-"""A client that sends what no client should, again and again, beside one that goes on with its work."""
+"""A client that sends what no client should, again and again, beside one that goes on with its work; to SGLang's own
+server, and through Ray Serve."""
 
+import json
+import resource
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 
+import httpx
 import pytest
-from fixture_models import DRAFTERS, prompt_texts
+from fixture_models import prompt_texts
 from hostile_requests import REQUESTS, Hostile
-from stock_server import SHAPES, SPECULATIVE, Server, server_process, wait_until_healthy
-
-from rayspec.serving.process import free_port
+from hostile_wire import BODY, WIRES, answer, answered_instead, get, head, whole
+from prometheus_client.parser import text_string_to_metric_families
+from ray_server import ray_server
+from stock_server import Server, limited_server
 
 ROUNDS = 12
 GROWTH_MIB = 24  # of the server's processes together, from the third round on
+SETTLES_S = 60
+STARTS = {
+    "speculative": limited_server,
+    "plain": partial(limited_server, speculates=False),
+    "ray": ray_server,
+}
 
 
-@pytest.fixture(scope="module", params=["speculative", "plain"])
+@pytest.fixture(scope="module", params=STARTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
-    drafter = [*SPECULATIVE, *SHAPES[1], "--speculative-draft-model-path", str(DRAFTERS["slimspec"])]
-    with server_process(port, log, *(drafter if request.param == "speculative" else [])) as process:
-        wait_until_healthy(process, port, log)
-        yield Server(port, process.pid)
+    with STARTS[request.param](tmp_path_factory.mktemp("server")) as server:
+        yield server
+        assert {p.pid for p in server.processes()} == server.pids, "a process of the server ended"
 
 
 def unserved(request: Hostile) -> bool:
@@ -59,6 +72,74 @@ def test_a_hostile_client_is_answered_and_ends_nothing(server: Server, request: 
         served = other.result()
     print(f"{len(requests)} requests x {ROUNDS}, {served} answered beside them; MiB: {[round(m) for m in memory_mib]}")
     assert served >= ROUNDS
-    assert {p.pid for p in server.processes()} == server.pids, "a process of the server ended"
     assert [server.text(prompt) for prompt in prompts] == expected
     assert max(memory_mib[2:]) - memory_mib[2] < GROWTH_MIB, memory_mib
+
+
+@pytest.mark.slow
+def test_what_is_hardly_http_is_answered_and_ends_nothing(server: Server) -> None:
+    assert len(WIRES) >= 100
+    expected = server.text("import os")
+    open_files = server.open_files()
+    wrong = [said for wire in WIRES if (said := answered_instead(server.port, wire)) is not None]
+    assert not wrong, "\n".join(wrong)
+    assert server.text("import os") == expected
+    settles(lambda: server.open_files() <= open_files + 10)
+
+
+def settles(claim: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SETTLES_S
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+def samples(server: Server, name: str) -> list[float]:
+    text = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=60).text
+    found = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return [sample.value for sample in found if sample.name == name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("orders", [[], [b"x-request-disconnect-disabled: ?1"]], ids=["", "go_on_without_me"])
+def test_work_ends_for_clients_that_leave(server: Server, stream: bool, orders: list[bytes]) -> None:
+    running, aborted = "sglang:num_running_reqs", "sglang:num_aborted_requests_total"
+    before = sum(samples(server, aborted))
+    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+    body = json.dumps({"text": "import os", "stream": stream, "sampling_params": sampling}).encode()
+    with ExitStack() as lines:
+        for _ in range(8):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            line.sendall(whole(*orders, body=body))
+        settles(lambda: sum(samples(server, running)) == 8)
+    settles(lambda: sum(samples(server, aborted)) == before + 8)
+
+
+@pytest.mark.slow
+def test_clients_that_send_slowly_keep_nobody_from_an_answer(server: Server) -> None:
+    """More than Ray Serve takes at once by itself; and they leave in the middle."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(2200, hard - 200)
+    expected = server.text("import os")
+    open_files = server.open_files()
+    with ExitStack() as lines:
+        lines.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for _ in range(count):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            line.sendall(head(b"Content-Length: %d" % len(BODY)) + BODY[:9])
+        for _ in range(3):
+            assert server.text("import os") == expected
+    settles(lambda: server.open_files() <= open_files + 10)
+    assert server.text("import os") == expected
+
+
+@pytest.mark.slow
+def test_no_client_makes_counters(server: Server) -> None:
+    counter = "sglang:http_requests_total"
+    before = len(samples(server, counter))
+    for i in range(50):
+        assert answer(server.port, get(b"/nobody/%d" % i))[0] == 404
+        assert answer(server.port, get(b"/metrics", method=b"M%d" % i))[0] == 405
+    assert len(samples(server, counter)) <= before + 1

@@ -1,5 +1,5 @@
 """Requests that a generator makes of the server's own OpenAPI schema, some that fit it and some that do not: none ends
-the server, none is answered with 500, and no answer is broken off."""
+the server, none is answered with 500, and no answer is broken off; nor through Ray Serve."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import requests
 from fixture_models import prompt_texts
+from ray_server import ray_server
 from stock_server import Server, limited_server
 
 EXAMPLES = 8  # of each operation and kind
@@ -17,9 +18,9 @@ TIMEOUT_S = 120
 DEEP = ("/v1/completions", "/v1/chat/completions", "/invocations")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with limited_server(tmp_path_factory.mktemp("server")) as server:
+@pytest.fixture(scope="module", params=[limited_server, ray_server], ids=["one_machine", "ray"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with request.param(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

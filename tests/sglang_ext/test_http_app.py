@@ -3,15 +3,24 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
+from fastapi.exceptions import EndpointContext, RequestValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from sglang_ext.adapter.http_app import VARIABLE, BodyLimit, max_body_bytes, prepare_app
+from sglang_ext.adapter.http_app import (
+    VARIABLE,
+    BodyLimit,
+    counted_path,
+    max_body_bytes,
+    no_place,
+    prepare_app,
+)
 
 LIMIT = 1000
 
@@ -84,7 +93,8 @@ def test_the_environment_says_how_much(text: str | None, expected: int | None, m
     assert max_body_bytes() == expected
     app = Starlette()
     prepare_app(lambda _: None, app)
-    assert [m.kwargs for m in app.user_middleware] == ([] if expected is None else [{"max_bytes": expected}])
+    limits = [m.kwargs for m in app.user_middleware if m.cls is BodyLimit]
+    assert limits == ([] if expected is None else [{"max_bytes": expected}])
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "²", "99999999"])
@@ -104,3 +114,28 @@ def test_a_value_that_a_route_refuses_is_no_fault_of_the_server() -> None:
     answer = client.get("/?which=value")
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no such parser")
     assert client.get("/?which=other").status_code == 500
+
+
+def test_a_method_that_http_does_not_have_reaches_no_route() -> None:
+    app = Starlette(routes=[Mount("/", Response("served"))])
+    prepare_app(lambda _: None, app)
+    client = TestClient(app)
+    assert client.request("PATCH", "/").text == "served"
+    answer = client.request("FOO", "/")
+    assert (answer.status_code, answer.json()) == (405, {"detail": "Method Not Allowed"})
+    assert "PATCH" in answer.headers["allow"].split(", ")
+
+
+def test_unknown_paths_are_counted_together() -> None:
+    assert counted_path(lambda _: ("/health", True), None) == ("/health", True)
+    assert counted_path(lambda path: (path, False), "/nobody/1") == counted_path(
+        lambda path: (path, False), "/nobody/2"
+    )
+
+
+def test_what_is_wrong_with_a_request_names_no_file() -> None:
+    context = EndpointContext(function="f", path="POST /f", file="/secret/server.py", line=3)
+    error = RequestValidationError([{"msg": "Field required"}], endpoint_ctx=context)
+    assert "/secret/server.py" in str(error), "FastAPI no longer says so; the hook is not needed"
+    with mock.patch.object(RequestValidationError, "_format_endpoint_context", lambda error: no_place(str, error)):
+        assert str(error) == "1 validation error:\n  {'msg': 'Field required'}"

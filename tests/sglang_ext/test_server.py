@@ -96,7 +96,7 @@ def plain_texts(many_prompts: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def server(plain_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """After the plain engine, which would not fork from the tests' server under this one's variables."""
-    with limited_server(tmp_path_factory.mktemp("server"), "--enable-metrics") as server:
+    with limited_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
