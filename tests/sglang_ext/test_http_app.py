@@ -1,6 +1,7 @@
 """What our plugin adds to SGLang's HTTP application; through a real server in test_server.py."""
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -136,6 +137,7 @@ def test_unknown_paths_are_counted_together() -> None:
 def test_what_is_wrong_with_a_request_names_no_file() -> None:
     context = EndpointContext(function="f", path="POST /f", file="/secret/server.py", line=3)
     error = RequestValidationError([{"msg": "Field required"}], endpoint_ctx=context)
-    assert "/secret/server.py" in str(error), "FastAPI no longer says so; the hook is not needed"
-    with mock.patch.object(RequestValidationError, "_format_endpoint_context", lambda error: no_place(str, error)):
+    named = inspect.unwrap(RequestValidationError._format_endpoint_context)  # a test before may have hooked it
+    assert "/secret/server.py" in named(error), "FastAPI no longer says so; the hook is not needed"
+    with mock.patch.object(RequestValidationError, "_format_endpoint_context", lambda error: no_place(named, error)):
         assert str(error) == "1 validation error:\n  {'msg': 'Field required'}"
