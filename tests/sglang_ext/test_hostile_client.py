@@ -118,7 +118,7 @@ def test_work_ends_for_clients_that_leave(server: Server, stream: bool, orders: 
 
 @pytest.mark.slow
 def test_clients_that_send_slowly_keep_nobody_from_an_answer(server: Server) -> None:
-    """More than Ray Serve takes at once by itself; and they leave in the middle."""
+    """More than an actor of Ray Serve once took, which it then ended; and they leave in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(2200, hard - 200)
     expected = server.text("import os")
