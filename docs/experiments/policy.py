@@ -79,16 +79,9 @@ def arguments() -> Any:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--topk", type=int, default=1)
     parser.add_argument("--nodes", type=int)
-    for name, value in (
-        ("blocks", 8),
-        ("starts", 1),
-        ("new-tokens", 64),
-        ("context", 1024),
-        ("phase-s", 20),
-        ("skip", 0),
-    ):
+    defaults = {"blocks": 8, "starts": 1, "new-tokens": 64, "context": 1024, "phase-s": 20, "skip": 0}
+    for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--only-figure", action="store_true")
     options = parser.parse_args()
     if not options.policy and (options.only_figure or not options.skip):

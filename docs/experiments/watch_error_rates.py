@@ -104,18 +104,9 @@ def main() -> None:
             is_rolled_back(np.random.default_rng([run, 3]), draw, rate, change) for run in range(options.runs)
         )
         low, high = stats.binomtest(rolled_back, options.runs).proportion_ci()
-        rows.append(
-            {
-                "requests": name,
-                "rate": rate,
-                "loss": 0.0,
-                "delay": 0.0,
-                "runs": options.runs,
-                "rolled_back": rolled_back,
-            }
-            | {"share": rolled_back / options.runs, "low": low, "high": high}
-            | change
-        )
+        case = {"requests": name, "rate": rate, "loss": 0.0, "delay": 0.0} | change
+        share = rolled_back / options.runs
+        rows.append(case | {"runs": options.runs, "rolled_back": rolled_back, "share": share, "low": low, "high": high})
     options.out.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=1) + "\n")
 
 

@@ -235,18 +235,19 @@ def _figures(new: Sequence[Answer], running: Sequence[Answer]) -> dict[str, floa
 
 
 def _watched(now: Totals, before: Totals) -> dict[str, float]:
-    found = {
-        "watch_requests": now.requests,
-        "watch_requests_before": before.requests,
-        "watch_tau": now.tau,
-        "watch_tau_before": before.tau,
-        "watch_tau_of_first": now.tau_of_first,
-        "watch_tau_of_first_before": before.tau_of_first,
-        "watch_token_ms": None if now.token_s is None else 1e3 * now.token_s,
-        "watch_token_ms_before": None if before.token_s is None else 1e3 * before.token_s,
-        "watch_first_token_ms": None if now.first_token_s is None else 1e3 * now.first_token_s,
-        "watch_first_token_ms_before": None if before.first_token_s is None else 1e3 * before.first_token_s,
-        "watch_deaths": now.deaths,
-        "watch_deaths_before": before.deaths,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    found: dict[str, float] = {}
+    for suffix, totals in (("", now), ("_before", before)):
+        figures = {
+            "requests": totals.requests,
+            "tau": totals.tau,
+            "tau_of_first": totals.tau_of_first,
+            "token_ms": _ms(totals.token_s),
+            "first_token_ms": _ms(totals.first_token_s),
+            "deaths": totals.deaths,
+        }
+        found |= {f"watch_{name}{suffix}": value for name, value in figures.items() if value is not None}
+    return found
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

@@ -25,6 +25,16 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> Any:
     return named
 
 
+def test_a_command_line_of_a_policy_is_read(experiment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ["--target", "t", "--drafter", "d", "--prompts", "p", "--out", "o"]
+    monkeypatch.setattr("sys.argv", ["policy.py", *needed, "--skip", "96", "--starts", "3", "--new-tokens", "48"])
+    options = experiment("policy").arguments()
+    assert (options.skip, options.starts, options.new_tokens, options.blocks) == (96, 3, 48, 8)
+    monkeypatch.setattr("sys.argv", ["policy.py", *needed])
+    with pytest.raises(SystemExit):  # no prompts are left to measure a policy with
+        experiment("policy").arguments()
+
+
 def test_each_engine_follows_each_other_one(experiment: Any) -> None:
     order = experiment("policy").order
     orders = [order(NAMES, 16, block) for block in range(-1, 199)]
