@@ -1,17 +1,17 @@
 """A policy against plain decoding and every fixed draft length, and its switching under a changing load.
 
 python docs/experiments/policy.py [--policy policy.json] --target FOLDER --drafter FOLDER --prompts FILE --out FOLDER
-    [--streams 1 8 32] [--blocks 8] [--starts 1] [--new-tokens 64] [--skip 0] [--topk 1] [--nodes N] [--context 1024]
-    [--phase-s 20] [--only-figure]
+    [--streams 1 8 32] [--blocks 8] [--starts 1] [--new-tokens 64] [--skip 0] [--lengths 0 2 4] [--topk 1] [--nodes N]
+    [--context 1024] [--phase-s 20] [--only-figure]
 
 All engines are resident, each in a process of its own, and answer the same prompts in turn, in an order that is drawn
 for each block (seeded), so that a drift of the machine meets all of them and none always follows the same one. Writes
 measured.json after each block (output tokens per second, ratios with 95% intervals from the paired blocks, the tokens
 and seconds of each block, the policy's steps by draft length) and at the end switching.png (load, draft length and
 tokens per second over time). `--starts`: so often the engines are started anew, for `--blocks` other blocks each time.
-`--skip`: leave out so many of the first prompts, those that the policy's sweep asked.
-Without `--policy`, one is measured first with these prompts, on the same engines in turn (`--lengths 0 2 4`), and
-written to policy.json.
+`--skip`: leave out so many of the first prompts, those that the policy's sweep asked. `--lengths`: the fixed ones (all
+of the policy's). Without `--policy`, one is measured first with those prompts, on the same engines in turn, and written
+to policy.json.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
     file = options.policy or str(folder / "policy.json")
     if not options.policy:
         with ExitStack() as stack:
-            fixed = {str(k): Server(stack, options, k) for k in options.lengths}
+            fixed = {str(k): Server(stack, options, k) for k in options.lengths or (0, 2, 4)}
             write_whole(Path(file), policy_text(calibrated(fixed, first, options)))
     table = read_table(file)
     blocks: Blocks = {}
@@ -61,7 +61,8 @@ def main() -> None:
         with ExitStack() as stack:
             follows = Server(stack, options, table.lengths[-1], policy=file)
             if not options.only_figure:
-                engines = {"policy": follows, **{str(k): Server(stack, options, k) for k in table.lengths}}
+                fixed = {str(k): Server(stack, options, k) for k in options.lengths or table.lengths}
+                engines = {"policy": follows, **fixed}
                 for _ in measured(engines, prompts, options, start, blocks):
                     text = json.dumps({**head, "by_streams": summary(blocks)}, indent=1) + "\n"
                     write_whole(folder / "measured.json", text)
@@ -75,7 +76,7 @@ def arguments() -> Any:
     parser.add_argument("--policy")
     for name in ("target", "drafter", "prompts", "out"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[0, 2, 4])
+    parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--topk", type=int, default=1)
     parser.add_argument("--nodes", type=int)

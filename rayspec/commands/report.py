@@ -120,16 +120,20 @@ def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> Non
     markdown, page = write_report(sweep, folder)
     print(decision(sweep.results))
     print(f"\n{markdown}\n{page}")
+    source = None
     if options.emit is not None:
-        from rayspec.report.ready_files import emit
+        from rayspec.report.ready_files import emit, winners_of
 
-        print("\n".join(map(str, emit(sweep, Path(options.emit), options.model))))
+        winners_of(sweep, Path(options.emit))  # where this fails, nothing is registered
     if options.promote:
         best, alias, before = _to_promote(sweep, options)
         done = before or promote(sweep, folder, best, options.model, alias)
+        source = done.uri
         is_now = f"is {'still' if before else 'now'} version {done.version}"
-        print(f"{done.uri} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
+        print(f"{source} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
         _tell_of_one_load(sweep.results, best)
+    if options.emit is not None:
+        print("\n".join(map(str, emit(sweep, Path(options.emit), source))))
 
 
 def _to_promote(sweep: StoredSweep, options: argparse.Namespace) -> tuple[TrialResult, str | None, Promotion | None]:

@@ -9,7 +9,7 @@ from rayspec.config import SHIPPED
 from rayspec.export import stock_form
 from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
-from rayspec.report.promote import default_model
+from rayspec.report.promote import ALIAS, default_model
 from rayspec.serving.flags import engine_config, serve_command, target_here
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.shipped import drafter_label
@@ -23,12 +23,12 @@ from sglang_ext.folders import check_name, check_place, written_whole
 EXPORTED_TO = "stock_drafters"
 
 
-def emit(sweep: StoredSweep, folder: Path, model: str | None = None) -> list[Path]:
+def emit(sweep: StoredSweep, folder: Path, source: str | None = None) -> list[Path]:
     """Write, for every traffic under which speculation pays, `NAME/serve.sh` (SGLang's server), `NAME/acceptance.json`
     (what a simulator needs), `NAME/rayservice.yaml` (the champion on Kubernetes), `NAME/policy.json` (draft length by
     load, where at least two loads in streams were measured) with `NAME/adaptive.json` (the same for SGLang without
     rayspec, for chains) and, where vLLM can hold the drafter, `NAME/vllm.sh`. What an earlier call wrote is replaced.
-    `model`: the registered one whose champion Kubernetes serves; None for the target's own.
+    `source`: what Kubernetes serves, models:/NAME@ALIAS or models:/NAME/VERSION; None for the target's champion.
 
     Raises ValueError where nothing pays, for a trial whose name is no folder's and for a folder that holds something
     else, and OSError where it cannot be written.
@@ -38,7 +38,7 @@ def emit(sweep: StoredSweep, folder: Path, model: str | None = None) -> list[Pat
     for best in winners:
         place = folder / best.trial.name
         with written_whole(place, READY_FILES) as draft:
-            for name, text in _files(sweep, best, model).items():
+            for name, text in _files(sweep, best, source).items():
                 (draft / name).write_text(text)
         for name in sorted(file.name for file in place.iterdir()):
             (place / name).chmod(0o755 if name.endswith(".sh") else 0o644)
@@ -57,11 +57,11 @@ def winners_of(sweep: StoredSweep, folder: Path) -> list[TrialResult]:
     return winners
 
 
-def _files(sweep: StoredSweep, best: TrialResult, model: str | None) -> dict[str, str]:
+def _files(sweep: StoredSweep, best: TrialResult, source: str | None) -> dict[str, str]:
     files = {
         "serve.sh": f'#!/bin/sh\n{serve_command(sweep, best.trial)} "$@"\n',
         ACCEPTANCE: json.dumps(acceptance(sweep, best), indent=1) + "\n",
-        "rayservice.yaml": ray_service(sweep.params["target"], model),
+        "rayservice.yaml": ray_service(sweep.params["target"], source),
     }
     policy = measured_policy(sweep, best)
     if policy is not None:
@@ -73,10 +73,10 @@ def _files(sweep: StoredSweep, best: TrialResult, model: str | None) -> dict[str
     return files if vllm is None else files | {"vllm.sh": vllm}
 
 
-def ray_service(target: str, model: str | None) -> str:
-    """The example of configs/cluster with this target and its champion; image, claim and resources stay to be named."""
+def ray_service(target: str, source: str | None) -> str:
+    """The example of configs/cluster with this target and version; image, claim and resources stay to be named."""
     lines = (SHIPPED / "cluster" / "rayservice.yaml").read_text().splitlines()
-    named = {"source:": f"models:/{model or default_model(target)}@champion", "target:": target}
+    named = {"source:": source or f"models:/{default_model(target)}@{ALIAS}", "target:": target}
     for i, line in enumerate(lines):
         key = line.strip().partition(" ")[0]
         if key in named:

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from tqdm import tqdm
 
 from rayspec.champion_fields import SHAPE
+from rayspec.home import prepared_home
 from rayspec.messages import log_tail
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
 from rayspec.serving.champion import Champion
@@ -15,6 +17,7 @@ from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import log
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
 from rayspec.serving.version import ServedVersion, start_server
+from sglang_ext.whole import write_whole
 
 ANSWER_TIMEOUT_S = 600.0
 # with which a server cannot be asked over plain HTTP by itself
@@ -49,9 +52,27 @@ def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
         server.stop(STOP_TIMEOUT_S)
 
 
-def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[str] = ()) -> None:
+def try_version(version: ServedVersion) -> None:
+    """Have a server of its own answer the canary prompts, unless these very files have passed from this home before.
+    Raises ValueError for a version that may take no traffic, ServerFailed where it does not serve."""
+    passed = prepared_home() / "serving" / f"{version.record_sha256}.passed"
+    if passed.exists():
+        return
+    champion, server = start_server(replace(version, follows_policy=False))
+    try:
+        answers = answers_of(server, champion.target, version)
+    finally:
+        server.stop(STOP_TIMEOUT_S)
+    check_promise(champion, answers, version.more, without="canary: false in the args")
+    write_whole(passed, f"{champion.name}\n")
+
+
+def check_promise(
+    champion: Champion, answers: Sequence[Answer], more: Sequence[str] = (), without: str = "--no-canary"
+) -> None:
     """Says what was found. `more`: SGLang's own flags; under another draft length than the evidence's only speculation
-    itself is looked for. Raises ValueError for a version that may take no traffic."""
+    itself is looked for. `without`: what leaves a canary out. Raises ValueError for a version that may take no
+    traffic."""
     about = {"version": champion.name}
     others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
     if others:
@@ -62,7 +83,7 @@ def check_promise(champion: Champion, answers: Sequence[Answer], more: Sequence[
     if reason is not None:
         raise ValueError(
             f"{champion.name} takes no traffic: {reason}; promote another, or serve this one all the same with "
-            "--no-canary"
+            f"{without}"
         )
     log.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
 

@@ -4,7 +4,7 @@
 It deploys and scales; it follows no alias, which is `rayspec serve --follow`'s.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
@@ -36,12 +36,14 @@ class IngressArgs(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceArgs(IngressArgs):
-    """`args` of the servers' application; what they mean, `rayspec serve --help` says. `gpus`: of each replica."""
+    """`args` of the servers' application; what they mean, `rayspec serve --help` says. `gpus`: of each replica.
+    `canary`: the first replica of a version has the canary prompts answered before it takes traffic."""
 
     source: str
     target: str | None = None
     force: bool = False
     follows_policy: bool = True
+    canary: bool = True
     min_replicas: int = Scale.minimum
     max_replicas: int = Scale.maximum
     requests_each: int = Scale.requests_each
@@ -87,7 +89,7 @@ def servers(args: dict[str, Any]) -> serve.Application:
         access=Access.given(None, given.max_body_mib),
         log_format=given.log_format,
     )
-    return server_application(version, scale, board=None)
+    return server_application(replace(version, tries_first=given.canary), scale, board=None)
 
 
 def ingress(args: dict[str, Any]) -> serve.Application:

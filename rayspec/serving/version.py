@@ -38,6 +38,7 @@ class ServedVersion:
     access: Access
     log_format: str = "text"  # of its server's log
     start_timeout_s: float = 1800.0
+    tries_first: bool = False  # its replicas see to the canary themselves: nobody has before
 
 
 def served_version(

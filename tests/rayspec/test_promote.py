@@ -313,9 +313,9 @@ def test_a_plan_that_promises_is_kept(store: Store, capsys: pytest.CaptureFixtur
 
 
 def test_another_alias_or_none_leaves_the_champion_where_it_is(
-    store: Store, capsys: pytest.CaptureFixture[str]
+    store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    command = ["--promote", "--out", str(store.report)]
+    command = ["--promote", "--out", str(store.report), "--emit", str(tmp_path / "ready")]
     said = {
         (): "models:/drafter-target@champion is now version 1: ",
         ("--alias", "candidate"): "models:/drafter-target@candidate is now version 2: ",
@@ -326,6 +326,9 @@ def test_another_alias_or_none_leaves_the_champion_where_it_is(
         for more, message in said.items():
             assert main([*command, "--model", MODEL, *more]) == 0
             assert message in capsys.readouterr().out
+            for file in (tmp_path / "ready").rglob("rayservice.yaml"):
+                assert f'source: "{message.split()[0]}"\n' in file.read_text()
+        assert any((tmp_path / "ready").rglob("rayservice.yaml"))
         assert main([*command, "--model", MODEL, "--no-alias", "--plan"]) == 0
         assert f"to register as a version of {MODEL} that no alias means: " in capsys.readouterr().out
     aliases = store.client.get_registered_model(MODEL).aliases

@@ -23,12 +23,12 @@ from rayspec.sweep.shape import DraftShape
 from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import read_table
 
-MODEL = "models:/drafter-target@champion"
+MODEL = "models:/drafter-target@canary"
 
 
 def test_ready_files_of_the_winners(champion_client: MlflowClient, tmp_path: Path) -> None:
     sweep = find_sweep(champion_client)
-    written = emit(sweep, tmp_path / "ready", "drafter-target")
+    written = emit(sweep, tmp_path / "ready", MODEL)
     names = {file.name for file in written}
     assert {"serve.sh", "acceptance.json", "rayservice.yaml"} <= names
     for file in written:
