@@ -16,7 +16,7 @@ from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import log
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
-from rayspec.serving.version import ServedVersion, start_server
+from rayspec.serving.version import ServedVersion, logger, start_server
 from sglang_ext.whole import write_whole
 
 ANSWER_TIMEOUT_S = 600.0
@@ -64,6 +64,7 @@ def try_version(version: ServedVersion) -> None:
     finally:
         server.stop(STOP_TIMEOUT_S)
     check_promise(champion, answers, version.more, without="canary: false in the args")
+    logger.info("%s has passed the canary with tau %.3f", version.name, tau(answers), extra={"version": version.name})
     write_whole(passed, f"{champion.name}\n")
 
 

@@ -401,7 +401,7 @@ def test_replicas_of_one_process_id_are_told_apart(monkeypatch: pytest.MonkeyPat
     """In containers many have the same."""
     board = Board()
     told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
-    version: Any = SimpleNamespace(name="a")
+    version: Any = SimpleNamespace(name="a", tries_first=False)
     answer = SimpleNamespace(text=METRICS)
     server = SimpleNamespace(address="http://x", is_alive=True)
     monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, server))
@@ -429,7 +429,7 @@ def test_a_replica_tells_of_its_servers_death(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, server))
     monkeypatch.setattr(Replica, "_watch", lambda _: None)
     told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
-    version: Any = SimpleNamespace(name="a")
+    version: Any = SimpleNamespace(name="a", tries_first=False)
 
     def deaths(replica: Replica) -> float:
         replica._tell()

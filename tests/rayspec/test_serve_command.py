@@ -201,7 +201,8 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
     (version, board), options = built.init_args, built._deployment_config.autoscaling_config
     assert (version.source, version.name, board) == ("models:/drafter-target/1", "drafter-target version 1", None)
     assert (options.min_replicas, options.max_replicas) == (1, 3)
-    assert (version.access.max_body_mib, version.log_format) == (5, "json")
+    assert (version.access.max_body_mib, version.log_format, version.tries_first) == (5, "json", True)
+    assert not servers({"source": MODEL, "canary": False})._bound_deployment.init_args[0].tries_first
     assert built.ray_actor_options["num_gpus"] == 1
     with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
         servers({"source": "models:/nobody@champion"})

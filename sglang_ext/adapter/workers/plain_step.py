@@ -5,7 +5,6 @@ target's pass (slots, the mask, accepting) is Python and small operations, which
 On an accelerator it stays: there a speculative engine has captured graphs of verification, and none of plain decoding.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,5 +40,6 @@ def decode_plainly(target_worker: Any, batch: Any) -> GenerationBatchResult:
     result = target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.NULL)
     result.new_seq_lens, result.accept_lens = batch.seq_lens, torch.ones_like(length_B)
     result.speculative_num_draft_tokens = 1
-    result.next_draft_input = replace(draft_input, bonus_tokens=result.next_token_ids)
+    draft_input.bonus_tokens = result.next_token_ids
+    result.next_draft_input = draft_input
     return result

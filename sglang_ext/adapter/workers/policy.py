@@ -144,7 +144,8 @@ class FollowsPolicy(EAGLEWorkerV2):
         rests = choice.draft_steps == 0 and not choice.keeps_up and self.speculative_algorithm.has_draft_kv()
         if rests:
             self.rested += 1
-            self._with_holes.update(batch.reqs)
+            if any(is_followed):
+                self._with_holes.update(batch.reqs)
             if not self.has_graphs and on_publish is None and can_decode_plainly(batch, self.ranks):
                 self.decoded += 1
                 self.activate_step_by_batch(len(batch.reqs))
