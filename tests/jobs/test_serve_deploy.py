@@ -46,7 +46,7 @@ def test_a_bad_champion_changes_nothing_and_a_good_one_is_tried_once(tmp_path: P
         assert is_healthy(port), "the replica that was there goes on"
         assert set(home.rglob("*.passed")) == set(passed)
         logs = len(list((home / "serving").glob("*.log")))
-        since = deploy(tmp_path, address, variables, port, source=str(good))
+        since = deploy(tmp_path, address, variables, port, source=str(good), requests_each=8)  # a new replica
         assert end_of(address, variables, since)["status"] == "RUNNING"
         assert len(list((home / "serving").glob("*.log"))) == logs + 1, "it was not tried again"
 
