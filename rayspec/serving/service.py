@@ -37,7 +37,7 @@ class IngressArgs(Settings):
 @dataclass(frozen=True, kw_only=True)
 class ServiceArgs(IngressArgs):
     """`args` of the servers' application; what they mean, `rayspec serve --help` says. `gpus`: of each replica.
-    `canary`: the first replica of a version has the canary prompts answered before it takes traffic."""
+    `canary`: replicas have the canary prompts answered before they take traffic, until the version has passed."""
 
     source: str
     target: str | None = None
