@@ -79,7 +79,7 @@ def watch() -> None:
 
 
 def parts(step: dict[str, float]) -> dict[str, float]:
-    """Of one step, in milliseconds: parts that add up to it."""
+    """Of one step, in milliseconds: all but `step` and `outside` add up to it."""
     s = defaultdict(float, {name: 1e3 * value for name, value in step.items() if name != "streams"})
     worker = s["policy"] or s["target"]
     return {
@@ -148,6 +148,8 @@ def main() -> None:
                 for engine in engines:
                     engine.do(timed, asked_in(block, prompts, streams), options.new_tokens + 1)
         seen = [json.loads(file.read_text()) for file in folder.glob("[0-9]*.json")]
+        if len(seen) != len(engines):
+            parser.error("each engine writes its steps by the hundred: ask for more --new-tokens or --blocks")
         found = {"policy" if any("policy" in s for s in steps) else "plain": summary(steps) for steps in seen}
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     write_whole(Path(options.out), json.dumps({**head, "median_ms": found}, indent=1) + "\n")

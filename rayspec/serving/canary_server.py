@@ -45,27 +45,27 @@ def check_words(more: Sequence[str], *, on_ray: bool) -> None:
 def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
     """Answers of a server of its own, which has ended since. Raises ValueError for files that are not what was checked,
     ServerFailed where it does not serve."""
-    champion, server = start_server(version)
-    try:
-        return answers_of(server, champion.target, version)
-    finally:
-        server.stop(STOP_TIMEOUT_S)
+    return _asked(version)[1]
 
 
 def try_version(version: ServedVersion) -> None:
-    """Have a server of its own answer the canary prompts, unless these very files have passed from this home before.
-    Raises ValueError for a version that may take no traffic, ServerFailed where it does not serve."""
+    """The same and whether it may take traffic, unless these very files have passed from this home before. Raises
+    ValueError for a version that may not, too."""
     passed = prepared_home() / "serving" / f"{version.record_sha256}.passed"
     if passed.exists():
         return
-    champion, server = start_server(replace(version, follows_policy=False))
-    try:
-        answers = answers_of(server, champion.target, version)
-    finally:
-        server.stop(STOP_TIMEOUT_S)
+    champion, answers = _asked(replace(version, follows_policy=False))
     check_promise(champion, answers, version.more, without="canary: false in the args")
     logger.info("%s has passed the canary with tau %.3f", version.name, tau(answers), extra={"version": version.name})
     write_whole(passed, f"{champion.name}\n")
+
+
+def _asked(version: ServedVersion) -> tuple[Champion, list[Answer]]:
+    champion, server = start_server(version)
+    try:
+        return champion, answers_of(server, champion.target, version)
+    finally:
+        server.stop(STOP_TIMEOUT_S)
 
 
 def check_promise(

@@ -1,4 +1,4 @@
-"""docs/experiments/{policy,plain_steps,policy_simulated,starts}.py: what they compute, without an engine."""
+"""docs/experiments/{policy,plain_steps,step_parts,policy_simulated,starts}.py: what they compute, without an engine."""
 
 import importlib
 from collections import Counter
@@ -33,6 +33,20 @@ def test_a_command_line_of_a_policy_is_read(experiment: Any, monkeypatch: pytest
     monkeypatch.setattr("sys.argv", ["policy.py", *needed])
     with pytest.raises(SystemExit):  # no prompts are left to measure a policy with
         experiment("policy").arguments()
+
+
+def test_the_parts_of_a_step_add_up_to_it(experiment: Any) -> None:
+    step_parts = experiment("step_parts")
+    of_plain = {"streams": 4, "step": 0.040, "run_batch": 0.039, "target": 0.038, "pass": 0.036, "result": 0.0004}
+    of_policy = {**of_plain, "policy": 0.0387, "plain_step": 0.0382, "next_batch": 0.0002}
+    for step in (of_plain, of_policy):
+        parts = step_parts.parts(step)
+        assert sum(parts.values()) - parts["step"] - parts["outside"] == pytest.approx(40)
+        assert parts["outside"] == pytest.approx(4)
+    assert step_parts.parts(of_policy)["policy"] == pytest.approx(0.5)
+    drafted = {**of_policy}
+    del drafted["plain_step"]
+    assert step_parts.summary([of_policy, of_policy, drafted])[4]["steps"] == 2
 
 
 def test_each_engine_follows_each_other_one(experiment: Any) -> None:
