@@ -18,10 +18,15 @@ PACKAGES = ("sglang", "torch", "ray", "mlflow", "transformers", "optuna")
 def provenance() -> dict[str, str]:
     """Tags of this process and its machine; an unknown value is the word `unknown`, never left out."""
     commit, is_dirty = git_state()
-    tags = {"git.commit": commit, "git.dirty": is_dirty, "version.rayspec": rayspec.__version__}
-    tags |= {f"version.{name}": _version(name) for name in PACKAGES}
-    tags["version.python"] = platform.python_version()
+    tags = {"git.commit": commit, "git.dirty": is_dirty}
+    tags |= {f"version.{name}": version for name, version in releases().items()}
     return tags | machine()
+
+
+def releases() -> dict[str, str]:
+    """Of this package, of those that its results depend on, and of Python."""
+    found = {"rayspec": rayspec.__version__} | {name: _version(name) for name in PACKAGES}
+    return found | {"python": platform.python_version()}
 
 
 def git_state() -> tuple[str, str]:

@@ -97,13 +97,14 @@ def _plan(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None
     from rayspec.report.promote import check_promotion, default_model
 
     print(f"{decision(sweep.results)}\n\nto write: {folder}/report.md and report.html")
+    found = _to_promote(sweep, options) if options.promote else None  # that none has earned it comes before all else
     if options.emit is not None:
         from rayspec.report.ready_files import winners_of
 
         names = [best.trial.name for best in winners_of(sweep, Path(options.emit))]
         print(f"to write: what serves {', '.join(names)} elsewhere, to {options.emit}")
-    if options.promote:
-        best, alias, before = _to_promote(sweep, options)
+    if found is not None:
+        best, alias, before = found
         model = options.model or default_model(sweep.params["target"])
         if before is None:
             check_promotion(sweep, best, model, alias)
@@ -121,16 +122,17 @@ def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> Non
     print(decision(sweep.results))
     print(f"\n{markdown}\n{page}")
     source = None
+    found = _to_promote(sweep, options) if options.promote else None
     if options.emit is not None:
         from rayspec.report.ready_files import emit, winners_of
 
         winners_of(sweep, Path(options.emit))  # where this fails, nothing is registered
-    if options.promote:
-        best, alias, before = _to_promote(sweep, options)
+    if found is not None:
+        best, alias, before = found
         done = before or promote(sweep, folder, best, options.model, alias)
-        source = done.uri
+        source = done.pinned
         is_now = f"is {'still' if before else 'now'} version {done.version}"
-        print(f"{source} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
+        print(f"{done.uri} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
         _tell_of_one_load(sweep.results, best)
     if options.emit is not None:
         print("\n".join(map(str, emit(sweep, Path(options.emit), source))))

@@ -57,7 +57,11 @@ class Promotion:
 
     @property
     def uri(self) -> str:
-        return f"models:/{self.model}" + (f"/{self.version}" if self.alias is None else f"@{self.alias}")
+        return self.pinned if self.alias is None else f"models:/{self.model}@{self.alias}"
+
+    @property
+    def pinned(self) -> str:
+        return f"models:/{self.model}/{self.version}"
 
 
 def winner(results: Sequence[TrialResult], traffic: str | None = None, force: bool = False) -> TrialResult:

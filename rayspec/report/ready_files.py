@@ -10,7 +10,7 @@ from rayspec.export import stock_form
 from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
 from rayspec.report.promote import ALIAS, default_model
-from rayspec.serving.flags import engine_config, serve_command, target_here
+from rayspec.serving.flags import engine_config, ranks_of, serve_command, serving_flags, target_here
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.shipped import drafter_label
 from rayspec.sweep.plan.sampling import DRAWS
@@ -21,6 +21,7 @@ from sglang_ext.folder_kinds import ACCEPTANCE, POLICY, READY_FILES
 from sglang_ext.folders import check_name, check_place, written_whole
 
 EXPORTED_TO = "stock_drafters"
+ONE_GPU = 'nvidia.com/gpu: "1"'  # in the example
 
 
 def emit(sweep: StoredSweep, folder: Path, source: str | None = None) -> list[Path]:
@@ -28,7 +29,7 @@ def emit(sweep: StoredSweep, folder: Path, source: str | None = None) -> list[Pa
     (what a simulator needs), `NAME/rayservice.yaml` (the champion on Kubernetes), `NAME/policy.json` (draft length by
     load, where at least two loads in streams were measured) with `NAME/adaptive.json` (the same for SGLang without
     rayspec, for chains) and, where vLLM can hold the drafter, `NAME/vllm.sh`. What an earlier call wrote is replaced.
-    `source`: what Kubernetes serves, models:/NAME@ALIAS or models:/NAME/VERSION; None for the target's champion.
+    `source`: what Kubernetes serves, models:/NAME/VERSION; None for the alias of the target's champion.
 
     Raises ValueError where nothing pays, for a trial whose name is no folder's and for a folder that holds something
     else, and OSError where it cannot be written.
@@ -61,7 +62,9 @@ def _files(sweep: StoredSweep, best: TrialResult, source: str | None) -> dict[st
     files = {
         "serve.sh": f'#!/bin/sh\n{serve_command(sweep, best.trial)} "$@"\n',
         ACCEPTANCE: json.dumps(acceptance(sweep, best), indent=1) + "\n",
-        "rayservice.yaml": ray_service(sweep.params["target"], source),
+        "rayservice.yaml": ray_service(
+            sweep.params["target"], source, ranks_of(serving_flags(engine_config(sweep), best.trial))
+        ),
     }
     policy = measured_policy(sweep, best)
     if policy is not None:
@@ -73,16 +76,19 @@ def _files(sweep: StoredSweep, best: TrialResult, source: str | None) -> dict[st
     return files if vllm is None else files | {"vllm.sh": vllm}
 
 
-def ray_service(target: str, source: str | None) -> str:
-    """The example of configs/cluster with this target and version; image, claim and resources stay to be named."""
+def ray_service(target: str, source: str | None, gpus: int) -> str:
+    """The example of configs/cluster with this target, version and GPUs of a replica; image, claim and other resources
+    stay to be named."""
     lines = (SHIPPED / "cluster" / "rayservice.yaml").read_text().splitlines()
-    named = {"source:": source or f"models:/{default_model(target)}@{ALIAS}", "target:": target}
+    named = {"source:": source or f"models:/{default_model(target)}@{ALIAS}", "target:": target, "gpus:": gpus}
     for i, line in enumerate(lines):
         key = line.strip().partition(" ")[0]
         if key in named:
             lines[i] = f"{line.partition(key)[0]}{key} {json.dumps(named.pop(key))}"
     assert not named, "the example names each"
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    assert text.count(ONE_GPU) == 1, "of a worker"
+    return text.replace(ONE_GPU, ONE_GPU.replace("1", str(gpus)))
 
 
 def _draws(sweep: StoredSweep) -> bool:

@@ -111,7 +111,7 @@ def below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: Ca
     found = tau(new)
     if found is None:
         return "it was served without speculation: no answer to a canary prompt has verify steps"
-    promised = _number(evidence, "tau")
+    promised = promised_tau(evidence)
     least = None if promised is None else 1 + bounds.drafts_of_evidence * (promised - 1)
     if least is None or found >= least:
         return None
@@ -149,8 +149,17 @@ def expected_ratio(evidence: Mapping[str, str], running_evidence: Mapping[str, s
         evidence.get(k) is not None and evidence.get(k) == running_evidence.get(k)
         for k in ("target", "workload", "temperature")
     )
-    ours, theirs = _number(evidence, "tau"), _number(running_evidence, "tau")
+    ours, theirs = promised_tau(evidence), promised_tau(running_evidence)
     return ours / theirs if alike and ours and theirs else None
+
+
+def promised_tau(evidence: Mapping[str, str]) -> float | None:
+    """What was measured; None where the evidence does not say it, or says what tau cannot be."""
+    try:
+        found = float(evidence["tau"])
+    except (KeyError, ValueError):
+        return None
+    return found if 1 <= found < math.inf else None
 
 
 def _standard_error(new: Sequence[Answer], running: Sequence[Answer]) -> float:
@@ -168,10 +177,3 @@ def _standard_error(new: Sequence[Answer], running: Sequence[Answer]) -> float:
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     pairs = enumerate(zip(a, b, strict=False))
     return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
-def _number(evidence: Mapping[str, str], name: str) -> float | None:
-    try:
-        return float(evidence[name])
-    except (KeyError, ValueError):
-        return None

@@ -1,8 +1,10 @@
 """The canary: a server of a version that takes no traffic, answers the canary prompts and ends. Knows no Ray."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,15 +13,21 @@ from tqdm import tqdm
 from rayspec.champion_fields import SHAPE
 from rayspec.home import prepared_home
 from rayspec.messages import log_tail
-from rayspec.serving.canary import Answer, CanaryBounds, below_promise, read_answer, requests, tau
+from rayspec.provenance import releases
+from rayspec.serving.canary import Answer, CanaryBounds, below_promise, promised_tau, read_answer, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import log
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
 from rayspec.serving.version import ServedVersion, logger, start_server
+from sglang_ext.json_text import parse_json
 from sglang_ext.whole import write_whole
 
 ANSWER_TIMEOUT_S = 600.0
+DEPLOYED_ANEW = (
+    "name another version in source, or serve this one all the same with canary: false in the args (where these stay "
+    "as they are, Ray Serve builds nothing anew)"
+)
 # with which a server cannot be asked over plain HTTP by itself
 NOT_ALONE = (
     *("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-keyfile-password", "enable-ssl-refresh", "grpc-mode"),
@@ -49,15 +57,35 @@ def answers_of_a_canary(version: ServedVersion) -> list[Answer]:
 
 
 def try_version(version: ServedVersion) -> None:
-    """The same and whether it may take traffic, unless these very files have passed from this home before. Raises
-    ValueError for a version that may not, too."""
-    passed = prepared_home() / "serving" / f"{version.record_sha256}.passed"
-    if passed.exists():
+    """The same and whether it may take traffic, unless it has passed from this home before: with these very files,
+    SGLang's flags and threads, on these releases. Raises ValueError for a version that may not, too."""
+    mark = prepared_home() / "serving" / f"{version.record_sha256}.passed"
+    terms = {
+        "record_sha256": version.record_sha256,
+        "flags": list(version.more),
+        "num_threads": version.num_threads,
+        "releases": releases(),
+    }
+    if _passed(mark) == terms:
         return
     champion, answers = _asked(replace(version, follows_policy=False))
-    check_promise(champion, answers, version.more, without="canary: false in the args")
-    logger.info("%s has passed the canary with tau %.3f", version.name, tau(answers), extra={"version": version.name})
-    write_whole(passed, f"{champion.name}\n")
+    champion = replace(champion, name=version.name)  # a fetched one is called by its folder
+    check_promise(champion, answers, version.more, DEPLOYED_ANEW)
+    about = {"version": version.name}
+    logger.info("%s has passed the canary with tau %.3f", version.name, tau(answers), extra=about)
+    try:
+        mark.parent.mkdir(exist_ok=True)
+        write_whole(mark, json.dumps({"version": version.name, "tau": tau(answers), "terms": terms}, indent=1) + "\n")
+    except OSError as error:  # it has passed all the same
+        logger.warning("%s cannot be written (%s): the next replica tries it again", mark, error, extra=about)
+
+
+def _passed(mark: Path) -> Any:
+    """What a version has passed with; None where it has not, or the mark is none of ours."""
+    try:
+        return parse_json(mark.read_bytes())["terms"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _asked(version: ServedVersion) -> tuple[Champion, list[Answer]]:
@@ -69,23 +97,26 @@ def _asked(version: ServedVersion) -> tuple[Champion, list[Answer]]:
 
 
 def check_promise(
-    champion: Champion, answers: Sequence[Answer], more: Sequence[str] = (), without: str = "--no-canary"
+    champion: Champion,
+    answers: Sequence[Answer],
+    more: Sequence[str] = (),
+    way_out: str = "promote another, or serve this one all the same with --no-canary",
 ) -> None:
     """Says what was found. `more`: SGLang's own flags; under another draft length than the evidence's only speculation
-    itself is looked for. `without`: what leaves a canary out. Raises ValueError for a version that may take no
-    traffic."""
+    itself is looked for. Raises ValueError, with the way out, for a version that may take no traffic."""
     about = {"version": champion.name}
     others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
     if others:
         log.warning(
             "%s: its evidence is of another draft length, so tau is not held against it", others[0], extra=about
         )
+    elif promised_tau(champion.record.evidence) is None:
+        log.warning(
+            "%s: its evidence holds no tau, so only speculation itself is looked for", champion.name, extra=about
+        )
     reason = below_promise(answers, {} if others else champion.record.evidence, CanaryBounds())
     if reason is not None:
-        raise ValueError(
-            f"{champion.name} takes no traffic: {reason}; promote another, or serve this one all the same with "
-            f"{without}"
-        )
+        raise ValueError(f"{champion.name} takes no traffic: {reason}; {way_out}")
     log.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
 
 

@@ -27,6 +27,7 @@ from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
+from rayspec.serving.flags import ranks_of
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import log
 from rayspec.serving.proxy import VARIABLES
@@ -158,8 +159,7 @@ class RayStage:
 
 def _with_resources(scale: Scale, champion: Champion) -> Scale:
     """What a server was measured with: its ranks' GPUs where the cluster has any, else its threads."""
-    flags = champion.record.flags
-    ranks = int(flags.get("tp_size", 1)) * int(flags.get("pp_size", 1))
+    ranks = ranks_of(champion.record.flags)
     return replace(scale, gpus=float(ranks)) if max(node_gpus(), default=0) > 0 else scale
 
 

@@ -34,6 +34,11 @@ def serving_flags(engine: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     return flags | (engine.get("extra") or {})
 
 
+def ranks_of(flags: Mapping[str, Any]) -> int:
+    """The GPUs of an engine with these ServerArgs fields."""
+    return int(flags.get("tp_size", 1)) * int(flags.get("pp_size", 1))
+
+
 def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:
     """A line for a shell; `drafter` is the folder to take instead of the measured one."""
     engine = engine_config(sweep)

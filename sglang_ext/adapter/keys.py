@@ -9,6 +9,7 @@ from typing import Any
 
 KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 REDACTED = "<redacted>"
+NO_KEYS = ("--ssl-keyfile",)  # the beginning of a flag that takes one
 
 
 def without_keys(original: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
@@ -22,21 +23,32 @@ def without_keys(original: Callable[..., Any], value: Any, **kwargs: Any) -> Any
 
 
 def command_without_keys(command: str) -> str:
-    """SGLang joins the words by spaces, those of a file of settings among them; no key has one (`rayspec serve`)."""
-    return " ".join(words_without_keys(command.split(" ")))
+    """SGLang joins the words by spaces, those of a file of settings among them; what a key with spaces was parted into
+    ends at the next flag."""
+    shown: list[str] = []
+    for word in words_without_keys(command.split(" ")):
+        follows_key = bool(shown) and shown[-1].endswith(REDACTED)
+        if not follows_key or word.startswith("--"):
+            shown.append(word)
+    return " ".join(shown)
 
 
 def words_without_keys(words: Sequence[str]) -> list[str]:
     """The words of a command line, with what stands for a key in place of each."""
-    flags = {f"--{name.replace('_', '-')}" for name in KEYS}
     shown = list(words)
     for i, word in enumerate(shown):
         flag, equals, _ = word.partition("=")
-        if flag in flags:
+        if _takes_key(flag):
             shown[i] = f"{flag}={REDACTED}" if equals else word
             if not equals and i + 1 < len(shown):
                 shown[i + 1] = REDACTED
     return shown
+
+
+def _takes_key(flag: str) -> bool:
+    """SGLang's parser takes a flag by any beginning that is no other's; some beginnings here are nobody's."""
+    flags = [f"--{name.replace('_', '-')}" for name in KEYS]
+    return len(flag) > 2 and flag not in NO_KEYS and any(key.startswith(flag) for key in flags)
 
 
 def decide_for_any_header(original: Callable[..., Any], *, authorization_header: str | None, **kwargs: Any) -> Any:

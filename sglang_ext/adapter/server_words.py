@@ -17,8 +17,15 @@ def check_taken(words: Sequence[str]) -> None:
     if asked.returncode:
         said = asked.stderr.strip().splitlines() or [f"its parser ended with status {asked.returncode}"]
         raise ValueError(
-            f"SGLang's server does not take this: {said[-1]}; python -m sglang.launch_server --help lists its flags"
+            f"SGLang's server does not take this: {_without_values(said[-1])}; python -m sglang.launch_server --help lists its flags"
         )
+
+
+def _without_values(said: str) -> str:
+    """What was mistyped may be a flag whose value is a secret."""
+    begins, found, words = said.partition("unrecognized arguments: ")
+    flags = [word.partition("=")[0] for word in words.split(" ") if word.startswith("-")]
+    return f"{begins}{found}{' '.join(flags) or 'words without a flag'}" if found else said
 
 
 def parse(words: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """`serve deploy`: a version that is not what its evidence says takes no traffic there either."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_a_bad_champion_changes_nothing_and_a_good_one_is_tried_once(tmp_path: P
         assert end_of(address, variables, since)["status"] == "RUNNING"
         assert is_healthy(port)
         passed = {file: file.read_text() for file in home.rglob("*.passed")}
-        assert list(passed.values()) == [f"{good}\n"]
+        assert [json.loads(text)["version"] for text in passed.values()] == [str(good)]
         since = deploy(tmp_path, address, variables, port, source=str(bad))
         servers = end_of(address, variables, since)
         assert servers["status"] == "DEPLOY_FAILED"

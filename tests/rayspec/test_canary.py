@@ -1,6 +1,7 @@
 """What a new version must answer before it takes traffic."""
 
 import dataclasses
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -23,12 +24,15 @@ from ray.exceptions import (
 )
 from versions import EVIDENCE, answers, champion
 
+from rayspec.serving import canary_server
 from rayspec.serving.access import Access
 from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
 from rayspec.serving.canary_actor import _readable
-from rayspec.serving.canary_server import NOT_ALONE, answers_of, check_promise, check_words
+from rayspec.serving.canary_server import NOT_ALONE, answers_of, check_promise, check_words, try_version
+from rayspec.serving.champion import Champion
 from rayspec.serving.process import ServerFailed
 from rayspec.serving.rollover import Postponed
+from rayspec.serving.version import ServedVersion
 from sglang_ext.adapter.server_fields import server_fields
 
 
@@ -116,9 +120,69 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
     for message, found in refused.items():
         with pytest.raises(ValueError, match=message):
             check_promise(champion("1"), found)
-    check_promise(champion("1", tau="?"), answers(0.1))
+    for no_tau in ("?", "nan", "inf", "0.5", "-1"):
+        caplog.clear()
+        check_promise(champion("1", tau=no_tau), answers(0.1))
+        assert "its evidence holds no tau" in caplog.text
     check_promise(champion("1"), answers(0.1), ["--speculative-num-steps=1"])
     assert "--speculative-num-steps: its evidence is of another draft length" in caplog.text
+
+
+def served(**given: Any) -> ServedVersion:
+    about: dict[str, Any] = {
+        "name": "drafter version 1",
+        "source": "models:/drafter/1",
+        "folder": "drafter-1",
+        "record_sha256": "a" * 64,
+        "target": None,
+        "force": False,
+        "follows_policy": True,
+        "more": (),
+        "num_threads": 2,
+        "tracking_uri": None,
+        "access": Access(),
+    }
+    return ServedVersion(**about | given)
+
+
+def test_a_replica_tries_a_version_until_it_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here without a server; with one in tests/jobs/test_serve_deploy.py."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(tmp_path))
+    tried, drafts = list[ServedVersion](), 0.1
+
+    def asked(version: ServedVersion) -> tuple[Champion, list[Answer]]:
+        tried.append(version)
+        return dataclasses.replace(champion("1"), name="/home/champions/drafter-1"), answers(drafts)
+
+    monkeypatch.setattr(canary_server, "_asked", asked)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^drafter version 1 takes no traffic: .* another version in source"):
+            try_version(served())
+    assert len(tried) == 2
+    assert not tried[0].follows_policy, "its evidence is of one draft length"
+    drafts = 1.5
+    for _ in range(2):
+        try_version(served())
+    assert len(tried) == 3
+    for other in (served(more=("--speculative-num-steps=1",)), served(num_threads=1), served(record_sha256="b" * 64)):
+        try_version(other)
+        try_version(other)
+    assert len(tried) == 6
+    try_version(served())  # other settings have passed since, under the same fingerprint
+    (mark,) = (file for file in tmp_path.rglob("*.passed") if file.name.startswith("a"))
+    found = json.loads(mark.read_text())
+    found["terms"]["releases"]["sglang"] = "0.0"
+    for count, damaged in enumerate(("", "\0", "[]", "null", '"a"', "{}", '{"terms": 1}', json.dumps(found)), start=8):
+        mark.write_text(damaged)
+        try_version(served())
+        assert len(tried) == count, damaged
+    mark.unlink()
+    mark.mkdir()
+    try_version(served())
+    assert len(tried) == 16
+    assert "cannot be written" in caplog.text, "and it is served all the same"
 
 
 @pytest.mark.parametrize(

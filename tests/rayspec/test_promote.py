@@ -312,6 +312,22 @@ def test_a_plan_that_promises_is_kept(store: Store, capsys: pytest.CaptureFixtur
     assert "@champion is now version 1: " in capsys.readouterr().out
 
 
+def test_that_none_has_earned_it_comes_before_that_there_is_nothing_to_emit(
+    store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build tells the one, a verdict, from what cannot be done."""
+    for module in ("promote", "ready_files"):
+        monkeypatch.setattr(f"rayspec.report.{module}.choices", lambda results: [])
+    command = ["--out", str(store.report), "--emit", str(tmp_path / "ready")]
+    with undrawn():
+        for plan in (["--plan"], []):
+            assert main([*command, "--promote", *plan]) == 1
+            assert "refused: " in capsys.readouterr().err
+            assert main([*command, *plan]) == 2
+            assert "nothing to emit" in capsys.readouterr().err
+    assert not (tmp_path / "ready").exists()
+
+
 def test_another_alias_or_none_leaves_the_champion_where_it_is(
     store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -326,8 +342,9 @@ def test_another_alias_or_none_leaves_the_champion_where_it_is(
         for more, message in said.items():
             assert main([*command, "--model", MODEL, *more]) == 0
             assert message in capsys.readouterr().out
+            number = next(n for n in "123" if f"version {n}:" in message or f"/{n} is" in message)
             for file in (tmp_path / "ready").rglob("rayservice.yaml"):
-                assert f'source: "{message.split()[0]}"\n' in file.read_text()
+                assert f'source: "models:/drafter-target/{number}"\n' in file.read_text()
         assert any((tmp_path / "ready").rglob("rayservice.yaml"))
         assert main([*command, "--model", MODEL, "--no-alias", "--plan"]) == 0
         assert f"to register as a version of {MODEL} that no alias means: " in capsys.readouterr().out

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixture_models import TARGET
@@ -206,8 +207,48 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
     assert built.ray_actor_options["num_gpus"] == 1
     with pytest.raises(TrackingError, match="has no models:/nobody@champion"):
         servers({"source": "models:/nobody@champion"})
-    with pytest.raises(ValueError, match="must be 1 <= min <= max <= 1000, got 2 and 1"):
-        servers({"source": MODEL, "min_replicas": 2})
+    flags = ["--max-queued-requests", "9"]
+    built = servers({"source": "models:/drafter-target/1", "flags": flags})._bound_deployment
+    assert built.init_args[0].more == (*flags, "--enable-metrics")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"min_replicas": 2}, "^min_replicas and max_replicas must be 1 <= min <= max <= 1000, got 2 and 1"),
+        ({"router": "prefx"}, "^router must be one of balanced, prefix, got 'prefx'"),
+        ({"scale_down_s": 0}, "^scale_down_s must be above 0"),
+        ({"target": ""}, "^target must be a folder or a name, or left out, got ''"),
+        ({"gpus": -1}, "^gpus must be 0, a part of one GPU or a whole number of them, got -1"),
+        ({"gpus": 1.5}, "^gpus must be 0, a part"),
+        ({"flags": "--tp 2"}, r"^flags must be a list, \[a, b\], got '--tp 2'"),
+        ({"flags": ["--ssl-keyfile", "key"]}, "^--ssl-keyfile behind --: Ray Serve's replicas"),
+        ({"flags": ["--model-path", "x"]}, "^--model-path behind -- would undo what was checked"),
+        ({"flags": ["--hf-token", "hunter2"]}, "unrecognized arguments: --hf-token;"),
+    ],
+)
+def test_arguments_of_a_ray_service_that_make_no_sense(
+    args: dict[str, Any], message: str, champion_client: MlflowClient
+) -> None:
+    from rayspec.serving.service import servers
+
+    with pytest.raises(ValueError, match=message):
+        servers({"source": MODEL, **args})
+    with pytest.raises(ValueError, match=r"^args must be a mapping, \{key: value\}, got None"):
+        servers(None)  # type: ignore[arg-type]
+
+
+def test_a_replica_needs_a_gpu_for_each_rank(champion_client: MlflowClient) -> None:
+    from rayspec.serving.service import ServiceArgs, _check
+
+    champion = find_champion(MODEL, champion_client)
+    flags = {**champion.record.flags, "tp_size": 2}
+    champion = replace(champion, record=replace(champion.record, flags=flags))
+    for gpus in (0, 2, 4):
+        _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
+    for gpus in (0.5, 1):
+        with pytest.raises(ValueError, match=rf"^gpus must be 2, the ranks that .*, got {gpus}"):
+            _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
 
 
 def test_what_a_roll_over_has_refused_is_not_served(

@@ -13,6 +13,9 @@ from sglang_ext.adapter.keys import command_without_keys, decide_for_any_header,
         ("--api-key=a --admin-api-key b", "--api-key=<redacted> --admin-api-key <redacted>"),
         ("--tp 2 --api-key", "--tp 2 --api-key"),
         ("--ssl-keyfile-password --api-key", "--ssl-keyfile-password <redacted>"),
+        ("--ssl-keyfile-passw a --ssl-keyfile b", "--ssl-keyfile-passw <redacted> --ssl-keyfile b"),
+        ("--api=a --admin b --tp 2", "--api=<redacted> --admin <redacted> --tp 2"),
+        ("--ssl-keyfile-password a b c --tp 2", "--ssl-keyfile-password <redacted> --tp 2"),
     ],
 )
 def test_a_command_is_shown_without_keys(command: str, shown: str) -> None:

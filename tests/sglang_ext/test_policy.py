@@ -258,3 +258,10 @@ def test_bad_files_are_refused(fault: str, tmp_path: Path) -> None:
     file.write_text(json.dumps(table([0, 2]) | values))
     with pytest.raises(ValueError, match=rf"the policy .*policy\.json cannot be used: .*{message}"):
         read_table(file)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"margin": 0.5, ' + json.dumps(table([0, 2]) | {"margin": 0.02})[1:])
+    with pytest.raises(ValueError, match=r"cannot be used: it holds 'margin' twice"):
+        read_table(file)
