@@ -17,7 +17,8 @@ def check_taken(words: Sequence[str]) -> None:
     if asked.returncode:
         said = asked.stderr.strip().splitlines() or [f"its parser ended with status {asked.returncode}"]
         raise ValueError(
-            f"SGLang's server does not take this: {_without_values(said[-1])}; python -m sglang.launch_server --help lists its flags"
+            f"SGLang's server does not take this: {_without_values(said[-1])}; python -m sglang.launch_server --help "
+            "lists its flags"
         )
 
 
