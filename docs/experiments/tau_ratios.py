@@ -1,14 +1,17 @@
 """Tau of every candidate of a sweep against its baseline's, with an interval: a percentile bootstrap over
 conversations, which begin alike for both. From the raw counts that the sweep left in MLflow.
 
-python docs/experiments/tau_ratios.py SWEEP [BASELINE]
+python docs/experiments/tau_ratios.py SWEEP [BASELINE] [--out FILE]
 
-SWEEP is the run's id or name, BASELINE a trial's name (the first that drafts, where none is given).
+SWEEP is the run's id or name, BASELINE a trial's name (the first that drafts, where none is given). FILE takes the
+counts of each conversation and what is printed, as JSON.
 """
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from scipy import stats
 from rayspec.home import tracking_uri
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import connect
+from sglang_ext.whole import write_whole
 
 Counts = dict[str, tuple[int, int]]  # of each conversation: verify steps, accepted drafts
 
@@ -25,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep")
     parser.add_argument("baseline", nargs="?")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     sweep = find_sweep(connect(tracking_uri()), options.sweep)
     counts = {trial.name: counts_of(sweep.requests(trial)) for trial in sweep.run_ids}
@@ -32,8 +37,15 @@ def main() -> None:
     baseline = options.baseline or next(iter(drafting), None)
     if baseline not in drafting:
         parser.error(f"BASELINE must be one of its trials that draft, {', '.join(drafting) or 'none'}; got {baseline}")
-    for name, found in drafting.items():
-        print(f"{name}: tau {tau(found):.3f}, of {baseline}'s {interval(found, drafting[baseline])}")
+    said = {
+        name: f"{tau(found):.3f}, of {baseline}'s {interval(found, drafting[baseline])}"
+        for name, found in drafting.items()
+    }
+    print("\n".join(f"{name}: tau {found}" for name, found in said.items()))
+    if options.out is not None:
+        about = {"sweep": sweep.name, "workload": sweep.params["workload"], "tau": said}
+        text = json.dumps({**about, "steps_and_accepted_drafts_of_each_conversation": drafting})
+        write_whole(options.out, f"{text}\n")
 
 
 def counts_of(requests: Iterable[Mapping[str, Any]]) -> Counts:
