@@ -247,7 +247,7 @@ def test_a_replica_needs_a_gpu_for_each_rank(champion_client: MlflowClient) -> N
     for gpus in (0, 2, 4):
         _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
     for gpus in (0.5, 1):
-        with pytest.raises(ValueError, match=rf"^gpus must be 2, the ranks that .*, got {gpus}"):
+        with pytest.raises(ValueError, match=rf"^gpus must be at least 2, the ranks that .*, got {gpus}"):
             _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
 
 
