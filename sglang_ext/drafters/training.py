@@ -143,6 +143,12 @@ class Rows(NamedTuple):
         return None if self.feature_KNH is None else head.route(self.embed_KNH[step], self.feature_KNH[step], step)
 
 
+class Choose(Protocol):
+    """Picks the next token (ids int64 [B]) of texts, by what the head reads there and what a router does."""
+
+    def __call__(self, hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor, step: int) -> Tensor: ...
+
+
 class Training(Protocol):
     """The functions of a family's training.py."""
 
@@ -172,4 +178,12 @@ class Training(Protocol):
     def carried(self, drafter: Drafter, target: Target, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The vector [B, T, H], after each token, from which a family with `max_draft_steps` drafts at once, and the
         target's last hidden state [B, T, G]. Other families lack this function."""
+        ...
+
+    def write(
+        self, drafter: Drafter, target: Target, ids_BT: Tensor, length_B: Tensor, num_tokens: int, choose: Choose
+    ) -> Tensor:
+        """Text of the drafter alone, int64 [B, num_tokens]: it goes on after the first `length_B` (at least 2) tokens
+        of each row, reading what `choose` picked as it reads its own drafts in service. Families that draft from
+        one state of the target, and cannot go on, lack this function."""
         ...

@@ -2,12 +2,10 @@
 accepted, as a sweep measured them."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from sglang_ext.json_text import check_mapping, parse_json
 from sglang_ext.settings import Settings, build
@@ -134,15 +132,6 @@ class PolicyTable(Settings):
 def read_table(file: Path | str) -> PolicyTable:
     """Raises ValueError, naming the file, for one that cannot be read or holds something else."""
     try:
-        return build(PolicyTable, _with_tries(check_mapping(parse_json(Path(file).read_bytes()), "it")))
+        return build(PolicyTable, check_mapping(parse_json(Path(file).read_bytes()), "it"))
     except (OSError, ValueError) as error:
         raise ValueError(f"the policy {file} cannot be used: {error}") from error
-
-
-def _with_tries(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a policy file. One from before there were tries loses what they replaced, and the half-life that
-    was written into each file then, which forgot so fast that a few poor requests ended all drafting."""
-    if "retry_after_steps" not in values:
-        return values
-    dropped = {"retry_after_steps"} | ({"half_life_steps"} if values.get("half_life_steps") == 100 else set())
-    return {name: value for name, value in values.items() if name not in dropped}

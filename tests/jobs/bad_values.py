@@ -178,6 +178,7 @@ def calibrate_cases(world: World, out: Path) -> list[Case]:
         *(one(f"sources.{n}={{kind: draft, draft_steps: 0}}", f"sources.{n}.draft_steps") for n in ("d", "draft")),
         *(([f"sources.more={{kind: target, answers: {x}}}", rule("kind: vocabtrim, top_k: 8", "more")], ("answers",)) for x in ("nowhere", world.target, "x" * 300)),
         *(one(f"sources.more={{kind: draft, {x}}}", "sources.more") for x in ("draft_steps: 0", "draft_steps: 1000", "batch_size: 0", "temperature: -1", "seed: -1")),
+        *(one(f"sources.more={{kind: draft_text, {x}}}", "sources.more") for x in ("tokens: 0", "tokens: 5000", "draft_steps: 2", "batch_size: 0", "temperature: -1")),
         *(one(rule(f"kind: {k}"), "kind") for k in ("frspek", "[frspec]", "3", "null", "{a: b}")),
         *(one(rule(f"kind: frspec, top_k: {n}"), "top_k") for n in (0, -1, 258, "x", 1.5, "null")),
         one(rule("kind: frspec"), "top_k"),

@@ -20,7 +20,7 @@ from rayspec.calibration.config import CalibrationConfig
 from rayspec.calibration.prepare import describe, prepare
 from rayspec.calibration.rules.ranking import coverage, rank
 from rayspec.calibration.runs import calibrate_all
-from rayspec.calibration.sources.drafts import DraftSettings, proposals
+from rayspec.calibration.sources.drafts import DraftSettings, proposals, texts
 from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.commands import calibrate
 from rayspec.config import load_config, to_yaml
@@ -30,7 +30,6 @@ from sglang_ext.drafters.checkpoint import save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.drafters.eagle3.config import Eagle3Options
 from sglang_ext.drafters.eagle3.training import config_for
-from sglang_ext.drafters.training import Batch
 from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.trees.slim import SlimOptions, SlimTree
 
@@ -75,11 +74,13 @@ sources:
   lines: {{kind: raw, documents: "{folder / "texts.jsonl.gz"}"}}
   target: {{kind: target}}
   draft: {{kind: draft, drafter: "{folder / "mine"}", draft_steps: 2, batch_size: 2}}
+  text: {{kind: draft_text, drafter: "{folder / "mine"}", tokens: 6, batch_size: 2}}
 calibrations:
   - {{name: frspec, source: raw, rule: {{kind: frspec, top_k: 20}}}}
   - {{name: frspec-lines, source: lines, rule: {{kind: frspec, top_k: 20}}}}
   - {{name: trim, source: target, rule: {{kind: vocabtrim, top_p: 0.8}}}}
   - {{name: trim-draft, source: draft, rule: {{kind: vocabtrim, min_count: 2}}}}
+  - {{name: trim-text, source: text, rule: {{kind: vocabtrim, min_count: 1}}}}
   - {{name: bcl, source: target, rule: {{kind: bcl, search: tpe, drafter: "{folder / "mine"}"}}}}
   - {{name: clusters, source: target, rule: {{kind: kmeans, clusters: 16, max_size: 1.5, pinned: 4}}}}
   - {{name: groups, source: raw, rule: {{kind: contiguous, clusters: 4}}}}
@@ -132,7 +133,7 @@ def test_sources_of_one_s_own_take_the_place_of_the_default_one(tmp_path: Path) 
 def test_plan_names_everything_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "other_home"))
     text = "\n".join(describe(prepare(load_config(CalibrationConfig, place / "config.yaml", ["output_dir=nowhere"]))))
-    assert text.count("to make") == 9
+    assert text.count("to make") == 10
     assert "source draft (sha256 " in text
     assert "held out: " in text
     assert not (place / "other_home").exists()
@@ -144,14 +145,16 @@ def test_pipeline_counts_what_a_plain_loop_counts(
     V = len(tiny_target.head_VG)
     text_ids = [i for f in sorted(text_folder.iterdir()) for i in tiny_target.tokenizer.encode(f.read_text())]
     answers = read_answers(place / "work" / "answers")
-    settings = DraftSettings(draft_steps=2, temperature=0.0, seed=0)
-    batch = Batch.of(answers, torch.arange(len(answers)))
-    drafts = proposals(drafter, tiny_target, batch, settings, torch.Generator()).flatten().tolist()
+    settings = DraftSettings(steps=2, temperature=0.0, seed=0)
+    drafts = proposals(drafter, tiny_target, answers, settings, torch.Generator()).tolist()
+    six = DraftSettings(steps=6, temperature=0.0, seed=0)
+    written = texts(drafter, tiny_target, answers, six, torch.Generator(), tiny_target.eos_ids).tolist()
     for name, ids in (
         ("frspec", text_ids),
         ("frspec-lines", text_ids),
         ("trim", answers.token_ids_NL[answers.loss_mask_NL].tolist()),
         ("trim-draft", drafts),
+        ("trim-text", written),
     ):
         tensors, provenance = load_artifacts(done / name, tiny_target.info(), tiny_target.eos_ids)
         assert tensors["counts"].tolist() == counted(ids, V), name

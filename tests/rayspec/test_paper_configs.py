@@ -52,8 +52,8 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "vocabtrim/domain": (6, 1, 8, "full"),
     "vocabtrim/figures_3_4": (9, 1, 8, "eagle2"),
     "vocabtrim/table4": (1 + 3 * 2, 3, 10, "eagle2"),
-    "vocabtrim/tables_1_3_eagle": (5, 1, 8, "eagle2"),
-    "vocabtrim/tables_1_3_independent": (5, 1, 8, "independent-h64"),
+    "vocabtrim/tables_1_3_eagle": (6, 1, 8, "eagle2"),
+    "vocabtrim/tables_1_3_independent": (6, 1, 8, "independent-h64"),
 }
 
 

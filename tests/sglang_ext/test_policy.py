@@ -207,18 +207,10 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
     assert found.step_ms(2, 1) == 18.0
 
 
-def test_a_file_from_before_there_were_tries(tmp_path: Path) -> None:
-    old = {"half_life_steps": 100, "retry_after_steps": 2000, "margin": 0.05}
-    found = read_table(write_policy(tmp_path / "policy.json", [0, 2], **old))
-    assert (found.margin, found.half_life_steps) == (0.05, PolicyTable.half_life_steps)
-    chosen = read_table(write_policy(tmp_path / "policy.json", [0, 2], **(old | {"half_life_steps": 50})))
-    assert chosen.half_life_steps == 50
-    assert read_table(write_policy(tmp_path / "policy.json", [0, 2], half_life_steps=100)).half_life_steps == 100
-
-
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another format": ({"format_version": 2}, r"format_version must be 1, got 2; write the file anew"),
     "an unknown key": ({"curvs": []}, r"unknown key 'curvs'"),
+    "a key of before there were tries": ({"retry_after_steps": 2000}, r"unknown key 'retry_after_steps'"),
     "no plain decoding": ({"curves": table([1, 2])["curves"]}, r"curves must be of draft_steps 0 .* got \[1, 2\]"),
     "nothing to draft": ({"curves": table([0, 1])["curves"][:1]}, r"at least one draft length, each once, got \[0\]"),
     "twice": ({"curves": table([0, 1])["curves"] * 2}, r"each once, got \[0, 1, 0, 1\]"),

@@ -25,7 +25,7 @@ class Rule(Settings, ABC):
     """`source_kinds`: what may be counted for it; `of_pairs`: whether it is made of pairs of neighbouring tokens."""
 
     kind: ClassVar[str]
-    source_kinds: ClassVar[tuple[str, ...]] = ("raw", "target", "draft")
+    source_kinds: ClassVar[tuple[str, ...]] = ("raw", "target", "draft", "draft_text")
     of_pairs: ClassVar[bool] = False
 
     @property

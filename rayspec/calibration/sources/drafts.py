@@ -1,6 +1,8 @@
-"""A drafter's own tokens: what it proposes along the target's answers, at every position and draft step.
+"""A drafter's own tokens: what it proposes along the target's answers, at every position and draft step, or the text
+that it writes by itself after their prompts.
 
-The answers are teacher-forced, as in training (rayspec.training.ttt). N = answer positions.
+Along answers it is teacher-forced, as in training (rayspec.training.ttt). B = sequences, N = answer positions, H =
+hidden size that the head reads.
 """
 
 from __future__ import annotations
@@ -17,40 +19,68 @@ from rayspec.calibration.counting import partial_counts
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.ttt import roll_out
+from sglang_ext.drafters import family
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import DraftHead
 
 CHUNK_ROWS = 512  # whose logits are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """`temperature` 0 takes the likeliest token, above 0 draws one."""
+    """`steps`: draft steps at each position of an answer, or tokens of a text; `temperature` 0 takes the likeliest
+    token, above 0 draws one."""
 
-    draft_steps: int
+    steps: int
     temperature: float
     seed: int
+
+    def choose(
+        self, head: DraftHead, hidden_BH: Tensor, step: int, routed: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Target ids int64 [B]."""
+        if self.temperature == 0.0:
+            return head.propose(hidden_BH, step, 1, routed).token_ids_Tk.squeeze(1)
+        logits_BV = head.target_logits(hidden_BH, step, routed) / self.temperature
+        return torch.multinomial(logits_BV.softmax(dim=-1), 1, generator=generator).squeeze(1)
 
 
 @torch.no_grad()
 def proposals(
-    drafter: Drafter, target: FrozenTarget, batch: Batch, settings: DraftSettings, generator: torch.Generator
+    drafter: Drafter, target: FrozenTarget, answers: AnswerSet, settings: DraftSettings, generator: torch.Generator
 ) -> Tensor:
-    """Target ids int64 [draft_steps, N] proposed for each answer position of the batch."""
-    found = []
-    for _, rows in roll_out(drafter, target, batch, settings.draft_steps).chunks(CHUNK_ROWS):
-        tokens_K = []
+    """Target ids int64 [steps * N] that are proposed at the answers' positions."""
+    batch, found = Batch.of(answers, torch.arange(len(answers))), []
+    for _, rows in roll_out(drafter, target, batch, settings.steps).chunks(CHUNK_ROWS):
         for step, hidden_nH in enumerate(rows.hidden_KNH):
             head = drafter.lm_head.at(step)
-            routed = rows.route(head, step)
-            if settings.temperature == 0.0:
-                tokens_K.append(head.propose(hidden_nH, step, 1, routed).token_ids_Tk.squeeze(1))
-            else:
-                logits_nV = head.target_logits(hidden_nH, step, routed) / settings.temperature
-                tokens_K.append(torch.multinomial(logits_nV.softmax(dim=-1), 1, generator=generator).squeeze(1))
-        found.append(torch.stack(tokens_K))
-    return torch.cat(found, dim=1)
+            found.append(settings.choose(head, hidden_nH, step, rows.route(head, step), generator))
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def texts(
+    drafter: Drafter,
+    target: FrozenTarget,
+    answers: AnswerSet,
+    settings: DraftSettings,
+    generator: torch.Generator,
+    stop_ids: tuple[int, ...],
+) -> Tensor:
+    """Target ids int64 that are written after the prompts of the answers; a stop token is a text's last."""
+
+    def choose(hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor, step: int) -> Tensor:
+        head = drafter.lm_head.at(step)
+        routed = head.route(embed_BH, feature_BH, step) if head.routes else None
+        return settings.choose(head, hidden_BH, step, routed, generator)
+
+    length_B = answers.prompt_length_N.long()
+    prompt_BT = answers.token_ids_NL[:, : int(length_B.max())].long()
+    written_BK = family(drafter.kind).training.write(drafter, target, prompt_BT, length_B, settings.steps, choose)
+    is_stop_BK = torch.isin(written_BK, torch.tensor(stop_ids)).long()
+    return written_BK[is_stop_BK.cumsum(1) - is_stop_BK == 0]  # no stop token came before
 
 
 @lru_cache(maxsize=1)
@@ -60,15 +90,23 @@ def _models(target: str, drafter: str) -> tuple[FrozenTarget, Drafter]:
 
 
 def count_drafts(
-    batch: dict[str, np.ndarray], target: str, drafter: str, settings: DraftSettings
+    batch: dict[str, np.ndarray],
+    target: str,
+    drafter: str,
+    settings: DraftSettings,
+    stop_ids: tuple[int, ...] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Partial counts of what the drafter (a folder) proposes along rows of an answer set (`answer_columns`)."""
+    """Partial counts of what the drafter (a folder) proposes along rows of an answer set (`answer_columns`), or, with
+    `stop_ids`, of what it writes after their prompts."""
     answers = answer_rows(batch)
-    rows = Batch.of(answers, torch.arange(len(answers)))
     # by the rows' own numbers, so that who computes them does not change what is drawn
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + int(batch["row"][0]))
     frozen, model = _models(target, drafter)
-    return partial_counts(proposals(model, frozen, rows, settings, generator).flatten().numpy())
+    if stop_ids is None:
+        ids = proposals(model, frozen, answers, settings, generator)
+    else:
+        ids = texts(model, frozen, answers, settings, generator, stop_ids)
+    return partial_counts(ids.numpy())
 
 
 def answer_columns(answers: AnswerSet) -> dict[str, Sequence]:

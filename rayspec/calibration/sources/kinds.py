@@ -1,4 +1,4 @@
-"""What can be counted: raw text, the target's own answers, or a drafter's own tokens.
+"""What can be counted: raw text, the target's own answers, or a drafter's proposals or text.
 
 A source says what it is (`describe`, without Ray), and counts its tokens part by part on Ray Data (`counts`).
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rayspec.calibration.counting import pair_ids, partial_counts
+from rayspec.calibration.vocabulary import Vocabulary
 from rayspec.config import MAX_SEED
 from rayspec.entries import parse
 from rayspec.shipped import drafter_label, drafter_path
@@ -24,10 +25,13 @@ from rayspec.training.data.answers import AnswerSet, read_answers, read_index
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.frozen_target import target_sha256
 from sglang_ext import DRAFT_STEPS
+from sglang_ext.drafters import family
 from sglang_ext.settings import Settings, require
 
 if TYPE_CHECKING:
     import ray.data
+
+    from sglang_ext.drafters.base import DrafterConfig
 
 TENSORS = ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N", "temperature_N")
 
@@ -145,23 +149,32 @@ def _counts_of(ids: np.ndarray, blocks: int) -> ray.data.Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftTokens(TargetAnswers):
-    """What a drafter proposes along those answers, at each of `draft_steps` steps. `drafter`: a shipped name or a
-    folder; `temperature` 0 for its likeliest token, above 0 to draw."""
+class OfDrafter(TargetAnswers):
+    """Tokens of a trained drafter, which those answers' sequences are shown to. `drafter`: a shipped name or a folder;
+    `temperature` 0 for its likeliest token, above 0 to draw."""
 
-    kind: ClassVar[str] = "draft"
     drafter: str = "full"
-    draft_steps: int = DRAFT_STEPS
     temperature: float = 0.0
     seed: int = 0
     batch_size: int = 16  # sequences
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("draft_steps", 128), ("batch_size", 2**16)):
-            require(1 <= getattr(self, name) <= most, name, getattr(self, name), f"in 1..{most}")
+        require(1 <= self.batch_size <= 2**16, "batch_size", self.batch_size, f"in 1..{2**16}")
         require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"in 0..{MAX_SEED}")
         require(self.temperature >= 0.0, "temperature", self.temperature, "at least 0")
+
+    @abstractmethod
+    def steps(self) -> dict[str, int]:
+        """How far it drafts: the option and its value."""
+
+    @abstractmethod
+    def check(self, answers: AnswerSet, body: DrafterConfig) -> None:
+        """Raise ValueError for answers or a drafter that it cannot be made of."""
+
+    def stop_ids(self, context: Context) -> tuple[int, ...] | None:
+        """Which tokens end a text; None for proposals along answers."""
+        return None
 
     def describe(self, context: Context) -> dict[str, Any]:
         from sglang_ext.drafters.checkpoint_config import read_info
@@ -173,17 +186,12 @@ class DraftTokens(TargetAnswers):
                 f"sources.*.drafter={self.drafter} was trained for target {info.target.name!r}, whose tokenizer is "
                 "another; name a drafter of this target"
             )
-        shortest = int(answers.prompt_length_N.min())
-        if shortest < self.draft_steps + 1:
-            raise ValueError(
-                f"sources.*.draft_steps={self.draft_steps} needs prompts of at least {self.draft_steps + 1} tokens, "
-                f"but {answers.name} has one of {shortest}; lower it"
-            )
+        self.check(answers, info.body)
         what = {
             **answers.provenance(),
             "drafter": drafter_label(self.drafter),
             "drafter_sha256": _files_sha256(folder),
-            "draft_steps": self.draft_steps,
+            **self.steps(),
             "temperature": self.temperature,
             "seed": self.seed,
         }
@@ -198,17 +206,72 @@ class DraftTokens(TargetAnswers):
         table = pa.table(answer_columns(self.read(context)))
         rows = max(1, -(-len(table) // blocks // self.batch_size)) * self.batch_size  # a part is whole batches
         dataset = ray.data.from_arrow([table.slice(start, rows) for start in range(0, len(table), rows)])
-        settings = DraftSettings(draft_steps=self.draft_steps, temperature=self.temperature, seed=self.seed)
+        (steps,) = self.steps().values()
         return dataset.map_batches(
             count_drafts,
             fn_args=(
                 str(Path(context.target_folder).resolve()),
                 drafter_path(self.drafter, context.target_name),
-                settings,
+                DraftSettings(steps=steps, temperature=self.temperature, seed=self.seed),
+                self.stop_ids(context),
             ),
             batch_size=self.batch_size,
             batch_format="numpy",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTokens(OfDrafter):
+    """What the drafter proposes along the answers, at each of `draft_steps` steps."""
+
+    kind: ClassVar[str] = "draft"
+    draft_steps: int = DRAFT_STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.draft_steps <= 128, "draft_steps", self.draft_steps, "in 1..128")
+
+    def steps(self) -> dict[str, int]:
+        return {"draft_steps": self.draft_steps}
+
+    def check(self, answers: AnswerSet, body: DrafterConfig) -> None:
+        shortest = int(answers.prompt_length_N.min())
+        if shortest < self.draft_steps + 1:
+            raise ValueError(
+                f"sources.*.draft_steps={self.draft_steps} needs prompts of at least {self.draft_steps + 1} tokens, "
+                f"but {answers.name} has one of {shortest}; lower it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftText(OfDrafter):
+    """The text that the drafter writes by itself after each answer's prompt, up to a stop token or `tokens`."""
+
+    kind: ClassVar[str] = "draft_text"
+    tokens: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.tokens <= 4096, "tokens", self.tokens, "in 1..4096")
+
+    def steps(self) -> dict[str, int]:
+        return {"tokens": self.tokens}
+
+    def stop_ids(self, context: Context) -> tuple[int, ...] | None:
+        return Vocabulary.load(context.target_folder, context.target_name).stop_ids
+
+    def check(self, answers: AnswerSet, body: DrafterConfig) -> None:
+        if not hasattr(family(body.kind).training, "write"):
+            raise ValueError(
+                f"sources.*.drafter={self.drafter} is of kind {body.kind}, which cannot go on from its own tokens "
+                "without the target's states; use kind: draft for its proposals, or name another drafter"
+            )
+        longest, most = int(answers.prompt_length_N.max()) + self.tokens, body.max_position_embeddings
+        if longest > most:
+            raise ValueError(
+                f"sources.*.tokens={self.tokens} after a prompt of {longest - self.tokens} tokens in {answers.name} is "
+                f"more than the {most} positions of drafter {self.drafter}; lower it to {most - longest + self.tokens}"
+            )
 
 
 def _files_sha256(folder: Path) -> str:
@@ -220,7 +283,7 @@ def _files_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-SOURCES: dict[str, type[Source]] = {"raw": RawText, "target": TargetAnswers, "draft": DraftTokens}
+SOURCES: dict[str, type[Source]] = {cls.kind: cls for cls in (RawText, TargetAnswers, DraftTokens, DraftText)}
 
 
 def parse_sources(entries: Any) -> dict[str, Source]:

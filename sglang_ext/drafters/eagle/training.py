@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from sglang_ext.drafters.eagle.config import EagleConfig, EagleOptions
 from sglang_ext.drafters.eagle.module import EagleDrafter
 from sglang_ext.drafters.layers import draw_matrices
-from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of, write_on
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
 
-__all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
+__all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "write"]
 
 FEATURE_WEIGHT = 10.0  # EAGLE's loss is 1.0 of the features and 0.1 of the head; here the head's share is 1
 NOISE = 0.1  # largest absolute value of what is added to the features that training reads; EAGLE-1's U(-0.1, 0.1)
@@ -64,3 +64,9 @@ def _noise(batch: Batch, like_BTH: Tensor) -> Tensor:
     assert len(batch.numbers) == B, "Batch.of numbers the sequences"
     rows = [np.random.default_rng([batch.step, n]).random((T, H), np.float32) for n in batch.numbers]
     return torch.from_numpy(NOISE * (2 * np.stack(rows) - 1)).to(like_BTH.device, like_BTH.dtype)
+
+
+def write(
+    drafter: EagleDrafter, target: Target, ids_BT: Tensor, length_B: Tensor, num_tokens: int, choose: Choose
+) -> Tensor:
+    return write_on(drafter, target, ids_BT, length_B, target.last_hidden(ids_BT), num_tokens, choose)

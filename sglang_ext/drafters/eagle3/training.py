@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sglang_ext.drafters.eagle3.config import Eagle3Config, Eagle3Options
 from sglang_ext.drafters.eagle3.module import Eagle3Drafter
 from sglang_ext.drafters.layers import draw_matrices
-from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of, unroll
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.shared.features.training import (
+    draft_steps,
+    head_rows,
+    read_rollout,
+    sizes_of,
+    unroll,
+    write_on,
+)
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
 
-__all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "unroll"]
+__all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "unroll", "write"]
 
 
 def config_for(target: Target, options: Eagle3Options, recipe: Steps | None = None) -> Eagle3Config:
@@ -36,3 +44,10 @@ def init_body(drafter: Eagle3Drafter, target: Target, probe: Batch, seed: int) -
 def roll_out(drafter: Eagle3Drafter, target: Target, batch: Batch, num_steps: int) -> Rows:
     taps, last_hidden = target.features(batch.ids_BT, drafter.config.tap_layers or target.taps)
     return read_rollout(drafter, target, batch, taps, last_hidden, num_steps)
+
+
+def write(
+    drafter: Eagle3Drafter, target: Target, ids_BT: Tensor, length_B: Tensor, num_tokens: int, choose: Choose
+) -> Tensor:
+    taps, _ = target.features(ids_BT, drafter.config.tap_layers or target.taps)
+    return write_on(drafter, target, ids_BT, length_B, taps, num_tokens, choose)

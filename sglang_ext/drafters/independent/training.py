@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sglang_ext.drafters.independent.config import IndependentConfig, IndependentOptions
 from sglang_ext.drafters.independent.module import IndependentDrafter
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
 
 
 def config_for(target: Target, options: IndependentOptions, recipe: Steps | None = None) -> IndependentConfig:
@@ -74,3 +75,17 @@ def roll_out(drafter: IndependentDrafter, target: Target, batch: Batch, num_step
         batch.at_answers(target.last_hidden(batch.ids_BT)),
         batch.next_ids_N,
     )
+
+
+def write(
+    drafter: IndependentDrafter, target: Target, ids_BT: Tensor, length_B: Tensor, num_tokens: int, choose: Choose
+) -> Tensor:
+    """Every token by a pass over the whole text: the model is small and keeps no cache here."""
+    text_BT = F.pad(ids_BT, (0, num_tokens))
+    rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
+    for step in range(num_tokens):
+        last_B = length_B - 1 + step
+        hidden_BTH = drafter(text_BT[:, 1 : int(last_B.max()) + 1])
+        embed_BH = drafter.embed(text_BT[rows_B, last_B])
+        text_BT[rows_B, last_B + 1] = choose(hidden_BTH[rows_B, last_B - 1], embed_BH, embed_BH, step)
+    return text_BT.take_along_dim(length_B[:, None] + torch.arange(num_tokens, device=ids_BT.device), dim=1)

@@ -1,7 +1,7 @@
 """Attention over a rollout, and what a drafter of one decoder layer over features offers to training.
 
-B = sequences, T = slots, H = drafter hidden size, G = target hidden size, A = query heads, K = key/value heads,
-D = head dimension.
+B = sequences, T = slots, S = slots of the first step, H = drafter hidden size, G = target hidden size, A = query heads,
+K = key/value heads, D = head dimension.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,8 @@ class FeatureAttention(nn.Module):
     def forward(self, x_BTI: Tensor, positions_BT: Tensor, cache: Cache) -> Tensor:
         """Attention of one step over inputs [B, T, input_size]; appends the step's keys and values to `cache`.
 
-        Slot t sees the slots 0..t of the first step (true features) and slot t itself of every later step.
+        Slot t sees the slots 0..t of the first step (true features) and slot t itself of every later step. The later
+        steps may be of some of the first one's slots: `positions_BT`, t + i at slot t of step i, say which.
         """
         c = self.config
         B, T, _ = x_BTI.shape
@@ -49,14 +50,16 @@ class FeatureAttention(nn.Module):
             return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
         scale = c.head_dim**-0.5
-        causal_TT = torch.ones(T, T, dtype=torch.bool, device=q_BTAD.device).tril()
-        scores_BATT = torch.einsum("btad,bsad->bats", q_BTAD, first_k) * scale
-        scores_BATT = scores_BATT.masked_fill(~causal_TT, float("-inf"))
+        S = first_k.shape[1]
+        slot_BT = positions_BT - len(later)
+        is_later_BTS = torch.arange(S, device=q_BTAD.device) > slot_BT[..., None]
+        scores_BATS = torch.einsum("btad,bsad->bats", q_BTAD, first_k) * scale
+        scores_BATS = scores_BATS.masked_fill(is_later_BTS[:, None], float("-inf"))
         own_BATn = torch.stack([(q_BTAD * k).sum(-1).transpose(1, 2) * scale for k, _ in later], dim=-1)
-        weights = torch.cat([scores_BATT, own_BATn], dim=-1).float().softmax(dim=-1).to(q_BTAD.dtype)
-        out_BTAD = torch.einsum("bats,bsad->btad", weights[..., :T], first_v)
+        weights = torch.cat([scores_BATS, own_BATn], dim=-1).float().softmax(dim=-1).to(q_BTAD.dtype)
+        out_BTAD = torch.einsum("bats,bsad->btad", weights[..., :S], first_v)
         for i, (_, v) in enumerate(later):
-            out_BTAD = out_BTAD + weights[..., T + i].transpose(1, 2)[..., None] * v
+            out_BTAD = out_BTAD + weights[..., S + i].transpose(1, 2)[..., None] * v
         return self.o_proj(out_BTAD.reshape(B, T, -1))
 
 

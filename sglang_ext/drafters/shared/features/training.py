@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sglang_ext.drafters.shared.features.config import FeatureConfig
 from sglang_ext.drafters.shared.features.module import Cache, FeatureDrafter
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
 
 
 def sizes_of(target: Target, recipe: Steps | None) -> dict[str, Any]:
@@ -82,3 +82,38 @@ def read_rollout(
         batch.at_answers(last_hidden_BTG),
         batch.next_ids_N,
     )
+
+
+def write_on(
+    drafter: FeatureDrafter,
+    target: Target,
+    ids_BT: Tensor,
+    length_B: Tensor,
+    states_BTG: Tensor,
+    num_tokens: int,
+    choose: Choose,
+) -> Tensor:
+    """int64 [B, num_tokens], after the first `length_B` tokens of each row, of the states [B, T, G] along these.
+
+    The first step reads every slot of the given tokens. From then on slot length - 2 alone is left, which sees those up
+    to itself and its own drafts.
+    """
+    feature = drafter.fuse(states_BTG[:, :-1].to(drafter.fc.weight.dtype))
+    embed = target.embed(ids_BT[:, 1:]).to(feature.dtype)
+    positions_BT = torch.arange(feature.shape[1], device=ids_BT.device).expand(len(ids_BT), -1)
+    slot_B1 = (length_B - 2)[:, None]
+    cache: Cache = []
+    written: list[Tensor] = []
+
+    def at_slot(states_BTH: Tensor) -> Tensor:
+        return states_BTH.take_along_dim(slot_B1[..., None], dim=1)
+
+    for step in range(num_tokens):
+        hidden, after = drafter.step(embed, feature, positions_BT, cache)
+        if step == 0:
+            hidden, after, embed, feature = (at_slot(x) for x in (hidden, after, embed, feature))
+            positions_BT = slot_B1
+        written.append(choose(hidden[:, 0], embed[:, 0], feature[:, 0], step))
+        feature, embed = after, target.embed(written[-1])[:, None].to(after.dtype)
+        positions_BT = positions_BT + 1
+    return torch.stack(written, dim=1)
