@@ -128,15 +128,15 @@ def follow(scenario: Scenario, seed: int, steps: int) -> dict[str, float]:
     means = (scenario.mean, scenario.mean if scenario.then is None else scenario.then)
     emitted, ms, off = [0, 0], 0.0, 0
     n = scenario.streams
-    left, is_drafted = [0] * n, [True] * n
+    left, is_drafted, number = [0] * n, [True] * n, list(range(-n, 0))  # the requests' numbers: none comes twice
     fate: list[Iterator[int]] = [iter(()) for _ in range(n)]  # of each request: drafts that would be accepted, by step
     for step in range(steps):
         half = int(2 * step >= steps)
         for i in range(n):
             if left[i] <= 0:
-                left[i], is_drafted[i] = ANSWER, True
+                left[i], is_drafted[i], number[i] = ANSWER, True, number[i] + n
                 fate[i] = answer(rng, means[half], scenario.concentration)
-        choice = policy.choose(is_drafted)
+        choice = policy.choose(dict(zip(number, is_drafted, strict=True)))
         k = choice.draft_steps
         counts = [min(k, next(fate[i])) if k and is_drafted[i] else 0 for i in range(n)]
         policy.see(counts)

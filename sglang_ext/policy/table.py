@@ -65,6 +65,8 @@ class PolicyTable(Settings):
         half_life_steps: after so many steps what was accepted in one counts half.
         prior_verifications: how many verifications of a draft `accepted_if_reached` weighs as much as, at first; what
             is known later weighs as much at least.
+        request_concentration: how alike the drafts of one request are accepted: it is trusted as much as what is common
+            to all after so many verifications of its own. Small where requests are unlike each other.
         try_steps: for so many steps a draft is tried although it is not expected to pay: what is not drafted is never
             known better.
         try_cost: what a try is expected to lose, as a share of the time since the last one: it waits until then.
@@ -80,6 +82,7 @@ class PolicyTable(Settings):
     margin: float = 0.02
     half_life_steps: int = 1000
     prior_verifications: float = 10.0
+    request_concentration: float = 16.0
     try_steps: int = 8
     try_cost: float = 0.005
     dwell_steps: int = 4
@@ -108,6 +111,7 @@ class PolicyTable(Settings):
         for name in (
             "half_life_steps",
             "prior_verifications",
+            "request_concentration",
             "try_steps",
             "try_cost",
             "dwell_steps",

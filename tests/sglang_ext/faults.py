@@ -77,7 +77,7 @@ class SwitchAtRandom(CustomLogitProcessor):
         from sglang_ext.policy.choice import MeasuredPolicy
 
         chance = random.Random(0)
-        MeasuredPolicy._best = lambda policy, requests, share: chance.choice(policy.table.lengths)
+        MeasuredPolicy._best = lambda policy, rates: chance.choice(policy.table.lengths)
         return logits
 
 
@@ -92,7 +92,7 @@ class Anticipate(CustomLogitProcessor):
         from sglang_ext.adapter.workers.policy import FollowsPolicy
         from sglang_ext.policy.choice import MeasuredPolicy
 
-        MeasuredPolicy._best = lambda policy, requests, share: policy.table.lengths[-1]
+        MeasuredPolicy._best = lambda policy, rates: policy.table.lengths[-1]
         (worker,) = (thing for thing in gc.get_objects() if isinstance(thing, FollowsPolicy))
         original = HeadDraftWorker.draft
 

@@ -23,4 +23,4 @@ def write_policy(file: Path, lengths: Sequence[int], **values: Any) -> str:
 ALWAYS = {"dwell_steps": 1, "rest_after_steps": 2}  # switch at every step, rest often
 # as many expected tokens a second with any length, and little that is remembered: what the last steps accepted decides
 NERVOUS = {"dwell_steps": 1, "rest_after_steps": 2, "half_life_steps": 2, "prior_verifications": 0.5, "margin": 0.0}
-NERVOUS |= {"try_steps": 1, "try_cost": 0.5}
+NERVOUS |= {"request_concentration": 0.5, "try_steps": 1, "try_cost": 0.5}

@@ -26,11 +26,20 @@ def policy(start: int = K, **values: Any) -> MeasuredPolicy:
     return MeasuredPolicy(build(PolicyTable, table([0, K]) | values), start=start)
 
 
-def run(policy: MeasuredPolicy, steps: int, requests: int, chance: float, seed: int = 0) -> list[int]:
-    """The lengths of as many steps, of which each draft is accepted with a chance."""
+def these(*is_drafted: bool, first: int = 0) -> dict[int, bool]:
+    """Requests by number, from `first` on."""
+    return dict(enumerate(is_drafted, first))
+
+
+def run(
+    policy: MeasuredPolicy, steps: int, requests: int, chance: float, seed: int = 0, answer_steps: int = 20
+) -> list[int]:
+    """The lengths of as many steps, of which each draft is accepted with a chance; all requests are new after each
+    `answer_steps`."""
     draw, lengths = random.Random(seed), []
-    for _ in range(steps):
-        k = policy.choose([True] * requests).draft_steps
+    for step in range(steps):
+        first = (seed << 40) + step // answer_steps * requests
+        k = policy.choose(these(*[True] * requests, first=first)).draft_steps
         lengths.append(k)
         policy.see([next((i for i in range(k) if draw.random() > chance), k) for _ in range(requests)])
     return lengths
@@ -44,23 +53,47 @@ def test_costs_between_and_beyond_the_measured_loads() -> None:
     assert CostCurve(draft_steps=0, requests=[4], step_ms=[3.0]).at(64) == 3
 
 
+def seen(*accepted: int, first: int = 0) -> list[tuple[int, int]]:
+    return list(enumerate(accepted, first))
+
+
 def test_acceptance_by_hand() -> None:
-    found = Acceptance([0.5, 0.25], prior_verifications=4, half_life_steps=1)
+    """Of requests that are so alike that what one accepts says nothing of itself."""
+    alike: Any = {"prior_verifications": 4, "concentration": 1e9}
+    found = Acceptance([0.5, 0.25], half_life_steps=1, **alike)
     assert found.shares() == [0.5, 0.25]
     assert found.tokens(2) == 1 + 0.5 + 0.125
-    found.see(2, [2, 1, 0])  # reached: 3 and 2; accepted: 2 and 1. What was known weighs 4 at least
+    found.see(2, seen(2, 1, 0))  # reached: 3 and 2; accepted: 2 and 1. What was known weighs 4 at least
     assert found.shares() == [(2 + 2) / (4 + 3), (1 + 1) / (4 + 2)]
-    found.see(1, [1] * 5)  # of the 7 and 6 before, 4 are left; the second position was not drafted
-    assert found.shares() == [(4 * 4 / 7 + 5) / (4 + 5), 2 / 6]
-    found.see(0, [0])
-    found.see(2, [2])
+    found.see(1, seen(*[1] * 5, first=3))  # of the 7 and 6 before 4 are left; the second position was not drafted
+    assert found.shares() == pytest.approx([(4 * 4 / 7 + 5) / (4 + 5), 2 / 6])
+    assert found.tokens(2, 0) == pytest.approx(found.tokens(2))
+    found.see(0, seen(0, first=8))
+    found.see(2, seen(2, first=8))
     assert found.shares()[1] == pytest.approx((4 * 2 / 6 + 1) / (4 + 1))
-    slow = Acceptance([0.5], prior_verifications=4, half_life_steps=2)
-    slow.see(1, [1] * 12)
-    slow.see(0, [0])
-    slow.see(0, [0])
-    slow.see(1, [0] * 2)  # half of the 16 are left, less what a third step takes
+    slow = Acceptance([0.5], half_life_steps=2, **alike)
+    slow.see(1, seen(*[1] * 12))
+    slow.see(0, seen(0))
+    slow.see(0, seen(0))
+    slow.see(1, seen(0, 0, first=12))  # half of the 16 are left, less what a third step takes
     assert slow.shares() == [pytest.approx(14 * 0.5**1.5 / (16 * 0.5**1.5 + 2))]
+
+
+def test_a_request_s_own_acceptance_by_hand() -> None:
+    found = Acceptance([0.5, 0.5], prior_verifications=4, half_life_steps=10**9, concentration=2)
+    for _ in range(3):
+        found.see(2, [("poor", 0), ("good", 2)])
+    # verifications 1 to 3 of each count 2/2, 2/3 and 2/4
+    first = (4 * 0.5 + 13 / 6) / (4 + 2 * 13 / 6)
+    second = (4 * 0.5 + 13 / 6) / (4 + 13 / 6)
+    assert found.shares() == pytest.approx([first, second])
+    assert found.tokens(1) == found.tokens(1, "new") == pytest.approx(1 + first)
+    assert found.tokens(1, "poor") == pytest.approx(1 + 2 * first / (2 + 3))
+    assert found.tokens(1, "good") == pytest.approx(1 + (2 * first + 3) / (2 + 3))
+    assert found.tokens(2, "poor") == pytest.approx(1 + 2 * first / 5 * (1 + second)), "none got to the second draft"
+    found.keep(["good"])
+    assert found.tokens(1, "poor") == found.tokens(1)
+    assert found.tokens(1, "good") > found.tokens(1)
 
 
 def test_the_length_follows_the_load() -> None:
@@ -95,6 +128,36 @@ def test_poor_requests_do_not_end_all_drafting() -> None:
     assert lengths.count(K) > 0.9 * len(lengths)
 
 
+def test_one_poor_request_does_not_end_the_drafting_of_the_next() -> None:
+    """It is decoded plainly itself as soon as it shows."""
+    costs = [{"draft_steps": k, "requests": [1], "step_ms": [37.0 if k == 0 else 47.0]} for k in (0, 2)]
+    found = policy(start=2, curves=costs, accepted_if_reached=[0.43, 0.47], rest_after_steps=8)
+    poor = run(found, 80, 1, 0.0, answer_steps=80)
+    assert poor[0] == 2
+    assert poor.count(2) < 24
+    assert set(run(found, 20, 1, 0.6, seed=1)) == {2}
+
+
+def test_what_is_chosen_for_many_is_the_mean_of_what_each_promises() -> None:
+    costs = [{"draft_steps": k, "requests": [2], "step_ms": [10.0 if k == 0 else 14.0]} for k in (0, 1)]
+    found = policy(start=1, curves=costs, accepted_if_reached=[0.5], dwell_steps=1, request_concentration=4.0)
+    for _ in range(40):
+        found.choose(these(True, True))
+        found.see([1, 0] if found.choice.draft_steps else [0, 0])
+    good, poor = (found.acceptance.tokens(1, n) for n in (0, 1))
+    assert good > 1.85
+    assert poor < 1.15
+    both = found.choose(these(True, True))
+    assert found.rates[1] == pytest.approx((good + poor) / 2 / 14.0)
+    assert both.draft_steps == 1, "1.5 tokens for 1.4 times the time"
+    found.see([1, 0])
+    costs[1]["step_ms"] = [16.0]
+    other = policy(start=1, curves=costs, accepted_if_reached=[0.5], dwell_steps=1)
+    other.acceptance, other._untried_ms = found.acceptance, 0.0  # no try is due
+    assert other.choose(these(True, True)).draft_steps == 0
+    assert other.choose({0: True}).draft_steps == 1, "the good one alone"
+
+
 def flat(step_ms: float, **values: Any) -> MeasuredPolicy:
     """One draft length, of which nothing is expected."""
     costs = [{"draft_steps": k, "requests": [1, 32], "step_ms": [10.0 if k == 0 else step_ms] * 2} for k in (0, K)]
@@ -117,16 +180,16 @@ def test_a_draft_that_cannot_pay_is_not_tried() -> None:
 def test_a_try_waits_for_requests_that_the_drafter_has_followed() -> None:
     found = flat(20.0, rest_after_steps=2, accepted_if_reached=[0.3] * K)
     for _ in range(3):
-        choice = found.choose([False] * 4)
+        choice = found.choose(these(*[False] * 4))
     assert (choice.draft_steps, choice.keeps_up) == (0, False), "none of them will be"
     found._untried_ms = 50.0 / found.table.try_cost  # 46 ms are lost where all are drafted for, 63 where half are
-    choice = found.choose([True, False, False, False])
+    choice = found.choose(these(True, False, False, False))
     assert (choice.draft_steps, choice.keeps_up) == (0, True), "more will come"
-    assert found.choose([True, True, False, False]).draft_steps == 0, "half of them cost more than it may"
-    assert [found.choose([True] * 4).draft_steps for _ in range(12)] == [K] * 8 + [0] * 4
+    assert found.choose(these(True, True, False, False)).draft_steps == 0, "half of them cost more than it may"
+    assert [found.choose(these(*[True] * 4)).draft_steps for _ in range(12)] == [K] * 8 + [0] * 4
     assert not found.choice.keeps_up
     found._untried_ms = 1e6
-    assert found.choose([True, True, False, False]).draft_steps == K, "after a longer wait"
+    assert found.choose(these(True, True, False, False)).draft_steps == K, "after a longer wait"
 
 
 def test_a_longer_draft_must_promise_more_by_a_margin() -> None:
@@ -135,7 +198,7 @@ def test_a_longer_draft_must_promise_more_by_a_margin() -> None:
     def first(start: int, margin: float, share: float) -> int:
         found = policy(start=start, margin=margin, curves=costs, accepted_if_reached=[share])
         found._untried_ms = 0.0  # no try is due
-        return found.choose([True]).draft_steps
+        return found.choose(these(True)).draft_steps
 
     assert first(start=0, margin=0.02, share=0.51) == 0  # 0.7% more than plain decoding
     assert first(start=1, margin=0.02, share=0.51) == 1
@@ -145,7 +208,7 @@ def test_a_longer_draft_must_promise_more_by_a_margin() -> None:
 
 def test_a_length_stays_for_some_steps() -> None:
     found = policy(dwell_steps=5)
-    chosen = [found.choose([True] * (1, 32)[i % 2]).draft_steps for i in range(40)]
+    chosen = [found.choose(these(*[True] * (1, 32)[i % 2])).draft_steps for i in range(40)]
     held = [i for i in range(1, 40) if chosen[i] != chosen[i - 1]]
     assert held
     assert all(b - a >= 5 for a, b in pairwise(held))
@@ -153,23 +216,23 @@ def test_a_length_stays_for_some_steps() -> None:
 
 def test_the_drafter_rests_where_no_draft_would_pay_and_wakes_before_one_does() -> None:
     found = policy(rest_after_steps=3)
-    assert [found.choose([True] * 32).keeps_up for _ in range(8)] == [True] * 2 + [False] * 6
+    assert [found.choose(these(*[True] * 32)).keeps_up for _ in range(8)] == [True] * 2 + [False] * 6
     # one request that was there while the drafter rested is left: a draft would pay, but not for it
-    choice = found.choose([False])
+    choice = found.choose(these(False))
     assert (choice.draft_steps, choice.keeps_up) == (0, True)
     for _ in range(4):
-        choice = found.choose([True])
+        choice = found.choose(these(True))
     assert choice.draft_steps == K
 
 
 def test_requests_with_holes_are_no_evidence() -> None:
     found = policy()
     before = found.acceptance.shares()
-    found.choose([False, False])
+    found.choose(these(False, False))
     found.see([0, 0])
     assert found.acceptance.shares() == before
     found = policy()
-    k = found.choose([True, True, True, False]).draft_steps
+    k = found.choose(these(True, True, True, False)).draft_steps
     found.see([k, k, k, 0])
     assert k > 0
     assert found.acceptance.shares()[0] > 0.72
@@ -178,9 +241,9 @@ def test_requests_with_holes_are_no_evidence() -> None:
 def test_late_results_are_those_of_their_own_steps() -> None:
     """With overlapping steps a result comes when the next lengths are already chosen."""
     found = policy(accepted_if_reached=[0.9] * K, prior_verifications=1.0, dwell_steps=1)
-    first = found.choose([True]).draft_steps
-    found.choose([True] * 32)
-    assert (first, found.choose([True] * 32).draft_steps) == (K, 0)
+    first = found.choose(these(True)).draft_steps
+    found.choose(these(*[True] * 32))
+    assert (first, found.choose(these(*[True] * 32)).draft_steps) == (K, 0)
     found.see([1])
     assert found.acceptance.shares()[0] > 0.9
     assert found.acceptance.shares()[1] < 0.5
@@ -196,7 +259,7 @@ def test_the_choice_is_made_before_the_drafts() -> None:
     for last in (0, K):
         found = policy(half_life_steps=2, prior_verifications=0.5)
         run(found, 30, 1, 0.7)
-        lengths.append(found.choose([True]).draft_steps)
+        lengths.append(found.choose(these(True)).draft_steps)
         found.see([last])
     assert lengths[0] == lengths[1]
 

@@ -6,7 +6,7 @@ B = requests of a step, K = drafts of each, V = vocabulary, L = tokens of an ans
 """
 
 from collections.abc import Callable
-from itertools import product
+from itertools import count, product
 
 import pytest
 import torch
@@ -41,8 +41,9 @@ def answers(
     }
     policy, done = MeasuredPolicy(build(PolicyTable, values), start=LONGEST), []
     open_answers: list[list[int]] = [[0] for _ in range(together)]
+    numbers, others = list(range(together)), count(together)  # each answer is a request of its own
     while len(done) < ANSWERS:
-        k = policy.choose([True] * len(open_answers)).draft_steps
+        k = policy.choose(dict.fromkeys(numbers, True)).draft_steps
         last_B = torch.tensor([answer[-1] for answer in open_answers])
         drafts_BK, distributions_BKV = drawn(last_B, k, generator)
         if shorten is not None and k:
@@ -56,11 +57,11 @@ def answers(
         accepted = verify_chain_reference(tokens_BN, P_VV[tokens_BN], distributions_BKV, coins_BN, final_B)
         counts = accepted.num_drafts_B.tolist()
         policy.see(counts)
-        for b, count in enumerate(counts):
-            open_answers[b] += [*drafts_BK[b, :count].tolist(), int(accepted.bonus_B[b])]
+        for b, accepted_b in enumerate(counts):
+            open_answers[b] += [*drafts_BK[b, :accepted_b].tolist(), int(accepted.bonus_B[b])]
             if len(open_answers[b]) > L:
                 done.append(tuple(open_answers[b][1 : L + 1]))
-                open_answers[b] = [0]
+                open_answers[b], numbers[b] = [0], next(others)
     return done, policy
 
 

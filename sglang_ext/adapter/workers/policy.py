@@ -136,7 +136,7 @@ class FollowsPolicy(EAGLEWorkerV2):
             self._with_holes.difference_update(batch.reqs)
             return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
         before, was_plain, self._was_plain = self.policy.choice.draft_steps, self._was_plain, False
-        is_followed = [request not in self._with_holes for request in batch.reqs]
+        is_followed = {request: request not in self._with_holes for request in batch.reqs}
         choice = self.policy.choose(is_followed)
         self.history.append((time.time(), len(batch.reqs), choice.draft_steps))
         if choice.draft_steps != before:
@@ -144,13 +144,13 @@ class FollowsPolicy(EAGLEWorkerV2):
         rests = choice.draft_steps == 0 and not choice.keeps_up and self.speculative_algorithm.has_draft_kv()
         if rests:
             self.rested += 1
-            if any(is_followed):
+            if any(is_followed.values()):
                 self._with_holes.update(batch.reqs)
             if not self.has_graphs and on_publish is None and can_decode_plainly(batch, self.ranks):
                 self.decoded += 1
                 self.activate_step_by_batch(len(batch.reqs))
                 result = self.decode_plainly(batch)
-                if any(is_followed) or not was_plain:  # else the stubs of the step before are handed on
+                if any(is_followed.values()) or not was_plain:  # else the stubs of the step before are handed on
                     self._stub_skipped_draft_extend(batch, result)
                 self._was_plain = True
                 return result
@@ -165,7 +165,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         now = self.policy.choice.draft_steps
         if (counters := metrics()) is not None:
             counters.switched(before, now)
-        rates = {k: round(1e3 * requests * self.policy.tokens_per_ms(k, requests), 1) for k in (before, now)}
+        rates = {k: round(1e3 * requests * rate, 1) for k, rate in self.policy.rates.items()}
         shares = " ".join(f"{share:.2f}" for share in self.policy.acceptance.shares())
         logger.info(
             "rayspec policy: draft_steps %d -> %d at %d requests (expected tokens/s %s -> %s, acceptance by position "
