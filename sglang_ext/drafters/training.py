@@ -146,7 +146,7 @@ class Rows(NamedTuple):
 class Choose(Protocol):
     """Picks the next token (ids int64 [B]) of texts, by what the head reads there and what a router does."""
 
-    def __call__(self, hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor, step: int) -> Tensor: ...
+    def __call__(self, hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor) -> Tensor: ...
 
 
 class Training(Protocol):

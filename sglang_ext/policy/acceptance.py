@@ -11,9 +11,9 @@ class Acceptance:
     """Shares of accepted drafts among those that were reached: of each running request its own, and what is common to
     all, which is expected of a request that is new.
 
-    One request's drafts are accepted alike, as are draws of a Beta distribution about the common share with this
-    `concentration`. So its own share is the mean of what it accepted and of as many verifications of the common one;
-    and its n-th verification says by concentration / (concentration + n) as much of all others as its first.
+    What a request accepts is taken to vary about the common share as a Beta distribution of `concentration` c. So its
+    own share is that of its verifications and of c more of the common one; and n of its verifications say as much of
+    the common share as n (c + 1) / (c + n) of requests that are all different: c + 1 at most.
 
     The common shares are running means, in which a step weighs half after `half_life_steps` others, whether these
     drafted or not. They begin at the prior, as if that had been seen `prior_verifications` times; what was known never
@@ -33,15 +33,13 @@ class Acceptance:
 
     def keep(self, requests: Iterable[Hashable]) -> None:
         """Forget all but these."""
-        if self._own:
-            running = set(requests)
-            for request in self._own.keys() - running:
-                del self._own[request], self._tokens[request]
+        for request in self._own.keys() - set(requests):
+            del self._own[request], self._tokens[request]
 
     def see(self, drafted: int, accepted: Iterable[tuple[Hashable, int]]) -> None:
         """A step has ended in which each of these requests was given `drafted` drafts and accepted so many of them."""
-        counts = list(accepted)
-        fresh = [(0, 0)] * len(self._reached)
+        counts = list(accepted) if drafted else []
+        c, fresh = self._concentration, [(0, 0)] * len(self._reached)
         own = [list(self._own.get(request, fresh)) for request, _ in counts]
         for position, weight in enumerate(self._reached):
             keep, reached, taken = max(self._keep, min(1.0, self._least / weight)), 0.0, 0.0
@@ -49,15 +47,16 @@ class Acceptance:
                 if position < drafted and count >= position:
                     of, right = seen[position]
                     seen[position] = (of + 1, right + (count > position))
-                    says = self._concentration / (self._concentration + of)
+                    says = c * (c + 1) / ((c + of) * (c + of + 1))
                     reached += says
                     taken += says * (count > position)
             self._reached[position] = keep * weight + reached
             self._accepted[position] = keep * self._accepted[position] + taken
-        if drafted and counts:
+        if counts:
             self._own.update({request: seen for (request, _), seen in zip(counts, own, strict=True)})
-            self._common = _expected(self.shares())
-            self._tokens = {request: self._of(seen) for request, seen in self._own.items()}
+            shares = self.shares()
+            self._common = _expected(shares)
+            self._tokens = {request: self._of(seen, shares) for request, seen in self._own.items()}
 
     def shares(self) -> list[float]:
         """Common shares of drafts accepted at positions 1, 2, ..., given that all before were accepted."""
@@ -68,10 +67,9 @@ class Acceptance:
         request that is new."""
         return self._tokens.get(request, self._common)[drafted]
 
-    def _of(self, seen: Sequence[tuple[int, int]]) -> list[float]:
+    def _of(self, seen: Sequence[tuple[int, int]], shares: Sequence[float]) -> list[float]:
         c = self._concentration
-        own = zip(self.shares(), seen, strict=True)
-        return _expected([(c * share + right) / (c + of) for share, (of, right) in own])
+        return _expected([(c * share + right) / (c + of) for share, (of, right) in zip(shares, seen, strict=True)])
 
 
 def _expected(shares: Iterable[float]) -> list[float]:

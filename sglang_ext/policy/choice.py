@@ -11,6 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_ext.policy.acceptance import Acceptance
 from sglang_ext.policy.table import PolicyTable
@@ -48,10 +49,11 @@ class MeasuredPolicy:
         self._untried_ms = math.inf  # since the length that is worth a try was drafted
         self._pending: deque[tuple[int, tuple[tuple[Hashable, bool], ...]]] = deque()
 
-    def choose(self, is_drafted: Mapping[Hashable, bool]) -> Choice:
-        """For a step of these requests, of which there are some; False for those whose drafter's cache has holes, which
-        accept nothing."""
-        self.acceptance.keep(is_drafted)
+    def choose(self, is_drafted: Mapping[Any, bool]) -> Choice:
+        """For a step of these requests (by anything hashable), of which there are some; False for those whose drafter's
+        cache has holes, which accept nothing."""
+        # those that have ended, too, while results of theirs are still to come
+        self.acceptance.keep([*is_drafted, *(request for _, step in self._pending for request, _ in step)])
         requests, share = len(is_drafted), sum(is_drafted.values()) / len(is_drafted)
         rates = self._rates([request for request, drafts in is_drafted.items() if drafts], requests)
         self.rates = rates

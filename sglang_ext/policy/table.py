@@ -138,4 +138,6 @@ def read_table(file: Path | str) -> PolicyTable:
     try:
         return build(PolicyTable, check_mapping(parse_json(Path(file).read_bytes()), "it"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"the policy {file} cannot be used: {error}") from error
+        raise ValueError(
+            f"the policy {file} cannot be used: {error} (rayspec report --promote makes one, of a sweep at many loads)"
+        ) from error

@@ -15,6 +15,7 @@ from rayspec.training.data.answers import AnswerSet
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters import family
 from sglang_ext.drafters.training import Batch
+from sglang_ext.heads import head_from_target, parse_head
 
 LENGTHS = (3, 9, 2, 6)
 STEPS = 7
@@ -61,13 +62,13 @@ def test_each_token_is_what_the_rollout_says_after_those_before_it(
     """One sequence at a time and along the finished text, where training's rollout is at its own slot: step i of a
     row reads i tokens of the draft, whose row begins at the prompt's end."""
     drafter, own = shaken(tiny_target, kind, head), family(kind).training
-    read: list[tuple[Tensor, Tensor]] = []  # hidden, what routes
+    read: list[tuple[Tensor, Tensor, Tensor]] = []  # hidden, and the two that route
 
-    def choose(hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor, step: int) -> Tensor:
-        at = drafter.lm_head.at(step)
-        routed = at.route(embed_BH, feature_BH, step) if at.routes else None
-        read.append((hidden_BH, feature_BH))
-        return at.propose(hidden_BH, step, 1, routed).token_ids_Tk.squeeze(1)
+    def choose(hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor) -> Tensor:
+        at = drafter.lm_head.at(0)
+        routed = at.route(embed_BH, feature_BH, 0) if at.routes else None
+        read.append((hidden_BH, embed_BH, feature_BH))
+        return at.propose(hidden_BH, 0, 1, routed).token_ids_Tk.squeeze(1)
 
     length_B = torch.tensor(LENGTHS)
     with torch.no_grad():
@@ -80,8 +81,9 @@ def test_each_token_is_what_the_rollout_says_after_those_before_it(
             # the row that predicts written[step] from `step` drafts
             batch = Batch(text[None], torch.tensor([0]), torch.tensor([length - 1 + step]))
             rows = own.roll_out(drafter, tiny_target, batch, step + 1)
-            hidden_BH, feature_BH = read[step]
+            hidden_BH, embed_BH, feature_BH = read[step]
             torch.testing.assert_close(hidden_BH[b], rows.hidden_KNH[step, 0], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(embed_BH[b], rows.embed_KNH[step, 0])
             if rows.feature_KNH is not None:
                 torch.testing.assert_close(feature_BH[b], rows.feature_KNH[step, 0], rtol=1e-3, atol=1e-3)
 
@@ -146,3 +148,21 @@ def test_a_family_that_cannot_go_on_and_a_text_that_is_too_long_are_refused(tiny
     DraftText(tokens=most - 9).check(answers, eagle.config)
     with pytest.raises(ValueError, match=rf"sources\.\*\.tokens={most - 8} after a prompt of 9 tokens .* {most - 9}$"):
         DraftText(tokens=most - 8).check(answers, eagle.config)
+    long_N = torch.tensor([9, most, 9, 9])
+    with pytest.raises(ValueError, match=r"or another drafter$"):
+        DraftText(tokens=1).check(answered(prompts(most), long_N, long_N), eagle.config)
+    short_N = torch.tensor([9, 1, 9, 9])
+    with pytest.raises(ValueError, match="prompts has a prompt of one token"):
+        DraftText(tokens=1).check(answered(prompts(), short_N, short_N), eagle.config)
+
+
+def test_a_head_that_shrinks_by_step_writes_as_at_its_first(tiny_target: FrozenTarget) -> None:
+    drafter = shaken(tiny_target, "eagle3", "full")
+    ids = torch.arange(64)
+    shrinking = parse_head({"kind": "truncated", "size": 64, "step_sizes": [64, 1]})
+    drafter.lm_head = head_from_target(shrinking, drafter.lm_head.weight.detach(), {"ids": ids})
+    length_N = torch.tensor(LENGTHS)
+    settings = DraftSettings(steps=STEPS, temperature=1.0, seed=0)
+    answers, generator = answered(prompts(), length_N, length_N), torch.Generator().manual_seed(0)
+    written_NK = texts(drafter, tiny_target, answers, settings, generator, stop_ids=()).view(-1, STEPS)
+    assert len(set(written_NK[:, 1:].flatten().tolist())) > 6

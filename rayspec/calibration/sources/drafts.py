@@ -71,10 +71,11 @@ def texts(
 ) -> Tensor:
     """Target ids int64 that are written after the prompts of the answers; a stop token is a text's last."""
 
-    def choose(hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor, step: int) -> Tensor:
-        head = drafter.lm_head.at(step)
-        routed = head.route(embed_BH, feature_BH, step) if head.routes else None
-        return settings.choose(head, hidden_BH, step, routed, generator)
+    head = drafter.lm_head.at(0)  # as at the first draft step: later ones may have fewer tokens to choose from
+
+    def choose(hidden_BH: Tensor, embed_BH: Tensor, feature_BH: Tensor) -> Tensor:
+        routed = head.route(embed_BH, feature_BH, 0) if head.routes else None
+        return settings.choose(head, hidden_BH, 0, routed, generator)
 
     length_B = answers.prompt_length_N.long()
     prompt_BT = answers.token_ids_NL[:, : int(length_B.max())].long()

@@ -194,6 +194,9 @@ class OfDrafter(TargetAnswers):
             **self.steps(),
             "temperature": self.temperature,
             "seed": self.seed,
+            # a batch draws from one stream of random numbers
+            **({"batch_size": self.batch_size} if self.temperature > 0 else {}),
+            **({} if (stop_ids := self.stop_ids(context)) is None else {"stop_ids": list(stop_ids)}),
         }
         return {**what, "sha256": hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()}
 
@@ -245,14 +248,17 @@ class DraftTokens(OfDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftText(OfDrafter):
-    """The text that the drafter writes by itself after each answer's prompt, up to a stop token or `tokens`."""
+    """The text that the drafter writes by itself after each answer's (first) prompt, up to a stop token or `tokens`.
+
+    Its first token is the drafter's, too, which in service is the target's; and a drafter that reads the target's
+    states reads its own in their place from there on, in service for some steps alone."""
 
     kind: ClassVar[str] = "draft_text"
     tokens: int = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.tokens <= 4096, "tokens", self.tokens, "in 1..4096")
+        require(1 <= self.tokens <= 512, "tokens", self.tokens, "in 1..512")
 
     def steps(self) -> dict[str, int]:
         return {"tokens": self.tokens}
@@ -266,11 +272,19 @@ class DraftText(OfDrafter):
                 f"sources.*.drafter={self.drafter} is of kind {body.kind}, which cannot go on from its own tokens "
                 "without the target's states; use kind: draft for its proposals, or name another drafter"
             )
-        longest, most = int(answers.prompt_length_N.max()) + self.tokens, body.max_position_embeddings
-        if longest > most:
+        shortest, longest = (int(length) for length in answers.prompt_length_N.aminmax())
+        room = body.max_position_embeddings - longest
+        if shortest < 2:
             raise ValueError(
-                f"sources.*.tokens={self.tokens} after a prompt of {longest - self.tokens} tokens in {answers.name} is "
-                f"more than the {most} positions of drafter {self.drafter}; lower it to {most - longest + self.tokens}"
+                f"sources.*.answers: {answers.name} has a prompt of one token, after which a drafter, whose texts lack "
+                "their first token, cannot write; name answers to longer prompts (answers.min_prompt_tokens of rayspec "
+                "train)"
+            )
+        if self.tokens > room:
+            way_out = f"lower it to {room}" if room > 0 else "name answers to shorter prompts, or another drafter"
+            raise ValueError(
+                f"sources.*.tokens={self.tokens} after a prompt of {longest} tokens in {answers.name} is more than the "
+                f"{body.max_position_embeddings} positions of drafter {self.drafter}; {way_out}"
             )
 
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from sglang.srt.environ import envs
@@ -136,7 +136,7 @@ class FollowsPolicy(EAGLEWorkerV2):
             self._with_holes.difference_update(batch.reqs)
             return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
         before, was_plain, self._was_plain = self.policy.choice.draft_steps, self._was_plain, False
-        is_followed = {request: request not in self._with_holes for request in batch.reqs}
+        is_followed = {ref(request): request not in self._with_holes for request in batch.reqs}  # none is kept alive
         choice = self.policy.choose(is_followed)
         self.history.append((time.time(), len(batch.reqs), choice.draft_steps))
         if choice.draft_steps != before:

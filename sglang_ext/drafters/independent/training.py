@@ -87,5 +87,5 @@ def write(
         last_B = length_B - 1 + step
         hidden_BTH = drafter(text_BT[:, 1 : int(last_B.max()) + 1])
         embed_BH = drafter.embed(text_BT[rows_B, last_B])
-        text_BT[rows_B, last_B + 1] = choose(hidden_BTH[rows_B, last_B - 1], embed_BH, embed_BH, step)
+        text_BT[rows_B, last_B + 1] = choose(hidden_BTH[rows_B, last_B - 1], embed_BH, embed_BH)
     return text_BT.take_along_dim(length_B[:, None] + torch.arange(num_tokens, device=ids_BT.device), dim=1)

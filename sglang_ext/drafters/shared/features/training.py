@@ -113,7 +113,7 @@ def write_on(
         if step == 0:
             hidden, after, embed, feature = (at_slot(x) for x in (hidden, after, embed, feature))
             positions_BT = slot_B1
-        written.append(choose(hidden[:, 0], embed[:, 0], feature[:, 0], step))
+        written.append(choose(hidden[:, 0], embed[:, 0], feature[:, 0]))
         feature, embed = after, target.embed(written[-1])[:, None].to(after.dtype)
         positions_BT = positions_BT + 1
     return torch.stack(written, dim=1)
