@@ -146,7 +146,7 @@ def test_pipeline_counts_what_a_plain_loop_counts(
     text_ids = [i for f in sorted(text_folder.iterdir()) for i in tiny_target.tokenizer.encode(f.read_text())]
     answers = read_answers(place / "work" / "answers")
     settings = DraftSettings(steps=2, temperature=0.0, seed=0)
-    drafts = proposals(drafter, tiny_target, answers, settings, torch.Generator()).tolist()
+    drafts = proposals(drafter, tiny_target, answers, settings, torch.Generator()).flatten().tolist()
     six = DraftSettings(steps=6, temperature=0.0, seed=0)
     written = texts(drafter, tiny_target, answers, six, torch.Generator(), tiny_target.eos_ids).tolist()
     for name, ids in (
@@ -237,7 +237,7 @@ def test_what_is_made_stays_and_what_differs_is_refused(
     monkeypatch.setenv("RAYSPEC_HOME", str(place / "home"))
     stamps = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
     prepared = prepare(load_config(CalibrationConfig, place / "config.yaml"))
-    assert "\n".join(describe(prepared)).count("already made") == 9
+    assert "\n".join(describe(prepared)).count("already made") == 10
     assert set(calibrate_all(prepared, "test").values()) == {None}
     assert stamps == {path: path.stat().st_mtime_ns for path in done.rglob("*")}
 

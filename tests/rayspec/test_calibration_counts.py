@@ -182,8 +182,8 @@ def test_greedy_proposals_are_what_acceptance_is_measured_on(
     drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet
 ) -> None:
     batch = Batch.of(answers, torch.arange(len(answers)))
-    settings = DraftSettings(draft_steps=3, temperature=0.0, seed=0)
-    ids_KN = proposals(drafter, tiny_target, batch, settings, torch.Generator())
+    settings = DraftSettings(steps=3, temperature=0.0, seed=0)
+    ids_KN = proposals(drafter, tiny_target, answers, settings, torch.Generator())
     match_KN, *_ = _rollout(drafter, tiny_target, batch, num_steps=3, chunk_rows=7)
     assert ids_KN.shape == (3, answers.num_answer_tokens)
     assert torch.equal(ids_KN == batch.next_ids_N, match_KN)
@@ -192,11 +192,9 @@ def test_greedy_proposals_are_what_acceptance_is_measured_on(
 def test_drawn_proposals_follow_the_temperature(
     drafter: Eagle3Drafter, tiny_target: FrozenTarget, answers: AnswerSet
 ) -> None:
-    batch = Batch.of(answers, torch.arange(len(answers)))
-
     def draw(temperature: float, seed: int = 0) -> torch.Tensor:
-        settings = DraftSettings(draft_steps=2, temperature=temperature, seed=0)
-        return proposals(drafter, tiny_target, batch, settings, torch.Generator().manual_seed(seed))
+        settings = DraftSettings(steps=2, temperature=temperature, seed=0)
+        return proposals(drafter, tiny_target, answers, settings, torch.Generator().manual_seed(seed))
 
     assert torch.equal(draw(1e-4), draw(0.0))
     assert torch.equal(draw(1.0), draw(1.0))
@@ -255,7 +253,7 @@ RULE = "calibrations=[{name: a, source: raw, rule: {kind: frspec, top_k: 4}}]"
             [RULE, "sources.raw.kind=raw", "sources.raw.dokuments=x"],
             r"unknown key 'sources.raw.dokuments'",
         ),
-        ([RULE, "sources.raw.kind=rawr"], r"sources.raw.kind must be one of raw, target, draft, got 'rawr'"),
+        ([RULE, "sources.raw.kind=rawr"], r"sources.raw.kind must be one of raw, target, draft, draft_text, got"),
         ([RULE, "ray.blocks=0"], "ray.blocks must be at least 1"),
         ([RULE.replace("name: a", "name: a/b")], "must be a plain folder name"),
         ([RULE.replace("]", ", {name: a, source: raw, rule: {kind: frspec, top_k: 5}}]")], "'a' more than once"),

@@ -51,13 +51,15 @@ class DraftSettings:
 def proposals(
     drafter: Drafter, target: FrozenTarget, answers: AnswerSet, settings: DraftSettings, generator: torch.Generator
 ) -> Tensor:
-    """Target ids int64 [steps * N] that are proposed at the answers' positions."""
+    """Target ids int64 [steps, N] that are proposed at the answers' positions."""
     batch, found = Batch.of(answers, torch.arange(len(answers))), []
     for _, rows in roll_out(drafter, target, batch, settings.steps).chunks(CHUNK_ROWS):
+        tokens_K = []
         for step, hidden_nH in enumerate(rows.hidden_KNH):
             head = drafter.lm_head.at(step)
-            found.append(settings.choose(head, hidden_nH, step, rows.route(head, step), generator))
-    return torch.cat(found)
+            tokens_K.append(settings.choose(head, hidden_nH, step, rows.route(head, step), generator))
+        found.append(torch.stack(tokens_K))
+    return torch.cat(found, dim=1)
 
 
 @torch.no_grad()
@@ -107,7 +109,7 @@ def count_drafts(
         ids = proposals(model, frozen, answers, settings, generator)
     else:
         ids = texts(model, frozen, answers, settings, generator, stop_ids)
-    return partial_counts(ids.numpy())
+    return partial_counts(ids.flatten().numpy())
 
 
 def answer_columns(answers: AnswerSet) -> dict[str, Sequence]:
