@@ -233,6 +233,9 @@ def test_drafts_are_described_by_all_that_decides_them(
     found = source.describe(context)
     assert found["drafter"] == "mine"
     assert found["sha256"] != replace(source, temperature=1.0).describe(context)["sha256"]
+    assert found["sha256"] == replace(source, batch_size=3).describe(context)["sha256"]
+    drawn = replace(source, temperature=1.0)  # by batches
+    assert drawn.describe(context)["sha256"] != replace(drawn, batch_size=3).describe(context)["sha256"]
     with pytest.raises(ValueError, match="draft_steps=6 needs prompts of at least 7 tokens"):
         replace(source, draft_steps=6).describe(context)
     info = replace(tiny_target.info(), tokenizer_sha256="another")
