@@ -139,5 +139,5 @@ def read_table(file: Path | str) -> PolicyTable:
         return build(PolicyTable, check_mapping(parse_json(Path(file).read_bytes()), "it"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"the policy {file} cannot be used: {error} (rayspec report --promote makes one, of a sweep of several loads)"
+            f"the policy {file} cannot be used: {error} (rayspec report --promote makes one of a sweep of two loads)"
         ) from error
