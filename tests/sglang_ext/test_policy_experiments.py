@@ -96,6 +96,19 @@ def test_the_interval_of_a_median_covers_it(experiment: Any) -> None:
     assert interval(np.arange(5.0)) == [2.0, None, None]
 
 
+def test_first_tokens_and_steps_make_up_a_block(experiment: Any) -> None:
+    total_ratio = experiment("plain_steps").total_ratio
+    own_BN = np.random.default_rng(0).uniform(1, 2, (12, 5)).cumsum(axis=1)
+    other_BN = own_BN.copy()
+    other_BN[:, 2:] += own_BN[:, -1:] / 10  # one slow step, which the median of the ratios of steps does not see
+    steps, first = np.diff(own_BN, axis=1), own_BN[:, :1]
+    assert experiment("plain_steps").ratio(steps, np.diff(other_BN, axis=1))[0] == pytest.approx(1.0)
+    assert total_ratio(own_BN[:, -1:], other_BN[:, -1:]) == pytest.approx([1.1, 1.1, 1.1], abs=1e-3)
+    share = first.sum() / own_BN[:, -1].sum()
+    parts = [total_ratio(first, other_BN[:, :1])[0], total_ratio(steps, np.diff(other_BN, axis=1))[0]]
+    assert share * parts[0] + (1 - share) * parts[1] == pytest.approx(1.1, abs=1e-3)
+
+
 @pytest.mark.parametrize("engine", [0.0, 0.03])
 def test_what_engines_differ_by_is_told_from_what_blocks_do(experiment: Any, engine: float) -> None:
     starts, blocks, engines = 60, 10, 3
