@@ -15,7 +15,8 @@ class _Message(BaseModel):
 
 class Delta(_Message):
     content: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # SGLang's, and vLLM's of before
+    reasoning: str | None = None  # vLLM's
 
 
 class Choice(_Message):
@@ -54,7 +55,7 @@ class Chunk(_Message):
             return ""
         choice = self.choices[0]
         delta = choice.delta or Delta()
-        return choice.text or delta.content or delta.reasoning_content or ""
+        return choice.text or delta.content or delta.reasoning_content or delta.reasoning or ""
 
 
 class ListedModel(_Message):

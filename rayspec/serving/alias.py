@@ -6,8 +6,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from rayspec.serving.champion import MODEL, RUN, version_of
+from rayspec.serving.logs import log
 from rayspec.serving.rollover import Postponed
-from rayspec.tracking import UNREACHABLE, few_retries, is_refusal
+from rayspec.tracking import UNREACHABLE, few_retries, is_refusal, said
 
 
 def followed(source: str) -> tuple[str, str]:
@@ -33,12 +34,25 @@ def pinned_source(source: str, client: MlflowClient) -> str:
 class MlflowRegistry:
     def __init__(self, client: MlflowClient, model: str, alias: str) -> None:
         self._client, self._model, self._alias = client, model, alias
+        self._refused_for = ""  # why it was not told what the alias means; each reason is said once
 
     def meant(self) -> str | None:
         try:
             with few_retries():  # it is asked again soon
-                return str(self._client.get_model_version_by_alias(self._model, self._alias).version)
+                version = str(self._client.get_model_version_by_alias(self._model, self._alias).version)
         except UNREACHABLE as error:
-            if is_refusal(error):
-                return None
-            raise Postponed(f"MLflow does not answer ({type(error).__name__})") from error
+            if not is_refusal(error):
+                raise Postponed(f"MLflow does not answer ({type(error).__name__})") from error
+            self._tell(said(error, self._client.tracking_uri))
+            return None
+        self._refused_for = ""
+        return version
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._refused_for:
+            log.warning(
+                "MLflow does not say what %s@%s means: %s; the version under traffic goes on, and no other takes its "
+                "place until it does",
+                *(self._model, self._alias, reason),
+            )
+        self._refused_for = reason

@@ -18,7 +18,7 @@ from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_rec
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_files_sha256
 from rayspec.target import cached_snapshot
-from rayspec.tracking import TrackingError, redacted
+from rayspec.tracking import TrackingError, redacted, said
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.fingerprints import combined_sha256, file_sha256
 from sglang_ext.folder_kinds import POLICY
@@ -172,7 +172,9 @@ def _downloaded(source: str, client: MlflowClient) -> tuple[str, Path]:
         folder = _fetch(client, address, f"{version.name}-{version.version}-{pinned[:12]}", pinned)
         return f"{version.name} version {version.version}", folder
     except MlflowException as error:
-        raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
+        raise TrackingError(
+            f"MLflow at {redacted(client.tracking_uri)} has no {source}: {said(error, client.tracking_uri)}"
+        ) from error
 
 
 def version_of(run: str, client: MlflowClient) -> ModelVersion | None:

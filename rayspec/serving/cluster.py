@@ -105,6 +105,7 @@ class RayStage:
     def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
         self._model, self._client, self._serving, self._board = model, client, serving, board
         self._live, self._live_scale = live, serving.scale
+        self._versions = {live.source: live}  # a roll-back needs no files of a version that are gone from here by then
         self._is_counted = True  # as far as is known
         self.follows_policy = serving.follows_policy
 
@@ -116,7 +117,7 @@ class RayStage:
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
         scale = _with_resources(self._serving.scale, champion)
-        return canary_on_ray(self._serving.version(champion, self._source(version)), scale)
+        return canary_on_ray(self._version(champion, version), scale)
 
     def running_answers(self) -> list[Answer]:
         handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS)
@@ -129,8 +130,7 @@ class RayStage:
             ) from error
 
     def put_in(self, champion: Champion, version: str) -> None:
-        new = self._serving.version(champion, self._source(version))
-        scale = _with_resources(self._serving.scale, champion)
+        new, scale = self._version(champion, version), _with_resources(self._serving.scale, champion)
         try:
             put_in(new, scale, self._board)
         except Exception:  # whatever it is, the version before comes back; what is left of it goes on meanwhile
@@ -152,6 +152,12 @@ class RayStage:
             return None
         self._is_counted = True
         return found
+
+    def _version(self, champion: Champion, version: str) -> ServedVersion:
+        source = self._source(version)
+        if source not in self._versions:
+            self._versions[source] = self._serving.version(champion, source)
+        return self._versions[source]
 
     def _source(self, version: str) -> str:
         return f"models:/{self._model}/{version}"

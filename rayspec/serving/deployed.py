@@ -50,15 +50,16 @@ NO_PROMPT = NoPrompt()
 
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
-    """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start."""
+    """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start,
+    Postponed where there was no room for them in time."""
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
-    while (status := serve.status().applications[SERVERS]).status != ApplicationStatus.RUNNING:
-        if status.status == ApplicationStatus.DEPLOY_FAILED:
+    while (status := serve.status().applications.get(SERVERS)) is None or status.status != ApplicationStatus.RUNNING:
+        if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
             messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
             raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
         if time.monotonic() > deadline:
-            raise ValueError(
+            raise Postponed(
                 f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
                 "beside the old ones and need as much room again"
             )
@@ -101,11 +102,16 @@ def deployed(
             stack.callback(_delete, INGRESS)
         try:
             put_in(serving.version(champion, source), serving.scale, board)
-        except ValueError as error:
-            if not found:
-                raise
-            stack.pop_all()  # deletes nothing
-            raise ValueError(f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}") from error
+        except Exception as error:
+            if found:
+                stack.pop_all()  # deletes nothing
+            if found and isinstance(error, (ValueError, Postponed)):
+                raise ValueError(
+                    f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}"
+                ) from error
+            if isinstance(error, Postponed):
+                raise ValueError(str(error)) from error
+            raise
         if not found:
             stack.callback(_delete, INGRESS)
         reads_prompts = ROUTERS[serving.scale.router] is not None

@@ -83,8 +83,11 @@ class Replica:
         return self._version.source
 
     async def metrics(self) -> tuple[str, str]:
-        """(this replica's name, what its server says under /metrics)."""
-        return self._name, (await self._client.get("/metrics", timeout=HEALTH_TIMEOUT_S)).text
+        """(this replica's name, what its server says under /metrics). Raises ServerFailed where it says none."""
+        response = await self._client.get("/metrics", timeout=HEALTH_TIMEOUT_S)
+        if response.status_code != 200:
+            raise ServerFailed(f"SGLang's /metrics answered {response.status_code}")
+        return self._name, response.text
 
     def stop(self) -> None:
         """End the server once what runs has ended. May be called twice."""

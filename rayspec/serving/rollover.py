@@ -65,6 +65,17 @@ class Stage(Protocol):
         """What its replicas have counted; None where that cannot be read."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Owed:
+    """A roll-back that could not be made, and why."""
+
+    champion: Champion
+    version: str
+    reason: str
+    figures: dict[str, float]
+    error: str
+
+
 class Rollover:
     """`champion` is under traffic as `version`. `refused`: a version that is not tried until the alias moves."""
 
@@ -87,6 +98,7 @@ class Rollover:
         self._clock, self._sleep = clock, sleep
         self._seen: deque[tuple[float, Totals]] = deque()
         self._postponed_for = ""  # why the last one was; each reason is recorded once
+        self._owed: Owed | None = None
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
@@ -99,6 +111,8 @@ class Rollover:
         self._remember()
         meant = None
         try:
+            if self._owed is not None and self._meant_meanwhile() in (self.version, self.refused):
+                self._roll_back(self._owed.champion, self._owed.version, self._owed.reason, self._owed.figures)
             meant = self._registry.meant()
             if meant is None or meant == self.refused:
                 return
@@ -134,6 +148,7 @@ class Rollover:
             raise Postponed(f"{type(error).__name__}: {first_line(error)}") from error
         old, self.champion = self.champion, champion
         old_version, self.version = self.version, version
+        self._owed = None
         self._seen.clear()
         self._events.record(kinds.SWAPPED, version, f"in place of version {old_version}")
         self._watch(counted, before, old, old_version)
@@ -192,11 +207,23 @@ class Rollover:
         version = self.version
         try:
             self._stage.put_in(old, old_version)
-        except ValueError as error:  # what runs goes on running
-            return self._events.record(kinds.ROLLBACK_FAILED, version, f"{reason}; {error}", figures)
-        self.champion, self.version, self.refused = old, old_version, version
+        except Exception as error:  # whatever it is, what runs goes on running
+            return self._owe(old, old_version, reason, figures, error)
+        self.champion, self.version, self.refused, self._owed = old, old_version, version, None
         self._seen.clear()
         self._events.record(kinds.ROLLED_BACK, version, f"{reason}; version {old_version} is back", figures)
+
+    def _owe(self, old: Champion, old_version: str, reason: str, figures: dict[str, float], error: Exception) -> None:
+        """Of a roll-back that was not made: said once, and made at a later poll unless the old version is to blame."""
+        said, before = first_line(error) or type(error).__name__, self._owed
+        if isinstance(error, ValueError):
+            said = str(error)
+        elif not isinstance(error, (Postponed, OSError)):
+            log.exception("version %s was not put back", old_version)
+        if before is None or before.error != said:
+            self._events.record(kinds.ROLLBACK_FAILED, self.version, f"{reason}; {said}", figures)
+        owed = Owed(champion=old, version=old_version, reason=reason, figures=figures, error=said)
+        self._owed = None if isinstance(error, ValueError) else owed
 
     def _refuse(self, version: str, reason: str, figures: dict[str, float]) -> None:
         self.refused = version

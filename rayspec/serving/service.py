@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import serve
 
-from rayspec.home import prepared_home, tracking_uri
+from rayspec.home import prepared_home, set_login_apart, tracking_uri
 from rayspec.serving.access import Access
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.canary_server import check_words
@@ -95,6 +95,7 @@ def servers(args: dict[str, Any]) -> serve.Application:
     given = _given(ServiceArgs, args)
     check_words(given.flags, on_ray=True)
     prepared_home()
+    set_login_apart()  # of this process, which no job has set up
     client = None if is_folder(given.source) else connect(tracking_uri(), create=False)
     start = find_start(
         given.source,

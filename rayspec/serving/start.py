@@ -10,7 +10,7 @@ from rayspec.serving.alias import pinned_source
 from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.events import Standing, read_standing, standing_tag
 from rayspec.serving.logs import log
-from rayspec.tracking import TrackingError, redacted
+from rayspec.tracking import TrackingError, redacted, said
 
 Find = Callable[[str], Champion]  # by its source; raises ValueError for one that may take no traffic
 
@@ -68,4 +68,5 @@ def _standing(source: str, client: MlflowClient) -> Standing | None:
     try:
         return read_standing(client, model["name"], model["alias"])
     except MlflowException as error:
-        raise TrackingError(f"MLflow at {redacted(client.tracking_uri)} has no {source}: {error.message}") from error
+        uri = client.tracking_uri
+        raise TrackingError(f"MLflow at {redacted(uri)} has no {source}: {said(error, uri)}") from error

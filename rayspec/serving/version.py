@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rayspec.home import prepared_home
+from rayspec.home import prepared_home, set_login_apart
 from rayspec.serving.access import Access
 from rayspec.serving.champion import Champion, fetched, find_champion
 from rayspec.serving.launch import server_command
@@ -136,6 +136,7 @@ def _checked(version: ServedVersion) -> Champion:
         # MLflow may be away when a replica that died is replaced, so it is asked only for what is not here
         folder = fetched(version.folder, version.record_sha256)
         if folder is None:
+            set_login_apart()  # of this node's environment: the address that was handed on has none
             client = connect(version.tracking_uri, create=False)
         else:
             source = str(folder)

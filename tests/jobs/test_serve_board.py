@@ -31,13 +31,14 @@ def look_for_boards(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     champion: Any = SimpleNamespace(name="a")
     nothing: Any = None
+    live: Any = SimpleNamespace(source="models:/m/1")
     serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     with cluster(None):
         for _ in range(4):
             board = _only_board()
             place = board.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
             assert ray.get(place) == ray.get_runtime_context().get_node_id()
-            stage = RayStage("m", nothing, serving, board, nothing)
+            stage = RayStage("m", nothing, serving, board, live)
             ray.get(board.put.remote("a", "x", Totals(requests=1.0)))
             assert stage.totals(champion) == Totals(requests=1.0)
             ray.kill(board)

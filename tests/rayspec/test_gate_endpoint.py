@@ -16,6 +16,7 @@ from rayspec.gate.decision import Verdict
 from rayspec.gate.endpoint import MAX_BODY, MAX_TOKEN_BYTES, EndpointSide, checked_address, endpoint_key
 from rayspec.gate.rounds import Gate
 from rayspec.gate.sides import MeasureFailed
+from rayspec.gate.wire import Chunk
 from rayspec.workloads import Conversation
 
 PROMPT = Conversation(id="p1", category="c", turns=("four words of text",))
@@ -26,6 +27,11 @@ def side(
     address: str, *, model: str | None = None, key: str | None = None, ready_by: float | None = None, **settings: Any
 ) -> EndpointSide:
     return EndpointSide("candidate", address, GateConfig(**settings), model=model, key=key, ready_by=ready_by)
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
+def test_whatever_a_server_calls_it_is_output(field: str) -> None:
+    assert Chunk.model_validate_json(json.dumps({"choices": [{"delta": {field: "so"}}]})).text == "so"
 
 
 @contextmanager

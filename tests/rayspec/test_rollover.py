@@ -191,10 +191,65 @@ def test_a_roll_back_that_fails_is_said_and_serving_goes_on(world: World) -> Non
     assert standing.after(Event(event=kinds.FOUND, model=MODEL, version="1")) == Standing(kept="1")
 
 
-def test_an_alias_that_is_gone_changes_nothing(world: World) -> None:
+@pytest.mark.parametrize(
+    "error", [RayActorError(), FileNotFoundError(2, "No such file", "serving.json"), Postponed("no room")]
+)
+def test_a_roll_back_that_nobody_thought_of_ends_no_serving_and_is_made_later(error: Exception, world: World) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+    world.pass_time()
+    broken = [error, error]
+    do = world.stage.put_in
+
+    def put_in(champion: Champion, version: str) -> None:
+        if version == "1" and broken:
+            raise broken.pop()
+        do(champion, version)
+
+    world.stage.put_in = put_in  # type: ignore[method-assign]
+    world.move("2")
+    for version in ("2", "2", "1", "1"):
+        world.rollover.poll()
+        assert world.rollover.version == version
+        standing = world.standing()
+        assert standing is not None
+        assert (standing.is_refused, standing.kept, standing.tried) == (True, "1", "2")
+    assert world.stage.put == ["2", "1"]
+    assert [kind for kind, _ in world.told()][2:] == [kinds.SWAPPED, kinds.ROLLBACK_FAILED, kinds.ROLLED_BACK]
+    assert "a token takes" in world.tags("2")["rollover.reason"]
+
+
+def test_another_version_takes_the_place_of_one_that_was_not_rolled_back(world: World) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+    world.pass_time()
+    do = world.stage.put_in
+
+    def put_in(champion: Champion, version: str) -> None:
+        if version == "1":
+            raise RayActorError
+        do(champion, version)
+
+    world.stage.put_in = put_in  # type: ignore[method-assign]
+    world.move("2")
+    world.rollover.poll()
+    world.move("3")
+    world.rollover.poll()
+    world.rollover.poll()
+    assert world.stage.put == ["2", "3"]
+    assert world.rollover.version == "3"
+
+
+def test_an_alias_that_is_gone_changes_nothing_and_is_said_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    version = world.client.get_model_version_by_alias(MODEL, "champion").version
+    world.client.delete_registered_model_alias(MODEL, "champion")
+    for _ in range(3):
+        world.rollover.poll()
+    assert world.told() == []
+    assert caplog.text.count(f"MLflow does not say what {MODEL}@champion means: ") == 1
+    world.client.set_registered_model_alias(MODEL, "champion", version)
+    world.rollover.poll()
     world.client.delete_registered_model_alias(MODEL, "champion")
     world.rollover.poll()
-    assert world.told() == []
+    assert caplog.text.count("MLflow does not say") == 2
 
 
 def test_a_store_that_is_away_postpones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,13 +334,36 @@ def test_a_replica_has_the_gpus_of_its_own_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "canary_on_ray", lambda version, scale: asked.append(("canary", scale.gpus)))
     monkeypatch.setattr(cluster, "put_in", lambda version, scale, board: asked.append(("put in", scale.gpus)))
     nothing: Any = None
+    live: Any = SimpleNamespace(source=ONE)
     serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(gpus=1.0), version=lambda champion, source: source)
     wide = champion("2")
     wide = replace(wide, record=replace(wide.record, flags={**wide.record.flags, "tp_size": 2}))
-    stage = RayStage(MODEL, nothing, serving, nothing, nothing)
+    stage = RayStage(MODEL, nothing, serving, nothing, live)
     stage.canary(wide, "2")
     stage.put_in(wide, "2")
     assert asked == [("canary", 2.0), ("put in", 2.0)]
+
+
+def test_a_version_goes_back_in_though_its_files_are_gone_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes fetch it from MLflow again."""
+    put: list[Any] = []
+    monkeypatch.setattr(cluster, "node_gpus", lambda: [])
+    monkeypatch.setattr(cluster, "put_in", lambda version, scale, board: put.append(version))
+    read: list[str] = []
+
+    def version(champion: Champion, source: str) -> SimpleNamespace:
+        if source in read:
+            raise FileNotFoundError(2, "No such file or directory", "serving.json")
+        read.append(source)
+        return SimpleNamespace(source=source)
+
+    nothing: Any = None
+    serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(), version=version)
+    live: Any = version(champion("1"), ONE)
+    stage = RayStage(MODEL, nothing, serving, nothing, live)
+    for number in "2121":
+        stage.put_in(champion(number), number)
+    assert [v.source.rpartition("/")[2] for v in put] == ["2", "1", "2", "1"]
 
 
 def test_an_outage_beside_a_canary_says_nothing_of_the_version() -> None:
@@ -394,7 +472,8 @@ def test_a_board_that_is_gone_is_no_count_of_nothing(monkeypatch: pytest.MonkeyP
     board: Any = SimpleNamespace(totals=SimpleNamespace(remote=lambda name: None))
     serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     nothing: Any = None
-    assert RayStage(MODEL, nothing, serving, board, nothing).totals(champion("1")) is None
+    live: Any = SimpleNamespace(source=ONE)
+    assert RayStage(MODEL, nothing, serving, board, live).totals(champion("1")) is None
 
 
 def test_replicas_of_one_process_id_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +520,10 @@ def test_a_replica_tells_of_its_servers_death(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ServerFailed, match="503"):
             asyncio.run(replica.check_health())
         assert deaths(replica) == failed
+    with pytest.raises(ServerFailed, match="SGLang's /metrics answered 503"):
+        asyncio.run(replica.metrics())
     way.is_up = True
+    assert asyncio.run(replica.metrics()) == (replica._name, "")
     asyncio.run(replica.check_health())
     assert deaths(replica) == 0
     server.is_alive = False

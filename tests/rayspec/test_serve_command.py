@@ -212,6 +212,20 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
     assert built.init_args[0].more == (*flags, "--enable-metrics")
 
 
+def test_a_login_in_the_address_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve's own process reads the environment of its pod, and no job has set it up."""
+    from rayspec.serving.service import servers
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")  # nobody listens there
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(TrackingError) as caught:
+        servers({"source": MODEL})
+    assert "hunter2" not in str(caught.value)
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:9"
+    assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("me", "hunter2")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

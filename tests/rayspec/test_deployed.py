@@ -1,0 +1,67 @@
+"""What a failed start leaves on the cluster, without Ray."""
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.schema import ApplicationStatus
+
+from rayspec.serving import deployed as module
+from rayspec.serving.deployed import INGRESS, deployed, put_in
+from rayspec.serving.ingress import SERVERS
+from rayspec.serving.rollover import Postponed
+
+SERVING: Any = SimpleNamespace(
+    log_format="text", tries_first=False, scale=None, version=lambda champion, source: source
+)
+CHAMPION: Any = SimpleNamespace(name="a")
+SOURCE = "models:/m/1"
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[str], Exception], list[str]]:
+    """Starts with these applications on the cluster, and a `put_in` that raises. Returns what was deleted."""
+
+    def started(found: set[str], error: Exception) -> list[str]:
+        deleted: list[str] = []
+
+        def fail(*_: object) -> None:
+            raise error
+
+        nothing = {"_only_board": lambda: None, "_left": lambda source: source, "_listen": lambda serving: None}
+        for name, do in {**nothing, "_shut_down": lambda: None, "_delete": deleted.append, "put_in": fail}.items():
+            monkeypatch.setattr(module, name, do)
+        monkeypatch.setattr(module.serve, "status", lambda: SimpleNamespace(applications=found))
+        expected = ValueError if isinstance(error, Postponed) else type(error)
+        with (
+            pytest.raises(expected, match=re.escape(str(error).splitlines()[0])),
+            deployed(CHAMPION, SOURCE, SERVING),
+        ):
+            pytest.fail("it did not start")
+        return deleted
+
+    return started
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("they did not start"), Postponed("no room"), RayActorError(), TimeoutError("Ray")]
+)
+def test_replicas_that_were_there_stay_whatever_a_take_over_meets(
+    error: Exception, start: Callable[[set[str], Exception], list[str]]
+) -> None:
+    assert start({SERVERS, INGRESS}, error) == []
+    assert start(set(), error) == [SERVERS], "nobody had these but the command itself"
+
+
+def test_replicas_without_room_say_nothing_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    version: Any = SimpleNamespace(name="a", start_timeout_s=0.0)
+    scale: Any = None
+    at = {SERVERS: SimpleNamespace(status=ApplicationStatus.DEPLOYING, deployments={}, message="")}
+    monkeypatch.setattr(module, "deploy", lambda *_: None)
+    for applications in ({}, at):  # just after it was asked for Ray may not list it
+        monkeypatch.setattr(module.serve, "status", lambda a=applications: SimpleNamespace(applications=a))
+        with pytest.raises(Postponed, match="were not up after 0 s"):
+            put_in(version, scale, None)
