@@ -182,9 +182,7 @@ class ClusteredHead(DraftHead):
             return Candidates(self.project(hidden_TH, "weight"), None)
         groups = self._groups(T, step)
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        # every shape depends on the number of rows alone
-        P, C = len(self._pinned_P), self._members_MC.shape[1]
-        if groups * (P + self._most_clusters(T, groups, budget) * C) > MAX_GATHERED * self.vocab_size:
+        if self._reads_all(T, groups, budget):
             return self._score_all(hidden_TH, chosen_Tm, groups)
         if groups == T:
             return self._score_rows(hidden_TH, chosen_Tm)
@@ -206,6 +204,11 @@ class ClusteredHead(DraftHead):
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
         """The most clusters that a group can choose: its rows may all choose different ones."""
         return min(self.config.clusters, rows // max(groups, 1) * budget)
+
+    def _reads_all(self, rows: int, groups: int, budget: int) -> bool:
+        """Whether so many rows, in groups, read the whole matrix: decided by these numbers alone, as shapes are."""
+        P, C = len(self._pinned_P), self._members_MC.shape[1]
+        return groups * (P + self._most_clusters(rows, groups, budget) * C) > MAX_GATHERED * self.vocab_size
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""
@@ -247,16 +250,23 @@ class ClusteredHead(DraftHead):
         self._leaves_padding_out = True  # no graph captures what is packed, and wants a fixed shape
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        """Cost of rows that each score their own clusters, of mean size where `scored` is not known. `scored` is a mean
-        over the draft steps, and so the same at each."""
-        c = self.config
-        if c.budget(step) == c.clusters:
+        """Cost of rows of one request, with clusters of mean size that are all different where `scored` is not known.
+        `scored` is a mean over the draft steps, and so the same at each. Rows with clusters of their own gather them,
+        or read the whole matrix as `candidates` does; a union is read once, as `fused` does."""
+        c, budget = self.config, self.config.budget(step)
+        if budget == c.clusters:
             return dense_cost(rows, self.weight)
-        pinned = len(self._pinned_P)
+        groups = 1 if c.union else rows
         if scored is None:
-            scored = pinned + c.budget(step) * (self.vocab_size - pinned) // c.clusters
-        parts = [gather_cost(rows, self.weight, round(scored))]
-        parts += [dense_cost(rows, getattr(self, name)) for name in self.projections]
+            pinned = len(self._pinned_P)
+            scored = pinned + self._most_clusters(rows, groups, budget) * (self.vocab_size - pinned) // c.clusters
+        if groups > 1 and self._reads_all(rows, groups, budget):
+            scoring = dense_cost(rows, self.weight)
+        elif groups > 1 or rows == 1:
+            scoring = gather_cost(rows, self.weight, round(scored))
+        else:
+            scoring = dense_cost(rows, self.weight, round(scored))
+        parts = [scoring, *(dense_cost(rows, getattr(self, name)) for name in self.projections)]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))
 
 

@@ -386,14 +386,48 @@ def test_acceptance_bound_of_dynaspec(step: int) -> None:
         assert float(torch.minimum(p_TV[t], kept_V).sum()) >= (1 - beta) * bound - 1e-6
 
 
-def test_cost_is_the_router_once_and_the_clusters_of_each_row() -> None:
-    rows, mean = 3, (V - 3) // 11  # tokens of a cluster; 3 are pinned
-    scored = 3 + 3 * (V - 3) // 11
-    assert 3 + 3 * mean <= scored < 3 + 3 * (mean + 1)
-    router = 10 * 2 * H + 11 * 10
-    moved = router + rows * (2 * H + 2 * 10 + 11) + rows * scored * (H + 1)
-    assert make_head(DYNASPEC).cost(rows) == (4 * moved + 8 * rows * scored, 2 * rows * (router + scored * H))
+@pytest.mark.parametrize(
+    ("union", "rows", "way"),
+    [
+        (False, 1, "_score_rows"),
+        (False, 3, "_score_all"),  # 3 x (3 pinned + 3 x 6) rows are more than half of 53
+        ("request", 1, "_score_rows"),
+        ("request", 2, "_score_all"),
+        (True, 3, "_score_all"),
+    ],
+)
+def test_cost_is_the_router_once_and_the_rows_of_the_matrix_that_are_read(
+    union: bool | str, rows: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, drawn, ways = make_head({**DYNASPEC, "union": union}), Rows.draw(rows), list[str]()
+    for name in ("_score_rows", "_score_union", "_score_all"):
+        monkeypatch.setattr(head, name, lambda *_, name=name: ways.append(name))
+    head.expect_rows([rows])
+    drawn.candidates(head)
+    assert ways == [way]
+    clusters = min(11, 3 * rows) if union else 3  # at most, all of mean size
+    scored = 3 + clusters * (V - 3) // 11
+    moved, scoring = 10 * 2 * H + 11 * 10 + rows * (2 * H + 2 * 10 + 11), 0
+    if rows == 1:
+        moved, scoring, ids = moved + scored * (H + 1), scored * H, scored
+    elif union:  # on a GPU its tiles are read where they lie
+        moved, scoring, ids = moved + scored * H + rows * (scored + H), rows * scored * H, 0
+    else:
+        moved, scoring, ids = moved + V * H + rows * (V + H), rows * V * H, 0
+    router = rows * (10 * 2 * H + 11 * 10)
+    assert head.cost(rows) == (4 * moved + 8 * ids, 2 * (router + scoring))
+    known = make_head({**DYNASPEC, "union": union}).cost(rows, scored=scored)
+    assert known == head.cost(rows), "the measured mean takes the estimate's place"
     assert make_head(ALL["coral"]).cost(rows) == make_head(SPECS["full"]).cost(rows)
+
+
+def test_clusters_of_a_few_rows_are_gathered_row_by_row() -> None:
+    head = make_head(DYNASPEC)
+    head._members_MC = head._members_MC[:, :2]  # short ones: 2 x (3 + 3 x 2) of 53
+    one, two = head.cost(1), head.cost(2)
+    router = 10 * 2 * H + 11 * 10
+    assert two.bytes - 4 * router == 2 * (one.bytes - 4 * router)
+    assert two.flops == 2 * one.flops
 
 
 def test_a_cluster_map_is_needed(kind: str) -> None:
