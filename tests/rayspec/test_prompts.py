@@ -45,6 +45,17 @@ def found(config: AnswersConfig, folder: Path, tokenizer: Any, chat: ChatTemplat
     return given_prompts(config, "answers", CorpusConfig(), tokenizer, chat, **options)
 
 
+def test_an_opening_is_not_how_an_evaluated_prompt_begins() -> None:
+    """Of those that ship, here; five words of it, whatever stands between them."""
+    (prompt, *_) = [c.turns[0] for c in load_workload("chat") if c.id == "coding-02"]
+    assert prompt.startswith("Write a SQL query that finds customers")
+    for opening in ("Write a SQL query that", "write a SQL query, that finds"):
+        with pytest.raises(ValueError, match=r"held_out.openings has '.*', with which coding-02 of an evaluation set"):
+            check_source(replace(CONFIG, openings=["", opening]), "held_out")
+    for opening in ("Write a SQL query", "Write a SQL query which", "finds customers who placed more"):
+        check_source(replace(CONFIG, openings=["", opening]), "held_out")
+
+
 def test_pieces_of_a_folder_of_texts(tiny_target: FrozenTarget, text_folder: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, prompts=str(text_folder), count=10, min_prompt_tokens=10)
     prompts = found(config, tmp_path, tiny_target.tokenizer)

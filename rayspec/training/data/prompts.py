@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
 from rayspec.workloads.selection import parse_selection
 
 SELF = "self"
+LONG_OPENING = 5  # words; with fewer, prompts of all kinds begin alike
 
 
 def is_text(source: str) -> bool:
@@ -36,7 +38,9 @@ def check_source(config: AnswersConfig, name: str) -> None:
             f"{name}.as_given takes conversations with their answers, but {name}.prompts={config.prompts} is text; "
             "name a file of conversations, or leave as_given out, so that the target continues the text"
         )
-    if config.prompts == SELF or is_text(config.prompts):
+    if config.prompts == SELF:
+        return _check_openings(config, name)
+    if is_text(config.prompts):
         return
     try:
         parts = [parse_selection(part.strip()) for part in config.prompts.split(",")]
@@ -56,6 +60,25 @@ def check_source(config: AnswersConfig, name: str) -> None:
             "has an answer: in `messages` or `conversations`, the one message of `assistant` after a message of "
             "`user`; leave as_given out, so that the target answers"
         )
+
+
+def _check_openings(config: AnswersConfig, name: str) -> None:
+    openings = {tuple(words): opening for opening in config.openings if len(words := _words(opening)) >= LONG_OPENING}
+    if not openings:
+        return
+    for conversation in (c for found in evaluation_sets() for c in found):
+        for turn in conversation.turns:
+            words = _words(turn)
+            opening = next((o for begin, o in openings.items() if tuple(words[: len(begin)]) == begin), None)
+            if opening is not None:
+                raise ValueError(
+                    f"{name}.openings has {opening!r}, with which {conversation.id} of an evaluation set begins "
+                    f"({turn[:60]!r}), and a drafter trained on it would be measured on what it has seen; change it"
+                )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 def given_prompts(
