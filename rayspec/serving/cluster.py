@@ -105,7 +105,7 @@ class RayStage:
     def __init__(self, model: str, client: MlflowClient, serving: Serving, board: Any, live: ServedVersion) -> None:
         self._model, self._client, self._serving, self._board = model, client, serving, board
         self._live, self._live_scale = live, serving.scale
-        self._versions = {live.source: live}  # a roll-back needs no files of a version that are gone from here by then
+        self._versions = {live.folder: live}  # a roll-back needs no files of a version that are gone from here by then
         self._is_counted = True  # as far as is known
         self.follows_policy = serving.follows_policy
 
@@ -154,10 +154,10 @@ class RayStage:
         return found
 
     def _version(self, champion: Champion, version: str) -> ServedVersion:
-        source = self._source(version)
-        if source not in self._versions:
-            self._versions[source] = self._serving.version(champion, source)
-        return self._versions[source]
+        folder = champion.folder.name  # has the fingerprint in it
+        if folder not in self._versions:
+            self._versions[folder] = self._serving.version(champion, self._source(version))
+        return self._versions[folder]
 
     def _source(self, version: str) -> str:
         return f"models:/{self._model}/{version}"

@@ -37,6 +37,7 @@ GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
 LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
 INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
+NO_ROOM = "to be scheduled"  # of replicas that wait for resources, in Ray Serve's words
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
 
 
@@ -51,18 +52,19 @@ NO_PROMPT = NoPrompt()
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
     """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start,
-    Postponed where there was no room for them in time."""
+    Postponed where Ray has had no room for them."""
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
     while (status := serve.status().applications.get(SERVERS)) is None or status.status != ApplicationStatus.RUNNING:
+        messages = [] if status is None else [d.message for d in status.deployments.values() if d.message]
+        said = messages[0] if messages else "" if status is None else status.message
         if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
-            messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
-            raise ValueError(f"the replicas of {version.name} did not start: {messages[0]}")
+            raise ValueError(f"the replicas of {version.name} did not start: {said}")
         if time.monotonic() > deadline:
-            raise Postponed(
-                f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s; new ones start "
-                "beside the old ones and need as much room again"
-            )
+            late = f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s"
+            if NO_ROOM in said:
+                raise Postponed(f"{late}, for want of room, which new ones need beside those that run: {said}")
+            raise ValueError(f"{late}: {said or 'Ray Serve does not say why'}")
         time.sleep(STATUS_S)
 
 
@@ -105,13 +107,10 @@ def deployed(
         except Exception as error:
             if found:
                 stack.pop_all()  # deletes nothing
-            if found and isinstance(error, (ValueError, Postponed)):
-                raise ValueError(
-                    f"{error}; the replicas that were there go on, but no new ones start; {REMOVE}"
-                ) from error
-            if isinstance(error, Postponed):
-                raise ValueError(str(error)) from error
-            raise
+            if not isinstance(error, (ValueError, Postponed)):
+                raise
+            left = f"; the replicas that were there go on, but no new ones start; {REMOVE}" if found else ""
+            raise ValueError(f"{error}{left}") from error
         if not found:
             stack.callback(_delete, INGRESS)
         reads_prompts = ROUTERS[serving.scale.router] is not None

@@ -113,8 +113,8 @@ class Replica:
 
     def _count(self) -> None:
         with suppress(httpx.HTTPError, ValueError):  # of a server that is ill, what was counted before
-            text = httpx.get(f"{self.server.address}/metrics", timeout=HEALTH_TIMEOUT_S, trust_env=False).text
-            self._totals = read_totals(text)
+            told = httpx.get(f"{self.server.address}/metrics", timeout=HEALTH_TIMEOUT_S, trust_env=False)
+            self._totals = read_totals(told.raise_for_status().text)
 
     def _tell(self) -> None:
         has_died = self._failed_checks >= FAILED_CHECKS or not (self.server.is_alive or self._is_stopping)

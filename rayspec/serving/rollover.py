@@ -111,7 +111,7 @@ class Rollover:
         self._remember()
         meant = None
         try:
-            if self._owed is not None and self._meant_meanwhile() in (self.version, self.refused):
+            if self._owed is not None:  # whatever the alias means by now is then held against a good version
                 self._roll_back(self._owed.champion, self._owed.version, self._owed.reason, self._owed.figures)
             meant = self._registry.meant()
             if meant is None or meant == self.refused:

@@ -65,6 +65,22 @@ class Steps(Protocol):
     def intermediate_size(self) -> int | None: ...
 
 
+def layer_sizes(target: Target, recipe: Steps | None) -> dict[str, Any]:
+    """Sizes of a drafter with a layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
+    own = None if recipe is None else recipe.intermediate_size
+    sizes = target.sizes() | {"rope": target.rope.to_json()}
+    return sizes | ({} if own is None else {"intermediate_size": own})
+
+
+def check_no_layer(kind: str, recipe: Steps | None, way_out: str = "leave it out") -> None:
+    """Raise ValueError for a recipe that sizes an MLP which a drafter does not take from the target."""
+    if recipe is not None and recipe.intermediate_size is not None:
+        raise ValueError(
+            f"recipe.intermediate_size={recipe.intermediate_size} sizes the MLP of a layer like the target's, which a "
+            f"drafter of kind '{kind}' has not; {way_out}"
+        )
+
+
 class Answers(Protocol):
     """Sequences in rows, padded on the right, and which of their tokens are answers."""
 

@@ -31,7 +31,7 @@ def look_for_boards(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     champion: Any = SimpleNamespace(name="a")
     nothing: Any = None
-    live: Any = SimpleNamespace(source="models:/m/1")
+    live: Any = SimpleNamespace(folder="m-1")
     serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     with cluster(None):
         for _ in range(4):

@@ -1,5 +1,6 @@
 """What a failed start leaves on the cluster, without Ray."""
 
+import inspect
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
+from ray.serve._private import deployment_state
 from ray.serve.schema import ApplicationStatus
 
 from rayspec.serving import deployed as module
-from rayspec.serving.deployed import INGRESS, deployed, put_in
+from rayspec.serving.deployed import INGRESS, NO_ROOM, deployed, put_in
 from rayspec.serving.ingress import SERVERS
 from rayspec.serving.rollover import Postponed
 
@@ -56,12 +58,29 @@ def test_replicas_that_were_there_stay_whatever_a_take_over_meets(
     assert start(set(), error) == [SERVERS], "nobody had these but the command itself"
 
 
-def test_replicas_without_room_say_nothing_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("1 replicas that have taken more than 30s to be scheduled. Resources required", Postponed),
+        ("1 replicas that have taken more than 30s to initialize.", ValueError),
+        ("", ValueError),
+    ],
+)
+def test_replicas_that_ray_has_no_room_for_say_nothing_of_their_version(
+    message: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     version: Any = SimpleNamespace(name="a", start_timeout_s=0.0)
     scale: Any = None
-    at = {SERVERS: SimpleNamespace(status=ApplicationStatus.DEPLOYING, deployments={}, message="")}
+    servers = {"Server": SimpleNamespace(message=message)}
+    at = {SERVERS: SimpleNamespace(status=ApplicationStatus.DEPLOYING, deployments=servers, message="")}
     monkeypatch.setattr(module, "deploy", lambda *_: None)
-    for applications in ({}, at):  # just after it was asked for Ray may not list it
-        monkeypatch.setattr(module.serve, "status", lambda a=applications: SimpleNamespace(applications=a))
-        with pytest.raises(Postponed, match="were not up after 0 s"):
-            put_in(version, scale, None)
+    told = [{}, at]  # just after it was asked for Ray may not list it
+    monkeypatch.setattr(module, "STATUS_S", 0.01)
+    monkeypatch.setattr(module.serve, "status", lambda: SimpleNamespace(applications=told.pop(0) if told[1:] else at))
+    version.start_timeout_s = 0.005
+    with pytest.raises(error, match=r"were not up after 0\.005 s"):
+        put_in(version, scale, None)
+
+
+def test_rays_words_for_no_room_are_those_of_the_pinned_version() -> None:
+    assert f"{{SLOW_STARTUP_WARNING_S}}s {NO_ROOM}. " in inspect.getsource(deployment_state)

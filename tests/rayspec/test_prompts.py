@@ -49,8 +49,10 @@ def test_an_opening_is_not_how_an_evaluated_prompt_begins() -> None:
     """Of those that ship, here; five words of it, whatever stands between them."""
     (prompt, *_) = [c.turns[0] for c in load_workload("chat") if c.id == "coding-02"]
     assert prompt.startswith("Write a SQL query that finds customers")
-    for opening in ("Write a SQL query that", "write a SQL query, that finds"):
-        with pytest.raises(ValueError, match=r"held_out.openings has '.*', with which coding-02 of an evaluation set"):
+    for opening in ("Write a SQL query that", "write a SQL query, that finds", f"{prompt} Please."):
+        with pytest.raises(
+            ValueError, match=r"held_out.openings has '.*', and coding-02 of an evaluation set begins so"
+        ):
             check_source(replace(CONFIG, openings=["", opening]), "held_out")
     for opening in ("Write a SQL query", "Write a SQL query which", "finds customers who placed more"):
         check_source(replace(CONFIG, openings=["", opening]), "held_out")

@@ -223,19 +223,41 @@ def test_another_version_takes_the_place_of_one_that_was_not_rolled_back(world: 
     world.pass_time()
     do = world.stage.put_in
 
+    broken = [RayActorError(), RayActorError()]
+
     def put_in(champion: Champion, version: str) -> None:
-        if version == "1":
-            raise RayActorError
+        if version == "1" and broken:
+            raise broken.pop()
         do(champion, version)
 
     world.stage.put_in = put_in  # type: ignore[method-assign]
     world.move("2")
     world.rollover.poll()
     world.move("3")
-    world.rollover.poll()
-    world.rollover.poll()
+    for _ in range(3):
+        world.rollover.poll()
     assert world.stage.put == ["2", "3"]
     assert world.rollover.version == "3"
+
+
+@pytest.mark.parametrize("alias", ["1", "2", "3"])
+def test_a_roll_back_that_is_owed_is_made_first_whatever_the_alias_means(alias: str, world: World) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+    world.pass_time()
+    do, broken = world.stage.put_in, [RayActorError()]
+
+    def put_in(champion: Champion, version: str) -> None:
+        if version == "1" and broken:
+            raise broken.pop()
+        do(champion, version)
+
+    world.stage.put_in = put_in  # type: ignore[method-assign]
+    world.move("2")
+    world.rollover.poll()
+    world.move(alias)
+    world.rollover.poll()
+    assert world.stage.put == ["2", "1", *(["3"] if alias == "3" else [])]
+    assert world.stage.asked == ["2", *(["3"] if alias == "3" else [])], "it goes back in without a canary"
 
 
 def test_an_alias_that_is_gone_changes_nothing_and_is_said_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,7 +356,7 @@ def test_a_replica_has_the_gpus_of_its_own_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "canary_on_ray", lambda version, scale: asked.append(("canary", scale.gpus)))
     monkeypatch.setattr(cluster, "put_in", lambda version, scale, board: asked.append(("put in", scale.gpus)))
     nothing: Any = None
-    live: Any = SimpleNamespace(source=ONE)
+    live: Any = SimpleNamespace(folder="m-1")
     serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(gpus=1.0), version=lambda champion, source: source)
     wide = champion("2")
     wide = replace(wide, record=replace(wide.record, flags={**wide.record.flags, "tp_size": 2}))
@@ -355,14 +377,15 @@ def test_a_version_goes_back_in_though_its_files_are_gone_from_here(monkeypatch:
         if source in read:
             raise FileNotFoundError(2, "No such file or directory", "serving.json")
         read.append(source)
-        return SimpleNamespace(source=source)
+        return SimpleNamespace(source=source, folder=champion.folder.name)
 
     nothing: Any = None
     serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(), version=version)
-    live: Any = version(champion("1"), ONE)
+    of = {number: replace(champion(number), folder=Path(f"{MODEL}-{number}")) for number in "12"}
+    live: Any = version(of["1"], ONE)
     stage = RayStage(MODEL, nothing, serving, nothing, live)
     for number in "2121":
-        stage.put_in(champion(number), number)
+        stage.put_in(of[number], number)
     assert [v.source.rpartition("/")[2] for v in put] == ["2", "1", "2", "1"]
 
 
@@ -472,7 +495,7 @@ def test_a_board_that_is_gone_is_no_count_of_nothing(monkeypatch: pytest.MonkeyP
     board: Any = SimpleNamespace(totals=SimpleNamespace(remote=lambda name: None))
     serving: Any = SimpleNamespace(follows_policy=False, scale=None)
     nothing: Any = None
-    live: Any = SimpleNamespace(source=ONE)
+    live: Any = SimpleNamespace(folder="m-1")
     assert RayStage(MODEL, nothing, serving, board, live).totals(champion("1")) is None
 
 

@@ -66,15 +66,17 @@ def _check_openings(config: AnswersConfig, name: str) -> None:
     openings = {tuple(words): opening for opening in config.openings if len(words := _words(opening)) >= LONG_OPENING}
     if not openings:
         return
+    longest = max(len(opening) for opening in openings.values())
     for conversation in (c for found in evaluation_sets() for c in found):
         for turn in conversation.turns:
-            words = _words(turn)
-            opening = next((o for begin, o in openings.items() if tuple(words[: len(begin)]) == begin), None)
-            if opening is not None:
-                raise ValueError(
-                    f"{name}.openings has {opening!r}, with which {conversation.id} of an evaluation set begins "
-                    f"({turn[:60]!r}), and a drafter trained on it would be measured on what it has seen; change it"
-                )
+            begins = tuple(_words(turn[: 2 * longest]))  # of a long prompt the beginning is enough
+            for words, opening in openings.items():
+                both = min(len(words), len(begins))
+                if both >= LONG_OPENING and words[:both] == begins[:both]:
+                    raise ValueError(
+                        f"{name}.openings has {opening!r}, and {conversation.id} of an evaluation set begins so "
+                        f"({turn[:60]!r}); a drafter trained on it would be measured on what it has seen; change it"
+                    )
 
 
 def _words(text: str) -> list[str]:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from sglang_ext.drafters.eagle.config import EagleConfig, EagleOptions
 from sglang_ext.drafters.eagle.module import EagleDrafter
 from sglang_ext.drafters.layers import draw_matrices
-from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, sizes_of, write_on
-from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
+from sglang_ext.drafters.shared.features.training import draft_steps, head_rows, read_rollout, write_on
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target, layer_sizes
 
 __all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "write"]
 
@@ -26,7 +26,7 @@ NOISE = 0.1  # largest absolute value of what is added to the features that trai
 
 
 def config_for(target: Target, options: EagleOptions, recipe: Steps | None = None) -> EagleConfig:
-    return EagleConfig.from_options(options, sizes_of(target, recipe))
+    return EagleConfig.from_options(options, layer_sizes(target, recipe))
 
 
 def init_body(drafter: EagleDrafter, target: Target, probe: Batch, seed: int) -> None:

@@ -12,17 +12,16 @@ from sglang_ext.drafters.shared.features.training import (
     draft_steps,
     head_rows,
     read_rollout,
-    sizes_of,
     unroll,
     write_on,
 )
-from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target, layer_sizes
 
 __all__ = ["config_for", "draft_steps", "head_rows", "init_body", "roll_out", "unroll", "write"]
 
 
 def config_for(target: Target, options: Eagle3Options, recipe: Steps | None = None) -> Eagle3Config:
-    return Eagle3Config.from_options(options, sizes_of(target, recipe) | {"tap_layers": target.taps})
+    return Eagle3Config.from_options(options, layer_sizes(target, recipe) | {"tap_layers": target.taps})
 
 
 def init_body(drafter: Eagle3Drafter, target: Target, probe: Batch, seed: int) -> None:

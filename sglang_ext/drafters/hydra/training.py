@@ -10,14 +10,16 @@ from sglang_ext.drafters.hydra.module import HydraDrafter
 from sglang_ext.drafters.layers import draw_matrices
 from sglang_ext.drafters.shared.last_hidden import training as last_hidden
 from sglang_ext.drafters.shared.last_hidden.training import draft_steps, head_rows, read_carried
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Rows, Steps, Target, check_no_layer, layer_sizes
 
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
 
 
 def config_for(target: Target, options: HydraOptions, recipe: Steps | None = None) -> HydraConfig:
-    layer = {"rope": target.rope.to_json()} if options.prefix_layer else {}
-    return HydraConfig.from_options(options, target.sizes() | layer)
+    if options.prefix_layer:
+        return HydraConfig.from_options(options, layer_sizes(target, recipe))
+    check_no_layer(options.kind, recipe, "leave it out, or set drafter.prefix_layer")
+    return HydraConfig.from_options(options, target.sizes())
 
 
 def init_body(drafter: HydraDrafter, target: Target, probe: Batch, seed: int) -> None:

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from sglang_ext.drafters.independent.config import IndependentConfig, IndependentOptions
 from sglang_ext.drafters.independent.module import IndependentDrafter
-from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target, check_no_layer
 
 
 def config_for(target: Target, options: IndependentOptions, recipe: Steps | None = None) -> IndependentConfig:
     """Raises ValueError also for a drafter that is wider than the target."""
+    check_no_layer(options.kind, recipe, "set drafter.intermediate_size")
     config = IndependentConfig.from_options(options, target.sizes())
     _check_width(config.hidden_size, target.sizes()["hidden_size"])
     return config

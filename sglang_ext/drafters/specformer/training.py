@@ -9,13 +9,13 @@ from sglang_ext.drafters.layers import draw_matrices
 from sglang_ext.drafters.shared.last_hidden.training import draft_steps, head_rows, read_carried
 from sglang_ext.drafters.specformer.config import SpecFormerConfig, SpecFormerOptions, specformer_taps
 from sglang_ext.drafters.specformer.module import SpecFormerDrafter
-from sglang_ext.drafters.training import Batch, Rows, Steps, Target
+from sglang_ext.drafters.training import Batch, Rows, Steps, Target, layer_sizes
 
 __all__ = ["carried", "config_for", "draft_steps", "head_rows", "init_body", "roll_out"]
 
 
 def config_for(target: Target, options: SpecFormerOptions, recipe: Steps | None = None) -> SpecFormerConfig:
-    sizes = target.sizes() | {"tap_layers": specformer_taps(target.num_layers), "rope": target.rope.to_json()}
+    sizes = layer_sizes(target, recipe) | {"tap_layers": specformer_taps(target.num_layers)}
     return SpecFormerConfig.from_options(options, sizes)
 
 

@@ -8,7 +8,7 @@ Step i predicts x_{p+1} from slot t = p - 1 - i, whose feature is x_t's, and who
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +17,6 @@ from torch.nn import functional as F
 from sglang_ext.drafters.shared.features.config import FeatureConfig
 from sglang_ext.drafters.shared.features.module import Cache, FeatureDrafter
 from sglang_ext.drafters.training import Batch, Choose, Rows, Steps, Target
-
-
-def sizes_of(target: Target, recipe: Steps | None) -> dict[str, Any]:
-    """Sizes of a layer shaped like one of the target's, but for an `intermediate_size` of the recipe."""
-    own = None if recipe is None else recipe.intermediate_size
-    sizes = target.sizes() | {"rope": target.rope.to_json()}
-    return sizes | ({} if own is None else {"intermediate_size": own})
 
 
 def draft_steps(config: FeatureConfig, recipe: Steps) -> int:
