@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -504,14 +505,15 @@ def test_replicas_of_one_process_id_are_told_apart(monkeypatch: pytest.MonkeyPat
     board = Board()
     told: Any = SimpleNamespace(put=SimpleNamespace(remote=board.put))
     version: Any = SimpleNamespace(name="a", tries_first=False)
-    answer = SimpleNamespace(text=METRICS)
+    asked = httpx.Request("GET", "http://x/metrics")
+    said = cycle([httpx.Response(200, text=METRICS, request=asked), httpx.Response(503, request=asked)])
     server = SimpleNamespace(address="http://x", is_alive=True)
     monkeypatch.setattr("rayspec.serving.replica.start_server", lambda _: (None, server))
-    monkeypatch.setattr("rayspec.serving.replica.httpx.get", lambda *_, **__: answer)
+    monkeypatch.setattr("rayspec.serving.replica.httpx.get", lambda *_, **__: next(said))
     monkeypatch.setattr(Replica, "_watch", lambda _: None)
     for _ in range(2):
         replica = Replica(version, told)
-        for _ in range(2):
+        for _ in range(2):  # the second answer, of a server that is ill, tells nothing
             replica._count()
             replica._tell()
     assert board.totals("a") == Totals(**{**asdict(read_totals(METRICS) + read_totals(METRICS)), "deaths": 0})

@@ -16,6 +16,7 @@ from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import HEADS, DraftHead, HeadConfig, build_head, parse_head
 from sglang_ext.heads.base import NO_TOKEN
+from sglang_ext.heads.clustered import ClusteredHead
 
 T = 7
 NO_OWN_LOSS = {"dynaspec": ("weight",), "rdk_dynaspec": ("base.weight",)}  # only the router is trained
@@ -338,8 +339,10 @@ def test_cost_is_once_for_the_weights_and_the_same_for_each_row(head: DraftHead)
         numbers = [getattr(cost, field) for cost in costs]
         assert all(isinstance(n, int) for n in numbers)
         steps = [b - a for a, b in pairwise(numbers)]
-        assert len(set(steps)) == 1
-        assert numbers[0] > steps[0] > 0 if field == "bytes" else numbers[0] == steps[0] > 0
+        assert min(steps) > 0
+        if not isinstance(getattr(head, "base", head), ClusteredHead):  # several of its rows read the matrix otherwise
+            assert len(set(steps)) == 1
+            assert numbers[0] > steps[0] if field == "bytes" else numbers[0] == steps[0]
     assert head.half().cost(1).flops == costs[0].flops
     assert head.cost(1).bytes < costs[0].bytes
 

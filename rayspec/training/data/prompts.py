@@ -70,9 +70,9 @@ def _check_openings(config: AnswersConfig, name: str) -> None:
     for conversation in (c for found in evaluation_sets() for c in found):
         for turn in conversation.turns:
             begins = tuple(_words(turn[: 2 * longest]))  # of a long prompt the beginning is enough
-            for words, opening in openings.items():
-                both = min(len(words), len(begins))
-                if both >= LONG_OPENING and words[:both] == begins[:both]:
+            for begin, opening in openings.items():
+                both = min(len(begin), len(begins))
+                if both >= LONG_OPENING and begin[:both] == begins[:both]:
                     raise ValueError(
                         f"{name}.openings has {opening!r}, and {conversation.id} of an evaluation set begins so "
                         f"({turn[:60]!r}); a drafter trained on it would be measured on what it has seen; change it"
