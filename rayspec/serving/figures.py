@@ -158,7 +158,7 @@ def worse(now: Window, before: Window, bounds: WatchBounds, *, of_first_drafts: 
     """Why the new version is to be rolled back; None where it is not, or where too few requests say so.
 
     `of_first_drafts`: judge tau by them alone, where a policy chooses how many follow. `level`: how probable each
-    figure's false alarm may be at this look (`spent`).
+    figure's false alarm may be at this look (`spent`); 1 for what is beyond its bound, if only by chance.
     """
     own, other = pooled(now), pooled(before)
     if own.deaths > other.deaths + bounds.deaths:
@@ -220,7 +220,7 @@ def _is_beyond(higher: Window, lower: Window, figure: Figure, factor: float, lev
     if not _exceeds(pooled(higher), pooled(lower), figure, factor):
         return False
     above, below = ([r for p in _of_requests(w) if (r := _ratio(figure(p))) is not None] for w in (higher, lower))
-    return bool(above and below and stats.mannwhitneyu(above, below, alternative="greater").pvalue < level)
+    return bool(above and below and stats.mannwhitneyu(above, below, alternative="greater").pvalue <= level)
 
 
 def _exceeds(higher: Totals, lower: Totals, figure: Figure, factor: float) -> bool:

@@ -192,6 +192,8 @@ class Rollover:
             said = "it could not be watched to the end: the counters of its replicas cannot be read"
         elif min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests:
             said = "too few requests to judge it under traffic"
+        elif doubt := worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=1.0):
+            said = f"{doubt}; chance may explain it, as the counters were read too few times to tell"
         else:
             said = "within bounds under traffic"
         self._events.record(kinds.KEPT, version, said, figures)

@@ -188,6 +188,7 @@ def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, dama
         address = f"http://127.0.0.1:{port}"
         with streaming(address, prompts, expected, clients=4, max_tokens=TOKENS, pause_s=0.1) as outcomes:
             wait_for(lambda: outcomes.completed >= 60, 300, process, log)
+            time.sleep(30)  # for enough readings of the counters before, however fast the requests are
             old = {server.pid for server in servers(process)}
             point_at(store, second)
             wait_for(lambda: tags(store, second).get("rollover") == "swapped", START_TIMEOUT_S, process, log)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import cycle
@@ -108,6 +109,23 @@ def test_a_version_that_is_worse_under_traffic_is_rolled_back(world: World) -> N
     assert world.rollover.version == "1"
     run = world.run_of(world.events)
     assert run.data.metrics["watch_tau"] == pytest.approx(1.5)
+
+
+def test_a_version_that_is_kept_for_want_of_readings_before_says_so(world: World) -> None:
+    """The alias moves right after the start: what lies between two readings of the version before proves nothing."""
+
+    def uneven(now: float) -> Totals:  # ranks of figures that are all alike prove what they should not
+        return traffic(now, token_s=1.0 + 1e-4 * math.sin(now))
+
+    world.stage.live = {champion("1").name: traffic, champion("2").name: uneven}
+    world.rollover.poll()
+    world.stage.now += 60
+    world.move("2")
+    world.rollover.poll()
+    assert world.stage.put == ["2"]
+    reason = world.tags("2")["rollover.reason"]
+    assert "a token takes 1000.1 ms under traffic" in reason
+    assert reason.endswith("chance may explain it, as the counters were read too few times to tell")
 
 
 @pytest.mark.parametrize(
