@@ -56,8 +56,11 @@ def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
     while (status := serve.status().applications.get(SERVERS)) is None or status.status != ApplicationStatus.RUNNING:
-        messages = [] if status is None else [d.message for d in status.deployments.values() if d.message]
-        said = messages[0] if messages else "" if status is None else status.message
+        said = (
+            ""
+            if status is None
+            else next((d.message for d in status.deployments.values() if d.message), status.message)
+        )
         if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
             raise ValueError(f"the replicas of {version.name} did not start: {said}")
         if time.monotonic() > deadline:

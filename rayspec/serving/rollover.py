@@ -66,14 +66,13 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed:
-    """A roll-back that could not be made, and why."""
+class RollBack:
+    """To which version, and why."""
 
     champion: Champion
     version: str
     reason: str
     figures: dict[str, float]
-    error: str
 
 
 class Rollover:
@@ -98,7 +97,7 @@ class Rollover:
         self._clock, self._sleep = clock, sleep
         self._seen: deque[tuple[float, Totals]] = deque()
         self._postponed_for = ""  # why the last one was; each reason is recorded once
-        self._owed: Owed | None = None
+        self._owed: RollBack | None = None  # which could not be made yet
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
@@ -112,7 +111,7 @@ class Rollover:
         meant = None
         try:
             if self._owed is not None:  # whatever the alias means by now is then held against a good version
-                self._roll_back(self._owed.champion, self._owed.version, self._owed.reason, self._owed.figures)
+                self._roll_back(self._owed)
             meant = self._registry.meant()
             if meant is None or meant == self.refused:
                 return
@@ -185,7 +184,7 @@ class Rollover:
         if reason is None and meant == old_version:
             reason = f"the alias means version {old_version} again"
         if reason is not None:
-            return self._roll_back(old, old_version, reason, figures)
+            return self._roll_back(RollBack(champion=old, version=old_version, reason=reason, figures=figures))
         if meant != version:
             return self._events.record(kinds.WATCH_ENDED, version, f"the alias means version {meant} now", figures)
         if totals is None:
@@ -193,7 +192,7 @@ class Rollover:
         elif min(pooled(now).requests, pooled(before).requests) < settings.watch.min_requests:
             said = "too few requests to judge it under traffic"
         elif doubt := worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=1.0):
-            said = f"{doubt}; chance may explain it, as the counters were read too few times to tell"
+            said = f"{doubt}; by so few readings of the counters, or such uneven ones, chance may explain it"
         else:
             said = "within bounds under traffic"
         self._events.record(kinds.KEPT, version, said, figures)
@@ -205,27 +204,26 @@ class Rollover:
         except Postponed:
             return self.version
 
-    def _roll_back(self, old: Champion, old_version: str, reason: str, figures: dict[str, float]) -> None:
+    def _roll_back(self, back: RollBack) -> None:
         version = self.version
         try:
-            self._stage.put_in(old, old_version)
+            self._stage.put_in(back.champion, back.version)
         except Exception as error:  # whatever it is, what runs goes on running
-            return self._owe(old, old_version, reason, figures, error)
-        self.champion, self.version, self.refused, self._owed = old, old_version, version, None
+            return self._owe(back, error)
+        self.champion, self.version, self.refused, self._owed = back.champion, back.version, version, None
         self._seen.clear()
-        self._events.record(kinds.ROLLED_BACK, version, f"{reason}; version {old_version} is back", figures)
+        said = f"{back.reason}; version {back.version} is back"
+        self._events.record(kinds.ROLLED_BACK, version, said, back.figures)
 
-    def _owe(self, old: Champion, old_version: str, reason: str, figures: dict[str, float], error: Exception) -> None:
-        """Of a roll-back that was not made: said once, and made at a later poll unless the old version is to blame."""
-        said, before = first_line(error) or type(error).__name__, self._owed
-        if isinstance(error, ValueError):
-            said = str(error)
-        elif not isinstance(error, (Postponed, OSError)):
-            log.exception("version %s was not put back", old_version)
-        if before is None or before.error != said:
-            self._events.record(kinds.ROLLBACK_FAILED, self.version, f"{reason}; {said}", figures)
-        owed = Owed(champion=old, version=old_version, reason=reason, figures=figures, error=said)
-        self._owed = None if isinstance(error, ValueError) else owed
+    def _owe(self, back: RollBack, error: Exception) -> None:
+        """Of a roll-back that was not made: said once, and made at a later poll unless its version is to blame."""
+        is_new, is_final = self._owed is not back, isinstance(error, ValueError)
+        if is_new and not isinstance(error, (ValueError, Postponed, OSError)):
+            log.exception("version %s was not put back", back.version)
+        if is_new or is_final:
+            said = str(error) if is_final else first_line(error) or type(error).__name__
+            self._events.record(kinds.ROLLBACK_FAILED, self.version, f"{back.reason}; {said}", back.figures)
+        self._owed = None if is_final else back
 
     def _refuse(self, version: str, reason: str, figures: dict[str, float]) -> None:
         self.refused = version

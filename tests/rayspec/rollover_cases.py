@@ -67,6 +67,7 @@ class FakeStage:
         self.now = 0.0
         self.live: dict[str, Callable[[float], Totals]] = {}  # by the time
         self.put: list[str] = []
+        self.broken: dict[str, list[Exception]] = {}  # what the next attempts to put a version in raise
         self.asked: list[str] = []
         self.board_is_lost = False
 
@@ -88,6 +89,8 @@ class FakeStage:
         return self.running
 
     def put_in(self, champion: Champion, version: str) -> None:
+        if self.broken.get(version):
+            raise self.broken[version].pop()
         self.put.append(version)
 
     def totals(self, champion: Champion) -> Totals | None:
