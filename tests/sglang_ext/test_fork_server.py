@@ -102,10 +102,18 @@ def test_they_end_with_a_killed_owner() -> None:
     folder = str(Path(__file__).parent)
     path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-X", "faulthandler", "-c", OWNER],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
-        said = sorted(next(line for line in owner.stdout if line.strip() and "warn" not in line) for _ in range(2))
+        said: list[str] = []
+        while len(said) < 2:
+            line = owner.stdout.readline()
+            assert line, f"the owner ended with {owner.wait(PATIENCE_S)} after it and its process had said {said}"
+            said += [line] if line.strip() and "warn" not in line else []
+        said.sort()
         assert said[1] == "alive\n"
         processes = [psutil.Process(int(pid)) for pid in said[0].split()]
         owner.kill()
