@@ -111,15 +111,18 @@ class Run:
         return {m.step for m in self.client.get_metric_history(self.run_id, key)}
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log parameters. Raises ValueError for a value that MLflow would not keep whole."""
-        items = [Param(key, str(value)) for key, value in params.items()]
-        for item in items:
-            if len(item.value) > PARAM_VALUE_LIMIT:
-                raise ValueError(
-                    f"parameter {item.key} has {len(item.value)} characters; MLflow keeps {PARAM_VALUE_LIMIT}"
-                )
+        """Log parameters. A value longer than MLflow keeps is cut, and lies whole in long_parameters/KEY.txt."""
+        items = [Param(key, self._kept(key, str(value))) for key, value in params.items()]
         for i in range(0, len(items), BATCH_LIMIT):
             self.client.log_batch(self.run_id, params=items[i : i + BATCH_LIMIT])
+
+    def _kept(self, key: str, value: str) -> str:
+        if len(value) <= PARAM_VALUE_LIMIT:
+            return value
+        whole = f"long_parameters/{key}.txt"
+        self.log_text(value, whole)
+        note = f"… ({len(value):,} characters, whole in {whole})"
+        return value[: PARAM_VALUE_LIMIT - len(note)] + note
 
     def log_metrics(
         self,
