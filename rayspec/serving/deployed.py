@@ -38,6 +38,7 @@ LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
 INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
 NO_ROOM = "to be scheduled"  # of replicas that wait for resources, in Ray Serve's words
+POSTPONED = f"\n{Postponed.__module__}.{Postponed.__qualname__}: "  # where a traceback names its error
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
 
 
@@ -52,7 +53,7 @@ NO_PROMPT = NoPrompt()
 
 def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
     """Ray Serve's rolling update, until all replicas are of this version. Raises ValueError where they do not start,
-    Postponed where Ray has had no room for them."""
+    Postponed where Ray has had no room for them, or a node's disk or its way to MLflow is to blame."""
     deploy(version, scale, board)
     deadline = time.monotonic() + version.start_timeout_s
     while (status := serve.status().applications.get(SERVERS)) is None or status.status != ApplicationStatus.RUNNING:
@@ -62,7 +63,11 @@ def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
             else next((d.message for d in status.deployments.values() if d.message), status.message)
         )
         if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ValueError(f"the replicas of {version.name} did not start: {said}")
+            # Ray Serve tells the error of a replica as text
+            _, of_its_node, why = said.partition(POSTPONED)
+            raise (Postponed if of_its_node else ValueError)(
+                f"the replicas of {version.name} did not start: {why.strip() or said}"
+            )
         if time.monotonic() > deadline:
             late = f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s"
             if NO_ROOM in said:

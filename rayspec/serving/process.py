@@ -31,13 +31,20 @@ class ServerFailed(RuntimeError):
     """The server did not start, or has ended; the message holds the end of its log."""
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this port of the loopback address."""
+    with suppress(OSError), socket.socket() as s:
+        s.bind((LOOPBACK, port))
+        return True
+    return False
+
+
 def free_port() -> int:
     """A port of the loopback address that nobody listened on a moment ago. Not one of those that systems hand to
     outgoing connections (Linux from 32768), which could be gone before a server listens that starts for seconds. Raises
     OSError."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with suppress(OSError), socket.socket() as s:
-            s.bind((LOOPBACK, port))
+        if is_free(port):
             return port
     raise OSError(f"no port of {LOOPBACK} from {PORTS[0]} to {PORTS[-1]} is free")
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 import httpx
 
 from rayspec.serving.canary import Answer
+from rayspec.serving.canary_actor import outages_postpone
 from rayspec.serving.canary_server import answers_of, try_version
 from rayspec.serving.figures import Totals, read_totals
 from rayspec.serving.process import HEALTH_TIMEOUT_S, STOP_TIMEOUT_S, ServerFailed
@@ -40,9 +41,10 @@ class Replica:
         self._totals = Totals()
         self._failed_checks = 0  # in a row
         self._is_stopping = False
-        if version.tries_first:
-            try_version(version)
-        self.champion, self.server = start_server(version)
+        with outages_postpone():
+            if version.tries_first:
+                try_version(version)
+            self.champion, self.server = start_server(version)
         self._client = httpx.AsyncClient(
             base_url=self.server.address,
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),

@@ -3,20 +3,25 @@ server there with the command of `rayspec serve`. Knows no Ray."""
 
 import logging
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rayspec.home import prepared_home, set_login_apart
 from rayspec.serving.access import Access
 from rayspec.serving.champion import Champion, fetched, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.logs import sglang_variables
-from rayspec.serving.process import LOOPBACK, ServerProcess, free_port
+from rayspec.serving.process import LOOPBACK, ServerProcess, free_port, is_free
 from rayspec.serving.record import RECORD
 from rayspec.serving.scale import Scale
 from rayspec.tracking import connect
 from sglang_ext.fingerprints import file_sha256
 
+LOG, LOGGING = re.compile(r".+-(?P<port>\d+)\.log"), ".logging.json"  # of a server, and how it is to write it
+KEPT_LOGS = 50  # on a node
 LONGEST_NAME = 100  # characters of a log's file that are the version's
 logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
 
@@ -111,8 +116,9 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     name = version.name.replace("/", "-").replace(" ", "-")[-LONGEST_NAME:]
     log = prepared_home() / "serving" / f"{name}-{port}.log"
+    delete_old_logs(log.parent)
     said: dict[str, str | int] = {"version": version.name, "port": port}
-    environment |= sglang_variables(version.log_format, log.with_suffix(".logging.json"), said, command)
+    environment |= sglang_variables(version.log_format, log.with_suffix(LOGGING), said, command)
     server = ServerProcess(
         command,
         port=port,
@@ -128,6 +134,19 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
         raise
     logger.info("the server of %s is ready on port %d of its node", version.name, port, extra=said)
     return champion, server
+
+
+def delete_old_logs(folder: Path) -> None:
+    """Of servers that have ended, but for the newest: a replica that dies again and again would fill its disk."""
+    logs = []
+    for path in folder.glob("*.log"):
+        found = LOG.fullmatch(path.name)
+        with suppress(FileNotFoundError):  # another server that starts deletes them, too
+            logs += [(path.stat().st_mtime, int(found["port"]), path)] if found else []
+    for _, port, path in sorted(logs)[:-KEPT_LOGS]:
+        if is_free(port):
+            path.unlink(missing_ok=True)
+            path.with_suffix(LOGGING).unlink(missing_ok=True)
 
 
 def _checked(version: ServedVersion) -> Champion:

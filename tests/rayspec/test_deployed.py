@@ -1,17 +1,23 @@
 """What a failed start leaves on the cluster, without Ray."""
 
+import errno
 import inspect
+import os
 import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 from ray.serve._private import deployment_state
+from ray.serve._private import replica as replica_of_ray
 from ray.serve.schema import ApplicationStatus
 
 from rayspec.serving import deployed as module
+from rayspec.serving import replica
 from rayspec.serving.deployed import INGRESS, NO_ROOM, deployed, put_in
 from rayspec.serving.ingress import SERVERS
 from rayspec.serving.rollover import Postponed
@@ -82,5 +88,31 @@ def test_replicas_that_ray_has_no_room_for_say_nothing_of_their_version(
         put_in(version, scale, None)
 
 
-def test_rays_words_for_no_room_are_those_of_the_pinned_version() -> None:
+def test_a_replica_without_disk_says_nothing_of_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What Ray Serve tells of a replica that does not start is the traceback that is made here as Ray makes it."""
+    version: Any = SimpleNamespace(name="a", start_timeout_s=9.0, tries_first=False)
+
+    def start_server(version: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "champions"))
+
+    monkeypatch.setattr(replica, "start_server", start_server)
+    with pytest.raises(Postponed) as caught:
+        replica.Replica(version)
+    told = "".join(traceback.format_exception(caught.value))  # as `traceback.format_exc` in Ray Serve's replica
+    servers = {"Server": SimpleNamespace(message=f"The deployment failed to start 3 times in a row. Error:\n{told}")}
+    failed = SimpleNamespace(status=ApplicationStatus.DEPLOY_FAILED, deployments=servers, message="")
+    monkeypatch.setattr(module, "deploy", lambda *_: None)
+    monkeypatch.setattr(module.serve, "status", lambda: SimpleNamespace(applications={SERVERS: failed}))
+    scale: Any = None
+    with pytest.raises(
+        Postponed, match=rf"did not start: \[Errno 28\] No space left on device: '{tmp_path}/champions'$"
+    ):
+        put_in(version, scale, None)
+    servers["Server"].message = "Error:\nTraceback\nValueError: what was checked said Postponed: never"
+    with pytest.raises(ValueError, match=r"never$"):
+        put_in(version, scale, None)
+
+
+def test_rays_words_are_those_of_the_pinned_version() -> None:
+    assert "raise RuntimeError(traceback.format_exc()) from None" in inspect.getsource(replica_of_ray)
     assert f"{{SLOW_STARTUP_WARNING_S}}s {NO_ROOM}. " in inspect.getsource(deployment_state)

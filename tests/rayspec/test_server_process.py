@@ -1,5 +1,6 @@
 """A server as a child: nothing of it outlives its parent."""
 
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 from rayspec.serving import process
 from rayspec.serving.access import Access
 from rayspec.serving.process import ServerFailed, ServerProcess, free_port
+from rayspec.serving.version import KEPT_LOGS, LOGGING, delete_old_logs
 
 FAMILY = """
 import subprocess, sys, time
@@ -104,3 +106,24 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(OSError, match=f"from {first} to {first} is free"):
             free_port()
     assert free_port() == first
+
+
+def test_logs_of_ended_servers_are_kept_to_the_newest(tmp_path: Path) -> None:
+    ports = itertools.islice(filter(process.is_free, process.PORTS), KEPT_LOGS + 3)
+    names = [f"drafter-{number}-{port}" for number, port in enumerate(ports)]
+    for age, name in enumerate(reversed(names)):
+        log = tmp_path / f"{name}.log"
+        log.write_text("a line\n")
+        log.with_suffix(LOGGING).write_text("{}")
+        os.utime(log, (1000 - age, 1000 - age))
+    others = [tmp_path / name for name in ("notes.log", "31000.logging.json", "drafter-3-keys")]
+    for other in others:
+        other.write_text("somebody's")
+        os.utime(other, (0, 0))
+    with socket.socket() as runs:
+        runs.bind((process.LOOPBACK, int(names[0].rpartition("-")[2])))
+        delete_old_logs(tmp_path)
+    kept = {path.name.removesuffix(".log") for path in tmp_path.glob("drafter-*.log")}
+    assert kept == {names[0], *names[3:]}, "the oldest is of a server that runs"
+    assert {path.name.removesuffix(LOGGING) for path in tmp_path.glob(f"drafter-*{LOGGING}")} == kept
+    assert all(other.read_text() == "somebody's" for other in others)
