@@ -5,7 +5,7 @@ At most 8 minutes. From a copy of the files, python jobs/gpu_suite.py needs torc
     rayspec gpu-suite --out results/             # on a GPU; from a copy of the files, python jobs/gpu_suite.py
     rayspec gpu-suite --interpret --out results/ # results alone, on a CPU, in Triton's interpreter
     rayspec gpu-suite --report results/          # the report again from results.json, figures included
-    rayspec gpu-suite --engines --out results/   # second half: every head in SGLang, where it is installed
+    rayspec gpu-suite --engines --out results/   # second half: SGLang with every head and drafter
     rayspec gpu-suite --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
 Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ops", nargs="+", choices=OPS)
     parser.add_argument("--report", type=Path, help="write the report of this folder's results.json again, and no more")
     parser.add_argument(
-        "--engines", nargs="*", metavar="HEAD", help="SGLang with these heads (default: all), and no more"
+        "--engines", nargs="*", metavar="HEAD", help="SGLang with these heads and drafters (default: all), and no more"
     )
     parser.add_argument("--shape", help="of --engines: llama-3.1-8b (default), smollm2-135m or tiny")
     parser.add_argument("--batches", nargs="+", type=_batch, help="of --engines (default: 1 4 16 64)")
@@ -111,12 +111,12 @@ def _run(args: argparse.Namespace) -> int:
 def engines(args: argparse.Namespace) -> int:
     """Exit status 1 where an engine failed."""
     from rayspec.engine_suite.curves import measure_engines, write_curves
-    from rayspec.engine_suite.models import SHAPES, head_specs
+    from rayspec.engine_suite.models import SHAPES, draftings
     from rayspec_kernels.common import suite
 
     if args.shape not in SHAPES:
         raise ValueError(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
-    known = head_specs(SHAPES[args.shape])
+    known = draftings(SHAPES[args.shape])
     for option, names in (("--engines", args.engines), ("--tau", [name for name, _ in args.tau])):
         unknown = [name for name in names if name not in known]
         if unknown:

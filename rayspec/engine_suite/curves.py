@@ -1,5 +1,5 @@
-"""Every head in an engine of its own, and what the costs say: with the accepted length that a head reaches elsewhere,
-how much faster than plain decoding it is at each batch."""
+"""Every head, drafter and tree in an engine of its own, and what the costs say: with the accepted length that one has
+elsewhere, how much faster than plain decoding it is at each batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from rayspec.engine_suite.models import SHAPES, Drafting, draftings, write_drafter, write_target
 from rayspec.engine_suite.process import EngineProcess
 from sglang_ext import DRAFT_STEPS
 from sglang_ext.whole import write_whole
@@ -27,22 +27,22 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by engine, one a batch
 
 def measure_engines(
     shape: str,
-    heads: Sequence[str],
+    drafting: Sequence[str],
     *,
     batches: Sequence[int],
     save: Callable[[dict[str, Any]], None],
     limit_s: float = 240,
     at_once: int = 1,
 ) -> dict[str, Any]:
-    """{rows: {engine: its rows}, failed: {engine: what went wrong}} of plain decoding and of each head. `save` is given
-    what there is after every engine, so that whatever ends the run, its results stay.
+    """{rows: {engine: its rows}, failed: {engine: what went wrong}} of plain decoding and of these `draftings`. `save`
+    is given what there is after every engine, so that whatever ends the run, its results stay.
 
     `at_once` engines start side by side, so that a card must hold as many, and are then measured one after the other
     while the others idle: of an engine's minutes most are its start. `limit_s` is for a start, and again for measuring.
     """
-    model, specs = SHAPES[shape], head_specs(SHAPES[shape])
+    model, known = SHAPES[shape], draftings(SHAPES[shape])
     found: dict[str, Any] = {"shape": shape, "draft_steps": DRAFT_STEPS, "accepted": ACCEPTED, "rows": {}, "failed": {}}
-    names = [PLAIN, *heads]
+    names = [PLAIN, *drafting]
     with tempfile.TemporaryDirectory(prefix="rayspec-") as place, tqdm(total=len(names), desc="engines") as bar:
         target = Path(place) / "target"
         write_target(target, model)
@@ -55,8 +55,8 @@ def measure_engines(
                     drafter = None if name == PLAIN else folder / name
                     try:
                         if drafter is not None:
-                            write_drafter(drafter, model, specs[name])
-                        command = _command(target, drafter, model.vocab, batches)
+                            write_drafter(drafter, model, known[name])
+                        command = _command(target, drafter, known.get(name), model.vocab, batches)
                         engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
                     except Exception as error:  # a head too large for the card, say: the others are worth having
                         found["failed"][name] = f"{type(error).__name__}: {error}"
@@ -73,10 +73,15 @@ def measure_engines(
     return found
 
 
-def _command(target: Path, drafter: Path | None, vocab: int, batches: Sequence[int]) -> list[str]:
+def _command(
+    target: Path, drafter: Path | None, drafting: Drafting | None, vocab: int, batches: Sequence[int]
+) -> list[str]:
     command = [sys.executable, "-m", "rayspec.engine_suite.steps", str(target), "--vocab", str(vocab)]
     command += ["--draft-steps", str(DRAFT_STEPS), "--batches", *map(str, batches)]
-    return command + (["--drafter", str(drafter)] if drafter is not None else [])
+    if drafter is None or drafting is None:
+        return command
+    command += ["--drafter", str(drafter), "--topk", str(drafting.topk)]
+    return command + (["--nodes", str(drafting.nodes)] if drafting.nodes else [])
 
 
 def speedup(row: Mapping[str, Any], plain: Mapping[str, Any], tau: float) -> float:
@@ -88,8 +93,9 @@ def table(found: Mapping[str, Any]) -> list[str]:
     """Markdown. `break-even`: tokens of a step from which on a head is faster than plain decoding. `found["tau"]`: of
     some heads the tokens of a step that trained drafters reach, from which their speed-up is predicted."""
     lines = [
-        f"Shape {found['shape']}, random weights, chains of {found['draft_steps']} drafts, "
-        f"{found['accepted']} tokens of each step accepted whatever the drafts are. Milliseconds of a step.",
+        f"Shape {found['shape']}, random weights, {found['draft_steps']} draft steps (chains but for eagle3-tree, "
+        f"eagle3-slim and medusa), {found['accepted']} tokens of each step accepted whatever the drafts are. "
+        "Milliseconds of a step.",
         "",
         "| engine | B | step | drafting | of it head | verification | between steps | break-even tau | tau elsewhere "
         "| predicted speed-up |",

@@ -11,14 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sglang_ext import DRAFT_STEPS
+from sglang_ext.drafters import family
+from sglang_ext.drafters.base import DrafterConfig
 from sglang_ext.drafters.checkpoint import save_drafter
-from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.rope import Rope
+from sglang_ext.drafters.specformer.config import specformer_taps
 from sglang_ext.drafters.target import TargetInfo, vocabulary_sha256
 from sglang_ext.heads import DraftHead, head_class, head_from_target, parse_head
+from sglang_ext.trees import CandidateTree
+from sglang_ext.trees.slim import SlimOptions, SlimTree
+from sglang_ext.trees.static import NODES, TOPK, StaticTree, greedy_paths
 
 CONTEXT = 4096
 PINNED = 64  # tokens that a clustered head always scores
+FOLLOWERS = 8  # counted pairs of each token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +45,24 @@ SHAPES = {
 }
 
 
-def head_specs(shape: ModelShape) -> dict[str, dict[str, Any]]:
-    """The specs of heads by name, at the papers' sizes for this shape."""
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """What an engine drafts with: a chain, or with `topk` above 1 a tree of `nodes` verified nodes with the root;
+    `tree` is the drafter's own."""
+
+    head: Mapping[str, Any]
+    family: str = "eagle3"
+    topk: int = 1
+    nodes: int | None = None
+    tree: str | None = None
+
+
+def draftings(shape: ModelShape) -> dict[str, Drafting]:
+    """By name: EAGLE-3 chains with heads of every kind, at the papers' sizes for this shape, then other drafters and
+    trees, all with the full head."""
     rank, clusters = shape.hidden // 8, min(512, shape.vocab // 32)
     routed = max(1, clusters * 28 // 128)
-    return {
+    heads: dict[str, dict[str, Any]] = {
         "full": {"kind": "full"},
         "full-int4": {"kind": "full", "weight_format": "int4"},
         "slimspec": {"kind": "slimspec", "rank": rank},
@@ -53,6 +73,13 @@ def head_specs(shape: ModelShape) -> dict[str, dict[str, Any]]:
                      "union": True, "router_width": min(1024, shape.hidden)},
         "coral": {"kind": "coral", "clusters": 8, "top": 2},
     }  # fmt: skip
+    full = heads["full"]
+    return {name: Drafting(head=head) for name, head in heads.items()} | {
+        "eagle3-tree": Drafting(head=full, topk=8, nodes=32),
+        "eagle3-slim": Drafting(head=full, topk=8, nodes=32, tree="slim"),
+        "medusa": Drafting(head=full, family="medusa", topk=TOPK, nodes=NODES, tree="static"),
+        "specformer": Drafting(head=full, family="specformer"),
+    }
 
 
 def write_target(folder: Path, shape: ModelShape) -> None:
@@ -86,33 +113,57 @@ def write_target(folder: Path, shape: ModelShape) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder)
 
 
-def write_drafter(folder: Path, shape: ModelShape, spec: Mapping[str, Any]) -> None:
-    """An EAGLE-3 drafter of that target's sizes with a head of this kind."""
-    taps = (2, shape.layers // 2, shape.layers - 1)
-    config = Eagle3Config(
-        hidden_size=shape.hidden,
-        target_hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_heads,
-        head_dim=shape.hidden // shape.heads,
-        vocab_size=shape.vocab,
-        tap_layers=taps,
-        rope=Rope(rope_theta=500000.0),
-        max_position_embeddings=CONTEXT,
-    )
-    drafter = Eagle3Drafter(config, _head(spec, shape))
+def write_drafter(folder: Path, shape: ModelShape, drafting: Drafting) -> None:
+    """A drafter of that target's sizes."""
+    config = _config(shape, drafting.family)
+    heads = config.heads(lambda: _head(drafting.head, shape))
+    drafter = family(drafting.family).drafter_class(config, heads, _tree(drafting.tree, shape))
     for name, part in drafter.named_children():
-        if name != "lm_head":
+        if name not in ("lm_head", "draft_tree"):
             _fill(part)
     target = TargetInfo(
         name="random",
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         tokenizer_sha256=vocabulary_sha256(_vocabulary(shape)),
-        tap_layers=taps,
+        tap_layers=config.tap_layers,
     )
     save_drafter(folder, drafter, target, {"recipe": "random weights"})
+
+
+def _config(shape: ModelShape, kind: str) -> DrafterConfig:
+    config_class: Any = family(kind).config_class  # each kind takes sizes of its own
+    sizes: dict[str, Any] = {
+        "hidden_size": shape.hidden, "vocab_size": shape.vocab, "max_position_embeddings": CONTEXT,
+    }  # fmt: skip
+    if kind == "medusa":
+        return config_class(**sizes, positions=DRAFT_STEPS)
+    sizes |= {
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads,
+        "head_dim": shape.hidden // shape.heads,
+        "rms_norm_eps": 1e-5,
+        "rope": Rope(rope_theta=500000.0),
+    }
+    if kind == "specformer":
+        return config_class(**sizes, positions=DRAFT_STEPS, tap_layers=specformer_taps(shape.layers))
+    taps = (2, shape.layers // 2, shape.layers - 1)
+    return config_class(**sizes, target_hidden_size=shape.hidden, tap_layers=taps)
+
+
+def _tree(kind: str | None, shape: ModelShape) -> CandidateTree | None:
+    """Of `static` the nodes that are likeliest where each rank is half as often right as the one before. Of `slim`
+    every token has been followed by the same number of others."""
+    if kind is None:
+        return None
+    if kind == "static":
+        return StaticTree(greedy_paths([[0.5 ** (rank + 1) for rank in range(TOPK)]] * DRAFT_STEPS, NODES - 1))
+    V, each = shape.vocab, FOLLOWERS
+    ids_Vn = (torch.arange(V)[:, None] + 1 + torch.arange(each) * (V // each)) % V
+    ids_P = ids_Vn.sort(dim=1).values.flatten().int()
+    options = SlimOptions(pairs=V * each)
+    return SlimTree.with_counts(options, torch.arange(V + 1) * each, ids_P, torch.full_like(ids_P, 3))
 
 
 def _head(spec: Mapping[str, Any], shape: ModelShape) -> DraftHead:

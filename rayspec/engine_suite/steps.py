@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--drafter")
     parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS)
+    parser.add_argument("--topk", type=int, default=1)
+    parser.add_argument("--nodes", type=int)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("--turn", type=Path, required=True)
@@ -41,7 +43,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from sglang_ext.adapter.engine import start_engine, start_step_clock
 
     drafter = options.drafter
-    engine = start_engine(options.target, drafter, draft_steps=options.draft_steps, **_settings(options))
+    shape = {"draft_steps": options.draft_steps, "topk": options.topk, "num_draft_tokens": options.nodes}
+    engine = start_engine(options.target, drafter, **shape, **_settings(options))
     try:
         if drafter:
             start_step_clock(engine)
@@ -51,7 +54,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         engine.shutdown()
     if drafter:
         for row in rows:
-            row |= _head_time(drafter, row["batch"], options.draft_steps)
+            row |= _head_time(drafter, row["batch"], options.draft_steps, options.topk)
     return rows
 
 
@@ -63,7 +66,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "disable_radix_cache": True,
         "max_running_requests": most,
         "context_length": 1024,
-        "max_total_tokens": 2 * most * (PROMPT_TOKENS + NEW_TOKENS) + 4096,
+        "max_total_tokens": 2 * most * (PROMPT_TOKENS + NEW_TOKENS + (options.nodes or 0)) + 4096,
     }
     if options.drafter:
         settings["speculative_draft_load_format"] = "auto"
@@ -113,13 +116,15 @@ def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict
     return row
 
 
-def _head_time(drafter: str, rows: int, draft_steps: int) -> dict[str, Any]:
+def _head_time(drafter: str, rows: int, draft_steps: int, topk: int) -> dict[str, Any]:
     """The head's share of a step, or why there is none: an engine's times are not lost to it."""
     import torch
 
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
     try:
-        seconds = head_latencies({"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1)
+        seconds = head_latencies(
+            {"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1, topk=topk
+        )
     except Exception as error:  # from whichever kernel
         return {"head_error": described(error)}
     return {"head_ms": 1e3 * draft_steps * seconds["head"]}

@@ -1,4 +1,4 @@
-"""The second half of the GPU suite: random models of every head kind, one of them in SGLang, and the table."""
+"""The second half of the GPU suite: random models of every head, drafter and tree, some in SGLang, and the table."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from hostile import ask
 
 from rayspec.engine_suite import curves
 from rayspec.engine_suite.curves import draw, table
-from rayspec.engine_suite.models import SHAPES, head_specs, write_drafter, write_target
+from rayspec.engine_suite.models import SHAPES, draftings, write_drafter, write_target
 from rayspec.engine_suite.process import GO, ROWS
 from sglang_ext.drafters.checkpoint import load_drafter
 
@@ -20,28 +20,33 @@ SHAPE = SHAPES["tiny"]
 SUITE = Path(__file__).parents[2] / "jobs" / "gpu_suite.py"
 
 
-@pytest.mark.parametrize("name", head_specs(SHAPE))
-def test_a_random_drafter_of_every_head(name: str, tmp_path: Path) -> None:
-    spec = head_specs(SHAPE)[name]
-    write_drafter(tmp_path / name, SHAPE, spec)
+@pytest.mark.parametrize("name", draftings(SHAPE))
+def test_a_random_drafter_of_every_head_and_family(name: str, tmp_path: Path) -> None:
+    drafting = draftings(SHAPE)[name]
+    write_drafter(tmp_path / name, SHAPE, drafting)
     drafter, info = load_drafter(tmp_path / name)
-    assert drafter.lm_head.kind == spec["kind"]
+    assert (info.kind, drafter.lm_head.at(0).kind) == (drafting.family, drafting.head["kind"])
+    assert (info.tree.kind if info.tree else None) == drafting.tree
     assert all(bool(tensor.float().isfinite().all()) for tensor in drafter.state_dict().values())
     assert info.target is not None
-    assert (info.target.vocab_size, len(set(info.target.tap_layers))) == (SHAPE.vocab, 3)
+    assert info.target.vocab_size == SHAPE.vocab
+    assert len(set(info.target.tap_layers)) == {"eagle3": 3, "medusa": 0, "specformer": 4}[drafting.family]
 
 
 @pytest.mark.slow
-def test_a_head_in_sglang(tmp_path: Path) -> None:
-    """The drafter that needs most: it routes, in a process as the suite starts it. Three tokens of each step are
-    accepted, whatever the drafts are."""
+@pytest.mark.parametrize("name", ["dynaspec", "eagle3-tree", "eagle3-slim", "medusa", "specformer"])
+def test_in_sglang(name: str, tmp_path: Path) -> None:
+    """The head that needs most, which routes, and each tree and family, in a process as the suite starts it. Three
+    tokens of each step are accepted, whatever the drafts are."""
+    drafting = draftings(SHAPE)[name]
     write_target(tmp_path / "target", SHAPE)
-    write_drafter(tmp_path / "drafter", SHAPE, head_specs(SHAPE)["dynaspec"])
-    command = [sys.executable, "-m", "rayspec.engine_suite.steps", tmp_path / "target", "--vocab", str(SHAPE.vocab)]
-    command += ["--drafter", tmp_path / "drafter", "--batches", "2", "--turn", tmp_path]
+    write_drafter(tmp_path / "drafter", SHAPE, drafting)
+    command = curves._command(tmp_path / "target", tmp_path / "drafter", drafting, SHAPE.vocab, [2])
     (tmp_path / GO).touch()
     environment = {**os.environ, "SGLANG_SIMULATE_ACC_LEN": "3"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--turn", str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows: list[dict[str, Any]] = json.loads((tmp_path / ROWS).read_text())
     assert [row["batch"] for row in rows] == [2]
