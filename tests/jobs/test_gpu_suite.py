@@ -13,7 +13,7 @@ import pytest
 import torch
 from hostile import ask
 
-from rayspec_kernels.common import bench, suite
+from rayspec_kernels.common import ahead, bench, suite
 from rayspec_kernels.common.report import report_text, speedup
 from rayspec_kernels.common.shapes import SMALL
 from rayspec_kernels.grouped_rmsnorm.bench import cases
@@ -138,3 +138,44 @@ def test_report_of_timings(tmp_path: Path) -> None:
     assert text.index("| gather_dot | bf16 | Llama | 1 |") < text.index("| gather_dot | bf16 | Llama | 64 |")
     assert "- b: no time" in text
     assert (tmp_path / "share_of_floor.png").exists()
+
+
+def test_every_launch_of_every_case_is_compiled_ahead() -> None:
+    """Whatever one of them raises."""
+    launched: list[str] = []
+
+    def launch(name: str, fails: bool = False) -> Any:
+        def call(x: int) -> None:
+            launched.append(f"{name}{x}")
+            if fails:
+                raise RuntimeError(name)
+
+        return call
+
+    def case(shape: str, make: Any, kernel: Any, **others: Any) -> bench.Case:
+        none: Any = None
+        return bench.Case(op="an operation", shape=shape, batch=1, variant="", bytes=1, flops=1, make=make,
+                          kernel=kernel, check=none, alternatives=others)  # fmt: skip
+
+    too_large = case("too large", lambda _: 1 / 0, launch("never"))
+    one = case("one", lambda _: (1,), launch("kernel", fails=True), other=launch("other"))
+    two = case("two", lambda _: (2,), launch("kernel"))
+    ahead.launch_all([too_large, one, two], torch.device("cpu"))
+    assert launched == ["kernel1", "other1", "kernel2"]
+
+
+def test_what_compiles_for_too_long_is_ended(tmp_path: Path) -> None:
+    """And what dies is not waited for."""
+    scripts = ["import os; os.abort()", "print()", f"import time; time.sleep(9); open({str(tmp_path / 'f')!r}, 'w')"]
+    assert ahead.run_side_by_side([[sys.executable, "-c", script] for script in scripts[:2]], 60) < 30
+    assert 1 <= ahead.run_side_by_side([[sys.executable, "-c", script] for script in scripts], 1) < 8
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_a_share_of_the_cases_runs_as_a_process_of_its_own() -> None:
+    """As it is started on a card, where there is one; here it ends at once, having found no card to make inputs on."""
+    command = [sys.executable, "-m", ahead.__name__, "0", "40", "grouped_rmsnorm"]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

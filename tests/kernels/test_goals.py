@@ -1,10 +1,10 @@
 """Goals find the cases that they speak of, and judge by the worst of them."""
 
-import importlib
 from typing import Any
 
 import pytest
 
+from rayspec_kernels.common.ahead import cases
 from rayspec_kernels.common.bench import Case
 from rayspec_kernels.common.goals import GOALS, goals_table
 from rayspec_kernels.common.shapes import BATCHES, MODELS
@@ -20,8 +20,7 @@ def as_timed(case: Case, seconds: float, rivals_s: float) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def suite_cases() -> list[Case]:
     ops = ("head_topk", "slim_head", "indexed_head", "gather_dot", "router_topk", "grouped_rmsnorm", "slim_posterior")
-    benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
-    return [c for batch in BATCHES for shape in MODELS for bench in benches for c in bench.cases(shape, batch)]
+    return list(cases(ops, MODELS, BATCHES))
 
 
 def test_every_goal_finds_cases_of_each_model(suite_cases: list[Case]) -> None:

@@ -1,13 +1,12 @@
 """All kernels on one device: right first, then how fast. Needs torch and triton alone (rayspec gpu-suite)."""
 
-import importlib
 import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import torch
 import triton
 
-from rayspec_kernels.common import bench, shapes
+from rayspec_kernels.common import ahead, bench, shapes
 
 LIMIT_S = 7 * 60  # seconds of timing; what did not fit is named in the report
 
 
 def run(
-    ops: Iterable[str], is_interpreted: bool, made_by: dict[str, str], save: Callable[[dict[str, Any]], None]
+    ops: Sequence[str], is_interpreted: bool, made_by: dict[str, str], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """`save` is given what there is after every case, so that whatever ends the run, its results stay."""
     if not is_interpreted and not torch.cuda.is_available():
@@ -33,8 +32,10 @@ def run(
                                "left_out": {}}  # fmt: skip
     ceilings = None if is_interpreted else bench.ceilings(device)
     results["ceilings"] = vars(ceilings) if ceilings else None
-    small = list(_cases(ops, shapes.SMALL, shapes.SMALL_BATCHES))
-    cases = [*small, *([] if is_interpreted else _cases(ops, shapes.MODELS, shapes.BATCHES))]
+    if not is_interpreted:
+        results["compiled_ahead_s"] = round(ahead.compile_ahead(ops), 1)
+    small = list(ahead.cases(ops, shapes.SMALL, shapes.SMALL_BATCHES))
+    cases = [*small, *([] if is_interpreted else ahead.cases(ops, shapes.MODELS, shapes.BATCHES))]
     why = ""
     for number, case in enumerate(cases, 1):
         if not why and not is_interpreted and time.monotonic() - start > LIMIT_S:
@@ -71,11 +72,6 @@ def one(case: Any, ceilings: Any, device: Any, results: dict[str, Any]) -> str:
             results["checks"].append({"name": case.name, "error": bench.described(error)})
         results["left_out"][case.name] = f"not timed: {bench.described(error)}"
     return f"left out: {results['left_out'][case.name]}"
-
-
-def _cases(ops: Iterable[str], sizes: Iterable[Any], batches: Iterable[int]) -> Iterator[Any]:
-    benches = [importlib.import_module(f"rayspec_kernels.{op}.bench") for op in ops]
-    return (case for batch in batches for size in sizes for bench in benches for case in bench.cases(size, batch))
 
 
 def provenance(is_interpreted: bool) -> dict[str, str]:
