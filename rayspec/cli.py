@@ -20,7 +20,7 @@ COMMANDS = {
     "serve": "serve a champion through SGLang's endpoint",
     "export": "write drafters in the form that SGLang serves without rayspec",
     "convert": "read and write other projects' drafters and token lists",
-    "gpu-suite": "check and time the kernels, and every head in SGLang, on this machine's GPU",
+    "gpu-suite": "check and time the kernels, and heads and drafters in SGLang, on this machine's GPU",
     "pack": "write drafters without the rows of their target's head",
 }
 

@@ -9,7 +9,7 @@ At most 8 minutes. From a copy of the files, python jobs/gpu_suite.py needs torc
     rayspec gpu-suite --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
 Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a
-start of SGLang a head (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
+start of SGLang each (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
 """
 
 import argparse

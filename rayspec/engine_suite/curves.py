@@ -93,9 +93,9 @@ def table(found: Mapping[str, Any]) -> list[str]:
     """Markdown. `break-even`: tokens of a step from which on a head is faster than plain decoding. `found["tau"]`: of
     some heads the tokens of a step that trained drafters reach, from which their speed-up is predicted."""
     lines = [
-        f"Shape {found['shape']}, random weights, {found['draft_steps']} draft steps (chains but for eagle3-tree, "
-        f"eagle3-slim and medusa), {found['accepted']} tokens of each step accepted whatever the drafts are. "
-        "Milliseconds of a step.",
+        f"Shape {found['shape']}, random weights, {found['draft_steps']} draft steps{_trees(found)}, "
+        f"{found['accepted']} tokens of each step accepted whatever the drafts are. Milliseconds of a step; of it "
+        "head: the head alone, on a GPU as a graph is replayed (Medusa and SpecFormer launch its kernels one by one).",
         "",
         "| engine | B | step | drafting | of it head | verification | between steps | break-even tau | tau elsewhere "
         "| predicted speed-up |",
@@ -125,9 +125,16 @@ def table(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _trees(found: Mapping[str, Any]) -> str:
+    """Which of the engines draft trees."""
+    known = draftings(SHAPES[found["shape"]])
+    trees = [f"{name} {known[name].nodes}" for name in found["rows"] if name in known and known[name].topk > 1]
+    return f", chains but for trees of so many nodes: {', '.join(trees)}" if trees else " in a chain"
+
+
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Draw by batch the tokens a step at which each head breaks even, and its predicted speed-up for a known tau."""
-    from rayspec.plotting import STYLE, colour, panels, plt
+    """Draw by batch the tokens a step at which each engine breaks even, and its predicted speed-up for a known tau."""
+    from rayspec.plotting import PALETTE, STYLE, colour, marker, panels, plt
 
     plain = {row["batch"]: row for row in found["rows"][PLAIN]}
     taus = found.get("tau", {})
@@ -136,10 +143,22 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         for i, (name, rows) in enumerate((n, r) for n, r in found["rows"].items() if n != PLAIN):
             batches = [row["batch"] for row in rows]
             per_token = [speedup(row, plain[row["batch"]], 1) for row in rows]
-            axes[0].plot(batches, [1 / gain for gain in per_token], "o-", color=colour(i), label=name)
+            axes[0].plot(
+                batches,
+                [1 / gain for gain in per_token],
+                f"{marker(i + i // len(PALETTE))}-",
+                color=colour(i),
+                label=name,
+            )
             if name in taus:
                 label = f"{name}, tau {taus[name]:g}"
-                axes[1].plot(batches, [taus[name] * gain for gain in per_token], "o-", color=colour(i), label=label)
+                axes[1].plot(
+                    batches,
+                    [taus[name] * gain for gain in per_token],
+                    f"{marker(i + i // len(PALETTE))}-",
+                    color=colour(i),
+                    label=label,
+                )
         for axis in axes:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
@@ -155,7 +174,10 @@ def write_curves(found: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "engines.json", json.dumps(found, indent=1))
     made_by = [f"- {name}: {value}" for name, value in found["provenance"].items()]
-    write_whole(folder / "engines.md", "\n".join(["# Draft heads in SGLang", "", *made_by, "", *table(found)]) + "\n")
+    write_whole(
+        folder / "engines.md",
+        "\n".join(["# Draft heads and drafters in SGLang", "", *made_by, "", *table(found)]) + "\n",
+    )
     with contextlib.suppress(ImportError):
         if PLAIN in found["rows"] and len(found["rows"]) > 1:
             draw(found, folder / "engines.png")

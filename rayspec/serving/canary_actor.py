@@ -26,7 +26,8 @@ def outages_postpone() -> Iterator[None]:
     try:
         yield
     except TrackingError as error:
-        if error.__cause__ is not None and is_outage(error.__cause__):
+        cause = error.__cause__ or error.__context__  # whose message may hold a password, and so is not shown
+        if cause is not None and is_outage(cause):
             raise Postponed(str(error)) from error
         raise
     except OSError as error:

@@ -72,6 +72,8 @@ def put_in(version: ServedVersion, scale: Scale, board: Any) -> None:
             late = f"the replicas of {version.name} were not up after {version.start_timeout_s:g} s"
             if NO_ROOM in said:
                 raise Postponed(f"{late}, for want of room, which new ones need beside those that run: {said}")
+            if POSTPONED in said:
+                raise Postponed(f"{late}: {said.partition(POSTPONED)[2].strip()}")
             raise ValueError(f"{late}: {said or 'Ray Serve does not say why'}")
         time.sleep(STATUS_S)
 

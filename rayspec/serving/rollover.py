@@ -4,6 +4,7 @@
 `Stage` (check it, start a canary, put it in). Neither of them knows `Rollover`.
 """
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from rayspec.serving.logs import log
 
 WATCH_STEP_S = 5.0
 MAX_S = 86400.0
+MOST_RESTS = 31  # looks at the alias in a row that leave out a version that is postponed again and again
+PATH = re.compile(r"'/[^']*'")
 
 
 class Postponed(Exception):
@@ -59,7 +62,8 @@ class Stage(Protocol):
         """Answers of the version under traffic. Raises Postponed."""
 
     def put_in(self, champion: Champion, version: str) -> None:
-        """Replace all replicas; the old ones stay where it raises ValueError."""
+        """Replace all replicas; the old ones stay where it raises ValueError, or Postponed for what is no fault of the
+        version."""
 
     def totals(self, champion: Champion) -> Totals | None:
         """What its replicas have counted; None where that cannot be read."""
@@ -98,6 +102,8 @@ class Rollover:
         self._seen: deque[tuple[float, Totals]] = deque()
         self._postponed_for = ""  # why the last one was; each reason is recorded once
         self._owed: RollBack | None = None  # which could not be made yet
+        self._tried = ""  # version that was postponed, and how many looks go by before it is tried again, now and next
+        self._rests, self._next_rests = 0, 0
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
@@ -119,10 +125,24 @@ class Rollover:
                 self.refused = None
                 self._events.forget()
             if meant != self.version:
+                if self._is_at_rest(meant):
+                    return
                 self._try(meant)
+                self._tried = ""
             self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
+
+    def _is_at_rest(self, version: str) -> bool:
+        """Whether this look leaves out a version that was postponed. Each try costs a canary, perhaps a start of all
+        replicas, so that one that is postponed again and again is tried ever more rarely."""
+        if version != self._tried:
+            self._tried, self._rests, self._next_rests = version, 0, 0
+        if self._rests > 0:
+            self._rests -= 1
+            return True
+        self._rests, self._next_rests = self._next_rests, min(2 * self._next_rests + 1, MOST_RESTS)
+        return False
 
     def _try(self, version: str) -> None:
         if not self._postponed_for:
@@ -230,8 +250,9 @@ class Rollover:
         self._events.record(kinds.REFUSED, version, reason, figures)
 
     def _postpone(self, reason: str, version: str) -> None:
-        if reason != self._postponed_for:
-            self._postponed_for = reason
+        about = PATH.sub("", reason)  # a file that could not be written has another name each time
+        if about != self._postponed_for:
+            self._postponed_for = about
             self._events.record(kinds.POSTPONED, version, reason)
 
     def _has_policy(self, champion: Champion) -> bool:

@@ -4,6 +4,7 @@ server there with the command of `rayspec serve`. Knows no Ray."""
 import logging
 import os
 import re
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,14 +15,14 @@ from rayspec.serving.access import Access
 from rayspec.serving.champion import Champion, fetched, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.logs import sglang_variables
-from rayspec.serving.process import LOOPBACK, ServerProcess, free_port, is_free
+from rayspec.serving.process import LOOPBACK, PORTS, ServerProcess, free_port, is_free
 from rayspec.serving.record import RECORD
 from rayspec.serving.scale import Scale
 from rayspec.tracking import connect
 from sglang_ext.fingerprints import file_sha256
 
 LOG, LOGGING = re.compile(r".+-(?P<port>\d+)\.log"), ".logging.json"  # of a server, and how it is to write it
-KEPT_LOGS = 50  # on a node
+KEPT_LOGS, KEPT_S = 50, 24 * 3600
 LONGEST_NAME = 100  # characters of a log's file that are the version's
 logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
 
@@ -109,14 +110,15 @@ class Serving:
 def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
     """Start a server on a loopback port of its own; returns once it is healthy. Raises ValueError for files that are
     not what was checked, ServerFailed where it does not start."""
+    folder = prepared_home() / "serving"
+    delete_old_logs(folder)  # first: they may be what has filled the disk
     champion = _checked(version)
     port = free_port()
     command = server_command(champion, LOOPBACK, port, version.more, follows_policy=version.follows_policy)
     # Ray sets a number of threads for its own workers
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     name = version.name.replace("/", "-").replace(" ", "-")[-LONGEST_NAME:]
-    log = prepared_home() / "serving" / f"{name}-{port}.log"
-    delete_old_logs(log.parent)
+    log = folder / f"{name}-{port}.log"
     said: dict[str, str | int] = {"version": version.name, "port": port}
     environment |= sglang_variables(version.log_format, log.with_suffix(LOGGING), said, command)
     server = ServerProcess(
@@ -137,16 +139,19 @@ def start_server(version: ServedVersion) -> tuple[Champion, ServerProcess]:
 
 
 def delete_old_logs(folder: Path) -> None:
-    """Of servers that have ended, but for the newest: a replica that dies again and again would fill its disk."""
+    """Of servers that have ended, but for the newest and those of the last day: a replica that dies again and again
+    would fill its disk. Other nodes may share the folder, whose servers' logs are young."""
     logs = []
     for path in folder.glob("*.log"):
         found = LOG.fullmatch(path.name)
-        with suppress(FileNotFoundError):  # another server that starts deletes them, too
-            logs += [(path.stat().st_mtime, int(found["port"]), path)] if found else []
-    for _, port, path in sorted(logs)[:-KEPT_LOGS]:
-        if is_free(port):
-            path.unlink(missing_ok=True)
-            path.with_suffix(LOGGING).unlink(missing_ok=True)
+        if found and int(found["port"]) in PORTS:
+            with suppress(OSError):  # another server that starts deletes them, too
+                logs.append((path.stat().st_mtime, int(found["port"]), path))
+    for written, port, path in sorted(logs)[:-KEPT_LOGS]:
+        if time.time() - written > KEPT_S and is_free(port):
+            with suppress(OSError):
+                path.unlink()
+                path.with_suffix(LOGGING).unlink()
 
 
 def _checked(version: ServedVersion) -> Champion:

@@ -116,13 +116,14 @@ def test_logs_of_ended_servers_are_kept_to_the_newest(tmp_path: Path) -> None:
         log.write_text("a line\n")
         log.with_suffix(LOGGING).write_text("{}")
         os.utime(log, (1000 - age, 1000 - age))
-    others = [tmp_path / name for name in ("notes.log", "31000.logging.json", "drafter-3-keys")]
+    others = [tmp_path / name for name in ("notes.log", "build-20261125.log", "31000.logging.json", "drafter-3-keys")]
     for other in others:
         other.write_text("somebody's")
         os.utime(other, (0, 0))
     with socket.socket() as runs:
         runs.bind((process.LOOPBACK, int(names[0].rpartition("-")[2])))
         delete_old_logs(tmp_path)
+        delete_old_logs(tmp_path / "not there yet")
     kept = {path.name.removesuffix(".log") for path in tmp_path.glob("drafter-*.log")}
     assert kept == {names[0], *names[3:]}, "the oldest is of a server that runs"
     assert {path.name.removesuffix(LOGGING) for path in tmp_path.glob(f"drafter-*{LOGGING}")} == kept
