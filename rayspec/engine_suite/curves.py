@@ -143,22 +143,11 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         for i, (name, rows) in enumerate((n, r) for n, r in found["rows"].items() if n != PLAIN):
             batches = [row["batch"] for row in rows]
             per_token = [speedup(row, plain[row["batch"]], 1) for row in rows]
-            axes[0].plot(
-                batches,
-                [1 / gain for gain in per_token],
-                f"{marker(i + i // len(PALETTE))}-",
-                color=colour(i),
-                label=name,
-            )
+            style = f"{marker(i + i // len(PALETTE))}-"  # colours come again
+            axes[0].plot(batches, [1 / gain for gain in per_token], style, color=colour(i), label=name)
             if name in taus:
                 label = f"{name}, tau {taus[name]:g}"
-                axes[1].plot(
-                    batches,
-                    [taus[name] * gain for gain in per_token],
-                    f"{marker(i + i // len(PALETTE))}-",
-                    color=colour(i),
-                    label=label,
-                )
+                axes[1].plot(batches, [taus[name] * gain for gain in per_token], style, color=colour(i), label=label)
         for axis in axes:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")

@@ -128,8 +128,7 @@ class Rollover:
                 if self._is_at_rest(meant):
                     return
                 self._try(meant)
-                self._tried = ""
-            self._postponed_for = ""
+            self._tried = self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
 

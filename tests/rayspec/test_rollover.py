@@ -117,6 +117,12 @@ def test_what_is_postponed_again_and_again_is_tried_ever_more_rarely(world: Worl
     assert tried == [0, 1, 3, 7, 15, 31, 63, 95]
     events = [event for event, _ in world.told()]
     assert (events[0], events.count(kinds.POSTPONED)) == (kinds.FOUND, 1), "said once, whatever the file's name"
+    world.move("1")
+    world.rollover.poll()
+    world.move("2")  # somebody wants it again
+    before = len(world.stage.asked)
+    world.rollover.poll()
+    assert world.stage.asked[before:] == ["2"]
     world.move("3")
     world.rollover.poll()
     assert world.stage.put == ["3"]
