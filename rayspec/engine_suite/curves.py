@@ -134,27 +134,28 @@ def _trees(found: Mapping[str, Any]) -> str:
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Draw by batch the tokens a step at which each engine breaks even, and its predicted speed-up for a known tau."""
-    from rayspec.plotting import PALETTE, STYLE, colour, marker, panels, plt
+    from rayspec.plotting import PALETTE, STYLE, colour, legend_below, marker, panels, plt
 
     plain = {row["batch"]: row for row in found["rows"][PLAIN]}
     taus = found.get("tau", {})
     with plt.rc_context(STYLE):
         figure, axes = panels(2 if taus else 1, width=5.5, height=4)
+        entries = []
         for i, (name, rows) in enumerate((n, r) for n, r in found["rows"].items() if n != PLAIN):
             batches = [row["batch"] for row in rows]
             per_token = [speedup(row, plain[row["batch"]], 1) for row in rows]
             style = f"{marker(i + i // len(PALETTE))}-"  # colours come again
-            axes[0].plot(batches, [1 / gain for gain in per_token], style, color=colour(i), label=name)
+            (line,) = axes[0].plot(batches, [1 / gain for gain in per_token], style, color=colour(i))
+            entries.append((line, f"{name}, tau {taus[name]:g}" if name in taus else name))
             if name in taus:
-                label = f"{name}, tau {taus[name]:g}"
-                axes[1].plot(batches, [taus[name] * gain for gain in per_token], style, color=colour(i), label=label)
+                axes[1].plot(batches, [taus[name] * gain for gain in per_token], style, color=colour(i))
         for axis in axes:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
             axis.axhline(1, color="0.6", linewidth=0.8)
             axis.set(xlabel="batch", ylabel="predicted speed-up")
-            axis.legend(fontsize=8)
-        axes[0].set(ylabel="tokens a step to be as fast as plain decoding", ylim=(1, None))
+        axes[0].set(ylabel="tokens a step to break even", ylim=(1, None))
+        legend_below(figure, entries, columns=4)
         figure.savefig(path, dpi=150)
 
 
