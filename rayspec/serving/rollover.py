@@ -21,7 +21,7 @@ from rayspec.serving.logs import log
 
 WATCH_STEP_S = 5.0
 MAX_S = 86400.0
-MOST_RESTS = 31  # looks at the alias in a row that leave out a version that is postponed again and again
+TRIED_EVERY = 32  # looks at the alias, a version that is postponed again and again
 PATH = re.compile(r"'/[^']*'")
 
 
@@ -102,8 +102,7 @@ class Rollover:
         self._seen: deque[tuple[float, Totals]] = deque()
         self._postponed_for = ""  # why the last one was; each reason is recorded once
         self._owed: RollBack | None = None  # which could not be made yet
-        self._tried = ""  # version that was postponed, and how many looks go by before it is tried again, now and next
-        self._rests, self._next_rests = 0, 0
+        self._tried, self._looks = "", 0  # a version that was postponed, and the looks at it so far
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
@@ -125,23 +124,19 @@ class Rollover:
                 self.refused = None
                 self._events.forget()
             if meant != self.version:
-                if self._is_at_rest(meant):
+                if not self._is_due(meant):
                     return
                 self._try(meant)
             self._tried = self._postponed_for = ""
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
 
-    def _is_at_rest(self, version: str) -> bool:
-        """Whether this look leaves out a version that was postponed. Each try costs a canary, perhaps a start of all
-        replicas, so that one that is postponed again and again is tried ever more rarely."""
-        if version != self._tried:
-            self._tried, self._rests, self._next_rests = version, 0, 0
-        if self._rests > 0:
-            self._rests -= 1
-            return True
-        self._rests, self._next_rests = self._next_rests, min(2 * self._next_rests + 1, MOST_RESTS)
-        return False
+    def _is_due(self, version: str) -> bool:
+        """Count a look at a version that is to be tried: at the 1st, 2nd, 4th, 8th ... of those in a row it is, and at
+        every `TRIED_EVERY`th. Each try costs a canary, perhaps a start of all replicas."""
+        self._looks = self._looks + 1 if version == self._tried else 1
+        self._tried = version
+        return self._looks.bit_count() == 1 or self._looks % TRIED_EVERY == 0
 
     def _try(self, version: str) -> None:
         if not self._postponed_for:

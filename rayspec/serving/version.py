@@ -22,7 +22,7 @@ from rayspec.tracking import connect
 from sglang_ext.fingerprints import file_sha256
 
 LOG, LOGGING = re.compile(r".+-(?P<port>\d+)\.log"), ".logging.json"  # of a server, and how it is to write it
-KEPT_LOGS, KEPT_S = 50, 24 * 3600
+KEPT_LOGS, KEPT_S = 50, 24 * 3600  # the newest so many, and those younger than so many seconds
 LONGEST_NAME = 100  # characters of a log's file that are the version's
 logger = logging.getLogger("ray.serve")  # whose lines say which replica it is, in text or as JSON
 
