@@ -1,10 +1,12 @@
 """A registry with versions of a drafter, good and bad, and clients that stream and count what happens."""
 
 import json
+import math
+import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,7 @@ from rayspec.serving.record import ServingRecord, files_sha256
 from rayspec.sweep.record.folder import target_files_sha256
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
-from sglang_ext.folder_kinds import POLICY
+from sglang_ext.folder_kinds import POLICY, WEIGHTS
 
 MODEL = "drafter-fixture"
 ALIAS = "champion"
@@ -43,20 +45,15 @@ def write_champion(
     target: Path = TARGET,
     flags: Mapping[str, Any] = FLAGS,
     policy: Path | None = None,
-    is_random: bool = False,
+    damage: Callable[[Path], None] | None = None,
 ) -> str:
-    """A champion's folder with evidence of that tau; the fingerprint of its record. `is_random`: its head is noise."""
+    """A champion's folder with evidence of that tau; the fingerprint of its record. `damage`: to its files, before the
+    record is made of them."""
     write_complete(drafter, folder)
     if policy is not None:
         shutil.copyfile(policy, folder / POLICY)
-    if is_random:
-        file = folder / "model.safetensors"
-        tensors = load_file(file)
-        head = next(name for name in tensors if name.startswith("lm_head"))
-        tensors[head] = torch.randn(tensors[head].shape, generator=torch.Generator().manual_seed(0)).to(
-            tensors[head].dtype
-        )
-        save_file(tensors, file, metadata={"format": "pt"})
+    if damage is not None:
+        damage(folder)
     evidence = {"clearly_faster_than_plain": "yes", "tau": f"{tau}", "workload": "fixture", "temperature": "0.0"}
     record = ServingRecord(
         head=drafter.name,
@@ -70,9 +67,44 @@ def write_champion(
     return record.write(folder)
 
 
-def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, is_random: bool = False) -> str:
+def edit_weights(folder: Path, name: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """`edit` the first tensor whose name begins so."""
+    tensors = load_file(folder / WEIGHTS)
+    found = next(full for full in tensors if full.startswith(name))
+    tensors[found] = edit(tensors[found])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def make_random(folder: Path) -> None:
+    """Its head is noise, and its files are whole."""
+    noise = torch.Generator().manual_seed(0)
+    edit_weights(folder, "lm_head", lambda head: torch.randn(head.shape, generator=noise).to(head.dtype))
+
+
+def put_nan(folder: Path) -> None:
+    edit_weights(folder, "fc.weight", lambda weight: weight.index_fill(0, torch.tensor([5]), math.nan))
+
+
+def name_other_target(folder: Path) -> None:
+    """As one that was trained for another model is."""
+    config = json.loads((folder / "config.json").read_text())
+    config["rayspec"]["target"]["tokenizer_sha256"] = "0" * 64
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def tamper(folder: Path) -> None:
+    edit_weights(folder, "fc.weight", lambda weight: weight + 1)
+
+
+def cut_short(folder: Path) -> None:
+    os.truncate(folder / WEIGHTS, 1000)
+
+
+def register(
+    client: MlflowClient, folder: Path, drafter: Path, *, tau: float, damage: Callable[[Path], None] | None = None
+) -> str:
     """A new version of MODEL, its files in `folder`."""
-    pinned = write_champion(folder, drafter, tau=tau, is_random=is_random)
+    pinned = write_champion(folder, drafter, tau=tau, damage=damage)
     with suppress(MlflowException):  # it is there
         client.create_registered_model(MODEL)
     return str(client.create_model_version(MODEL, folder.as_uri(), tags={PINNED: pinned}).version)

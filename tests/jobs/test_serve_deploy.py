@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from fixture_models import DRAFTERS
-from rollover_world import write_champion
+from rollover_world import make_random, write_champion
 from servers import START_TIMEOUT_S, ray_head
 from test_serve_rollover import is_healthy
 
@@ -28,7 +28,7 @@ SERVE = str(Path(sys.executable).parent / "serve")
 @pytest.mark.engine
 def test_a_bad_champion_changes_nothing_and_a_good_one_is_tried_once(tmp_path: Path) -> None:
     bad, good, home = tmp_path / "bad", tmp_path / "good", tmp_path / "home"
-    write_champion(bad, DRAFTERS["full"], tau=3.0, is_random=True)
+    write_champion(bad, DRAFTERS["full"], tau=3.0, damage=make_random)
     write_champion(good, DRAFTERS["full"], tau=3.0)
     port = free_port()
     with environment({"RAYSPEC_HOME": str(home)}), ray_head(tmp_path) as (address, token):

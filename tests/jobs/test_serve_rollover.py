@@ -1,5 +1,5 @@
 """A champion on Ray Serve that follows its alias, under clients that stream all the time: a good version, a server
-that is killed, a bad version."""
+that is killed, bad versions of each kind."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +19,22 @@ import psutil
 import pytest
 from fixture_models import DRAFTERS, TARGET, prompt_texts
 from mlflow import MlflowClient
-from rollover_world import ALIAS, FLAGS, MODEL, ask, point_at, register, streaming, tags, wait_for
+from rollover_world import (
+    ALIAS,
+    FLAGS,
+    MODEL,
+    ask,
+    cut_short,
+    make_random,
+    name_other_target,
+    point_at,
+    put_nan,
+    register,
+    streaming,
+    tags,
+    tamper,
+    wait_for,
+)
 from servers import START_TIMEOUT_S
 
 from rayspec.serving.access import Access
@@ -29,6 +44,14 @@ from rayspec.serving.flags import arguments
 from rayspec.serving.process import ServerProcess, free_port
 
 TOKENS = 32
+# {fault: (damage before the version's record is made, after it is registered, what is said of it)}
+BAD: dict[str, tuple[Callable[[Path], None] | None, Callable[[Path], None] | None, str]] = {
+    "random": (make_random, None, "tau on the canary prompts is"),
+    "nan": (put_nan, None, "fc.weight holds NaN or Inf"),
+    "other-target": (name_other_target, None, "was trained for target"),
+    "cut-short": (None, cut_short, "model.safetensors was cut short"),
+    "tampered": (None, tamper, "model.safetensors was changed"),
+}
 
 
 def plain_answers(prompts: list[str], folder: Path) -> list[str]:
@@ -86,7 +109,13 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
     second = register(store, tmp_path / "second", DRAFTERS["full"], tau=3.0)
-    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+    bad = {
+        fault: register(store, tmp_path / fault, DRAFTERS["full"], tau=3.0, damage=damage)
+        for fault, (damage, _, _) in BAD.items()
+    }
+    for fault, (_, damage, _) in BAD.items():
+        if damage is not None:
+            damage(tmp_path / fault)
     point_at(store, first)
     prompts = prompt_texts(6)
     port, log = free_port(), tmp_path / "serve.log"
@@ -108,15 +137,17 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
             victim.send_signal(signal.SIGKILL)
             wait_for(lambda: not psutil.pid_exists(victim.pid), 60, process, log)
             wait_for(lambda: len(servers(process)) == 1, START_TIMEOUT_S, process, log)
-            point_at(store, bad)
-            wait_for(lambda: tags(store, bad).get("rollover") in end, START_TIMEOUT_S, process, log)
-            before = outcomes.completed
-            wait_for(lambda: outcomes.completed > before + 20, 120, process, log)
+            for version in bad.values():
+                point_at(store, version)
+                wait_for(lambda v=version: tags(store, v).get("rollover") in end, START_TIMEOUT_S, process, log)
+                before = outcomes.completed
+                wait_for(lambda n=before: outcomes.completed > n + 20, 120, process, log)
         print(f"{outcomes.completed} completed, {outcomes.retriable} retriable, {outcomes.bad[:5]} bad")
         assert outcomes.bad == []
         assert outcomes.completed > 100
-        assert tags(store, bad)["rollover"] == "refused"
-        assert "tau on the canary prompts is" in tags(store, bad)["rollover.reason"]
+        for fault, (_, _, reason) in BAD.items():
+            assert tags(store, bad[fault])["rollover"] == "refused"
+            assert reason in tags(store, bad[fault])["rollover.reason"]
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         process.wait(120)
@@ -131,8 +162,7 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
         ("canary_passed", second),
         ("swapped", second),
         ("kept", second),
-        ("found", bad),
-        ("refused", bad),
+        *((event, version) for version in bad.values() for event in ("found", "refused")),
     ]
 
 

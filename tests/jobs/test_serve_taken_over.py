@@ -13,7 +13,7 @@ import psutil
 import pytest
 from fixture_models import DRAFTERS, prompt_texts
 from mlflow import MlflowClient
-from rollover_world import ALIAS, MODEL, point_at, register, streaming, tags, wait_for
+from rollover_world import ALIAS, MODEL, make_random, point_at, register, streaming, tags, wait_for
 from servers import START_TIMEOUT_S, two_ray_nodes
 from test_serve_rollover import TOKENS, is_healthy, plain_answers, served, servers
 
@@ -46,7 +46,7 @@ def server_pids() -> set[int]:
 def test_a_random_head_takes_no_traffic_from_the_first_start(options: list[str], tmp_path: Path) -> None:
     """Its files are whole, and its evidence is made up."""
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+    bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, damage=make_random)
     environment = {**os.environ, "RAYSPEC_HOME": str(tmp_path / "home")}
     environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     said = refused(environment, f"models:/{MODEL}/{bad}", *options, "--port", str(free_port()))
@@ -105,7 +105,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(tmp_path: Path, monk
             assert f"has left models:/{MODEL}/1 under traffic" in refused(environment, *asked)
             asked = [source, "--replicas", "1", "--port", str(free_port())]
             assert f"Ray Serve listens on 127.0.0.1:{port} and cannot be moved" in refused(environment, *asked)
-            bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, is_random=True)
+            bad = register(store, tmp_path / "bad", DRAFTERS["full"], tau=3.0, damage=make_random)
             asked = [f"models:/{MODEL}/{bad}", "--replicas", "1", "--port", str(port)]
             assert "takes no traffic: tau on the canary prompts is 1." in refused(environment, *asked)
             assert server_pids() == {before}, "what is refused ends nothing"
