@@ -99,6 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--follow", action="store_true", help="put in, through Ray Serve, what the alias comes to mean")
     parser.add_argument("--poll-seconds", type=float, metavar="S", help="between two looks at the alias (30)")
     parser.add_argument("--watch-seconds", type=float, metavar="S", help="a new version is watched under traffic (300)")
+    parser.add_argument(
+        "--canary-mismatches",
+        type=int,
+        metavar="N",
+        help="canary prompts of 16 whose greedy answers may differ from the running version's, as rounding in bf16 has "
+        "it (0)",
+    )
     parser.add_argument("--webhook-port", type=int, metavar="N", help="take MLflow's notices that the alias has moved")
     parser.add_argument("--webhook-host", metavar="HOST", help="address to take them at (127.0.0.1)")
     parser.add_argument("--log-format", choices=FORMATS, default="text", help="json: each line of the log is an object")
@@ -294,15 +301,18 @@ def _scale(options: argparse.Namespace) -> "Scale | None":
 def _rollover(options: argparse.Namespace) -> "RolloverSettings | None":
     """None without --follow. Raises ValueError."""
     from rayspec.serving.alias import followed
+    from rayspec.serving.canary import CanaryBounds
     from rayspec.serving.rollover import RolloverSettings
 
-    given = {"poll_s": options.poll_seconds, "watch_s": options.watch_seconds}
+    given: dict[str, Any] = {"poll_s": options.poll_seconds, "watch_s": options.watch_seconds}
+    if options.canary_mismatches is not None:
+        given["canary"] = CanaryBounds(mismatches=options.canary_mismatches)
     given = {name: value for name, value in given.items() if value is not None}
     if options.follow:
         followed(options.source)
         return RolloverSettings(**given)
     if given:
-        raise ValueError("--poll-seconds and --watch-seconds are of --follow")
+        raise ValueError("--poll-seconds, --watch-seconds and --canary-mismatches are of --follow")
     return None
 
 

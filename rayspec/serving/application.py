@@ -30,17 +30,21 @@ def ray_logging(log_format: str) -> LoggingConfig | None:
 
 
 def ingress_application(
-    log_format: str = "text", max_body_mib: int = DEFAULT_MIB, reads_prompts: bool = True
+    log_format: str = "text",
+    max_body_mib: int = DEFAULT_MIB,
+    router: str = Scale.router,
+    drain_s: float = Scale.drain_s,
 ) -> serve.Application:
+    """What listens. It waits as long for what runs as the replicas do."""
     return (
         serve.deployment(Ingress)
         .options(
             max_ongoing_requests=MAX_ONGOING,
             ray_actor_options={"num_cpus": 0},
-            graceful_shutdown_timeout_s=600.0,
+            graceful_shutdown_timeout_s=drain_s,
             logging_config=ray_logging(log_format),
         )
-        .bind(max_body_mib, reads_prompts)
+        .bind(max_body_mib, ROUTERS[router] is not None)
     )
 
 
@@ -48,11 +52,11 @@ def server_application(version: ServedVersion, scale: Scale, board: Any) -> serv
     """New replicas start beside the old ones, which stay until these are ready and then end what they answer."""
     count: dict[str, Any] = {"num_replicas": scale.minimum}
     if scale.maximum > scale.minimum:
+        # no `initial_replicas`: Ray Serve would take a roll-over for a beginning, and go down to them under full load
         count = {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=scale.minimum,
                 max_replicas=scale.maximum,
-                initial_replicas=scale.minimum,
                 target_ongoing_requests=scale.requests_each,
                 downscale_delay_s=scale.scale_down_s,
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 from rayspec.farm.chat import ChatTokenizer, turn_request
 from rayspec.workloads import Conversation
+from sglang_ext.settings import require
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -44,6 +45,14 @@ class CanaryBounds:
     tau_loss_unlike: float = 0.20  # below the running one, where their evidence cannot be compared
     drafts_of_evidence: float = 0.5  # share of the accepted drafts a step that the evidence promises
     mismatches: int = 0  # prompts whose answers may differ; rounding in bf16 can
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.mismatches < len(PROMPTS),
+            "--canary-mismatches",
+            self.mismatches,
+            f"in 0..{len(PROMPTS) - 1} (there are {len(PROMPTS)} canary prompts)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

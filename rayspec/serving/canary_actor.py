@@ -12,6 +12,7 @@ from rayspec.disk import is_full
 from rayspec.messages import first_line
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_server import answers_of_a_canary
+from rayspec.serving.process import ServerTakenAway
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion
@@ -22,9 +23,12 @@ PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process, where nothing ha
 
 @contextmanager
 def outages_postpone() -> Iterator[None]:
-    """A store that is away, or a disk that is full, as Postponed: it says nothing of the version."""
+    """A store that is away, a disk that is full, a server that was killed or whose port was taken, as Postponed: it
+    says nothing of the version."""
     try:
         yield
+    except ServerTakenAway as error:
+        raise Postponed(first_line(error)) from error
     except TrackingError as error:
         cause = error.__cause__ or error.__context__  # whose message may hold a password, and so is not shown
         if cause is not None and is_outage(cause):

@@ -12,13 +12,12 @@ from tqdm import tqdm
 
 from rayspec.champion_fields import SHAPE
 from rayspec.home import prepared_home
-from rayspec.messages import log_tail
 from rayspec.provenance import releases
 from rayspec.serving.canary import Answer, CanaryBounds, below_promise, promised_tau, read_answer, requests, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.launch import meant_by
 from rayspec.serving.logs import log
-from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess
+from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess, failure
 from rayspec.serving.version import ServedVersion, logger, start_server
 from sglang_ext.json_text import parse_json
 from sglang_ext.whole import write_whole
@@ -133,10 +132,7 @@ def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> li
                 for body in tqdm(bodies, desc="canary", unit=" prompts", disable=not is_shown)
             ]
     except httpx.HTTPError as error:
-        raise ServerFailed(
-            f"a canary prompt got no answer ({type(error).__name__}: {error})\n--- end of {server.log} ---\n"
-            f"{log_tail(server.log)}"
-        ) from error
+        raise failure(f"a canary prompt got no answer ({type(error).__name__}: {error})", server.log) from error
 
 
 def _answer(client: httpx.Client, body: dict[str, Any], headers: dict[str, str]) -> Answer:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayspec.champion_fields import SHAPE
 from rayspec.home import home
+from rayspec.serving.canary import promised_tau
 from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_record
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_files_sha256
@@ -98,6 +99,11 @@ def find_champion(
             f"{name} was not clearly faster than plain decoding when it was measured (speed-up "
             f"{record.evidence.get('speedup_vs_plain', 'unknown')}); serve the target without it, or take it all the "
             "same with --force"
+        )
+    if promised_tau(record.evidence) is None and not force:
+        raise ValueError(
+            f"{name} carries no evidence of what it accepts (its record holds no tau of at least 1), so its drafts "
+            "cannot be held against any; promote a champion again, or take it all the same with --force"
         )
     if record.nodes > 1:
         raise ValueError(

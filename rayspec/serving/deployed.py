@@ -27,7 +27,7 @@ from rayspec.serving.champion import MODEL, Champion
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.logs import adopt_loggers, log
 from rayspec.serving.rollover import Postponed
-from rayspec.serving.scale import ROUTERS, Scale
+from rayspec.serving.scale import Scale
 from rayspec.serving.start import Find
 from rayspec.serving.version import ServedVersion, Serving
 
@@ -108,12 +108,13 @@ def deployed(
         stack.callback(_shut_down)
         if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
             _try(champion, serving.version(champion, source), serving, beside_others=left is not None)
-        stack.callback(_delete, SERVERS)
+        scale = serving.scale
+        stack.callback(_delete, SERVERS, scale.drain_s)
         if found:
             log.info("takes over the applications of a rayspec serve that has ended")
-            stack.callback(_delete, INGRESS)
+            stack.callback(_delete, INGRESS, scale.drain_s)
         try:
-            put_in(serving.version(champion, source), serving.scale, board)
+            put_in(serving.version(champion, source), scale, board)
         except Exception as error:
             if found:
                 stack.pop_all()  # deletes nothing
@@ -122,9 +123,8 @@ def deployed(
             left = f"; the replicas that were there go on, but no new ones start; {REMOVE}" if found else ""
             raise ValueError(f"{error}{left}") from error
         if not found:
-            stack.callback(_delete, INGRESS)
-        reads_prompts = ROUTERS[serving.scale.router] is not None
-        ingress = ingress_application(serving.log_format, serving.access.max_body_mib, reads_prompts)
+            stack.callback(_delete, INGRESS, scale.drain_s)
+        ingress = ingress_application(serving.log_format, serving.access.max_body_mib, scale.router, scale.drain_s)
         serve.run(ingress, name=INGRESS, route_prefix="/")
         yield board, champion, source
 
@@ -236,6 +236,13 @@ def _shut_down() -> None:
         serve.shutdown()
 
 
-def _delete(name: str) -> None:
-    with suppress(RayError, RuntimeError):
-        serve.delete(name)
+def _delete(name: str, drain_s: float) -> None:
+    """End an application once it has answered what runs, for which Ray Serve's own call waits a minute and no more."""
+    with suppress(RayError, RayServeException, RuntimeError):  # a cluster that is gone has nothing left
+        serve.delete(name, _blocking=False)
+        deadline = time.monotonic() + drain_s + GONE_TIMEOUT_S
+        while name in serve.status().applications:
+            if time.monotonic() > deadline:
+                log.warning("the application %s has not ended within %g s", name, drain_s + GONE_TIMEOUT_S)
+                return
+            time.sleep(STATUS_S)

@@ -7,14 +7,14 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from rayspec.serving.logs import event_log
-from rayspec.tracking import UNREACHABLE, Run, is_refusal
+from rayspec.tracking import Run, is_refusal
 from sglang_ext.settings import Settings, build
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class Standing(Settings):
         return f"{said}: {self.reason}" if self.reason else said
 
     def after(self, event: Event) -> "Standing":
+        if event.event == KEPT and self.tried not in ("", event.version):
+            return replace(self, kept=event.version)  # it was watched to the end after another one was tried
         if event.event == KEPT or (event.event == FOUND and event.version == self.kept):
             return Standing(kept=event.version)
         if event.event not in REFUSALS | TRIALS:
@@ -142,7 +144,7 @@ class Events:
             if self.run is not None:
                 with _refusals("events.jsonl"):
                     self.run.log_text("".join(json.dumps(asdict(e)) + "\n" for e in self.events), FILE)
-        except UNREACHABLE as error:
+        except Exception as error:  # a store of artifacts raises its own library's; serving goes on whatever it is
             logger.warning("MLflow took no event of the roll-over; the next is written with it (%s)", error)
 
     def end(self) -> None:
@@ -150,7 +152,7 @@ class Events:
             self.write()
             if self.run is not None:
                 self.run.finish()
-        except UNREACHABLE as error:
+        except Exception as error:
             logger.warning("MLflow's run of the roll-over stays open (%s)", error)
 
     def _store(self, standing: Standing) -> None:

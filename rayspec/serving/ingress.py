@@ -104,6 +104,8 @@ class Ingress:
                 taken = await anext(rest)
             assert isinstance(taken, Taken), "a replica begins with it"
             head = await anext(rest)
+            is_whole = isinstance(head, ResponseHead) and not head.streams
+            body = b"".join([part async for part in rest]) if is_whole else None  # before it, it can become a 503
         except TimeoutError:
             messages.cancel()
             return unavailable(f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again")
@@ -112,16 +114,14 @@ class Ingress:
         if isinstance(head, ReplicaGone):
             return head.reason
         assert isinstance(head, ResponseHead), "the answer begins with it"
-        response = StreamingResponse(_body(rest, head), head.status)
+        response = StreamingResponse(_events(rest), head.status) if body is None else Response(body, head.status)
         response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in head.headers]
         return response
 
 
-async def _body(messages: AsyncIterator[bytes], head: ResponseHead) -> AsyncIterator[bytes]:
+async def _events(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for part in messages:
             yield part
     except (RayError, RayServeException) as error:
-        if not head.streams:
-            raise
         yield error_event(f"the replica has ended ({type(error).__name__}); send the request again")

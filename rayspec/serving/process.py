@@ -2,6 +2,7 @@
 (`tethered`); for a replica on a loopback port of its own, with its log (`ServerProcess`)."""
 
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -27,8 +28,19 @@ STOP_TIMEOUT_S = 60.0
 TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; rm -rf "$0"; kill -9 -$$; } & exec "$@" 3<&-'
 
 
+# what a server says, or SGLang of one of its processes, that did not end by itself: {pattern: what happened}
+TAKEN_AWAY = {
+    r"(?:exit code:?|with code|terminated with) -9\b": "one of its processes was killed, as for want of memory",
+    r"address already in use": "another process has taken its port",
+}
+
+
 class ServerFailed(RuntimeError):
     """The server did not start, or has ended; the message holds the end of its log."""
+
+
+class ServerTakenAway(ServerFailed):
+    """The same for a reason that lies outside of the server, which the first line of the message says."""
 
 
 def is_free(port: int) -> bool:
@@ -72,6 +84,15 @@ def tethered(
             process.wait()
 
 
+def failure(what: str, log: Path, *, was_killed: bool = False) -> ServerFailed:
+    """The error of a server of which `what` is to be said, with the end of its log."""
+    text = log_tail(log)
+    why = ["it was killed, as for want of memory"] if was_killed else []
+    why += [reason for pattern, reason in TAKEN_AWAY.items() if re.search(pattern, text)]
+    kind = ServerTakenAway if why else ServerFailed
+    return kind(f"{': '.join([what, *why[:1]])}\n--- end of {log} ---\n{text}")
+
+
 class ServerProcess:
     """A server that was started. Knows no Ray."""
 
@@ -102,8 +123,9 @@ class ServerProcess:
                     return
             time.sleep(POLL_S)
         what = f"was not healthy after {timeout_s:g} s" if self.is_alive else f"ended ({self._ended()})"
+        was_killed = self._process.poll() == -signal.SIGKILL
         self.kill()
-        raise ServerFailed(f"SGLang's server {what}\n--- end of {self.log} ---\n{log_tail(self.log)}")
+        raise failure(f"SGLang's server {what}", self.log, was_killed=was_killed)
 
     def stop(self, timeout_s: float) -> None:
         """Let it end by itself (SIGTERM: SGLang answers what runs), then end what is left. May be called twice."""

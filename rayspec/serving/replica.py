@@ -28,6 +28,7 @@ WATCH_S = 0.5
 TOTALS_EVERY_S = 2.0
 FAREWELL_S = 1.0  # for the errors of running requests to leave a replica whose server has died
 CONNECT_TIMEOUT_S = 10.0
+METRICS_TIMEOUT_S = 5.0  # well below what the ingress waits for all replicas: one that hangs holds up no other
 FAILED_CHECKS = 3  # Ray Serve's own limit, which cannot be set
 DIED = 70  # exit status of a replica whose server has died
 
@@ -86,7 +87,7 @@ class Replica:
 
     async def metrics(self) -> tuple[str, str]:
         """(this replica's name, what its server says under /metrics). Raises ServerFailed where it says none."""
-        response = await self._client.get("/metrics", timeout=HEALTH_TIMEOUT_S)
+        response = await self._client.get("/metrics", timeout=METRICS_TIMEOUT_S)
         if response.status_code != 200:
             raise ServerFailed(f"SGLang's /metrics answered {response.status_code}")
         return self._name, response.text

@@ -70,6 +70,15 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Before:
+    """The version that was under traffic before one that has not been watched to the end, and its traffic then."""
+
+    champion: Champion
+    version: str
+    traffic: Window
+
+
+@dataclass(frozen=True, kw_only=True)
 class RollBack:
     """To which version, and why."""
 
@@ -102,34 +111,46 @@ class Rollover:
         self._seen: deque[tuple[float, Totals]] = deque()
         self._postponed_for = ""  # why the last one was; each reason is recorded once
         self._owed: RollBack | None = None  # which could not be made yet
+        self._before: Before | None = None  # what the running version is held against, until it is kept
         self._tried, self._looks = "", 0  # a version that was postponed, and the looks at it so far
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> None:
         """Poll until an exception ends it. `wait` takes the seconds until the next poll, and may return before."""
         while True:
-            self.poll()
+            try:
+                self.poll()
+            except Exception:  # whatever it is, serving goes on
+                log.exception("the alias was not followed this time")
             wait(self._settings.poll_s)
 
     def poll(self) -> None:
         """Look at the alias once, and do all that follows."""
         self._remember()
-        meant = None
+        unsettled, meant = None if self._before is None else self.version, None
         try:
             if self._owed is not None:  # whatever the alias means by now is then held against a good version
                 self._roll_back(self._owed)
             meant = self._registry.meant()
-            if meant is None or meant == self.refused:
-                return
-            if self.refused is not None:
-                self.refused = None
-                self._events.forget()
-            if meant != self.version:
-                if not self._is_due(meant):
-                    return
-                self._try(meant)
-            self._tried = self._postponed_for = ""
+            self._follow(meant)
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
+        if self._before is not None and self.version == unsettled:
+            # its watch was ended for a version that has not taken its place
+            self._watch(None, self._before, meant or self.version)
+
+    def _follow(self, meant: str | None) -> None:
+        if meant is None or meant == self.refused:
+            return
+        if self.refused is not None:
+            self.refused = None
+            self._events.forget()
+        if self._before is not None and meant == self._before.version:
+            return  # it comes back as the watch ends
+        if meant != self.version:
+            if not self._is_due(meant):
+                return
+            self._try(meant)
+        self._tried = self._postponed_for = ""
 
     def _is_due(self, version: str) -> bool:
         """Count a look at a version that is to be tried: at the 1st, 2nd, 4th, 8th ... of those in a row it is, and at
@@ -141,9 +162,16 @@ class Rollover:
     def _try(self, version: str) -> None:
         if not self._postponed_for:
             self._events.record(kinds.FOUND, version, f"version {self.version} is running")
-        before = self._recent()  # before the canary, which the running version answers beside its traffic
+        # before the canary, which the running version answers beside its traffic
+        before = self._before or Before(champion=self.champion, version=self.version, traffic=self._recent())
         try:
             champion = self._stage.check(version)
+            if champion.record.target_sha256 != self.champion.record.target_sha256:
+                raise ValueError(
+                    f"it was measured on target {champion.record.target}, and version {self.version}, which is "
+                    f"running, on {self.champion.record.target}, whose files are others; a roll-over changes the "
+                    "drafter alone: serve another target by a command of its own"
+                )
             new = self._stage.canary(champion, version)
             running = self._stage.running_answers()
             reason = self._refusal(champion, new, running)
@@ -159,12 +187,11 @@ class Rollover:
         except Exception as error:  # whatever it is, the version under traffic goes on
             log.exception("version %s was not put in", version)
             raise Postponed(f"{type(error).__name__}: {first_line(error)}") from error
-        old, self.champion = self.champion, champion
-        old_version, self.version = self.version, version
-        self._owed = None
+        said = f"in place of version {self.version}"
+        self.champion, self.version, self._before, self._owed = champion, version, before, None
         self._seen.clear()
-        self._events.record(kinds.SWAPPED, version, f"in place of version {old_version}")
-        self._watch(counted, before, old, old_version)
+        self._events.record(kinds.SWAPPED, version, said)
+        self._watch(counted, before, version)
 
     def _refusal(self, champion: Champion, new: Sequence[Answer], running: Sequence[Answer]) -> str | None:
         return refusal(
@@ -176,12 +203,14 @@ class Rollover:
             compares_tau=not self._has_policy(self.champion),
         )
 
-    def _watch(self, counted: Totals | None, before: Window, old: Champion, old_version: str) -> None:
-        settings, version = self._settings, self.version
-        of_first_drafts = self._has_policy(self.champion) or self._has_policy(old)
-        begin, share, reason, meant = self._clock(), 0.0, None, version
+    def _watch(self, counted: Totals | None, last: Before, meant: str) -> None:
+        """Hold the running version against `last` until that is settled, or the alias means another one than `meant`.
+        `counted`: what its replicas had counted when it was put in."""
+        settings, version, before = self._settings, self.version, last.traffic
+        of_first_drafts = self._has_policy(self.champion) or self._has_policy(last.champion)
+        begin, share, reason, meant_first = self._clock(), 0.0, None, meant
         marks = [] if counted is None else [counted]
-        while share < 1 and reason is None and meant == version:
+        while share < 1 and reason is None and meant == meant_first:
             left = begin + settings.watch_s - self._clock()
             self._sleep(min(WATCH_STEP_S, max(0.0, left)))
             totals = self._stage.totals(self.champion)
@@ -191,15 +220,18 @@ class Rollover:
             share = min(1.0, (self._clock() - begin) / settings.watch_s) if settings.watch_s else 1.0
             now, level = window(marks), spent(share) - spent(looked_at)
             reason = worse(now, before, settings.watch, of_first_drafts=of_first_drafts, level=level)
-            meant = self._meant_meanwhile()
+            meant = self._meant_meanwhile(meant)
+            if reason is None and meant == last.version:
+                reason = f"the alias means version {last.version} again"
         if reason is None and share == 1:
             reason = silent(now, before, settings.watch)
         figures = _watched(pooled(now), pooled(before))
-        if reason is None and meant == old_version:
-            reason = f"the alias means version {old_version} again"
         if reason is not None:
-            return self._roll_back(RollBack(champion=old, version=old_version, reason=reason, figures=figures))
-        if meant != version:
+            self._before = None
+            return self._roll_back(
+                RollBack(champion=last.champion, version=last.version, reason=reason, figures=figures)
+            )
+        if meant != meant_first:
             return self._events.record(kinds.WATCH_ENDED, version, f"the alias means version {meant} now", figures)
         if totals is None:
             said = "it could not be watched to the end: the counters of its replicas cannot be read"
@@ -209,14 +241,15 @@ class Rollover:
             said = f"{doubt}; by so few readings of the counters, or such uneven ones, chance may explain it"
         else:
             said = "within bounds under traffic"
+        self._before = None
         self._events.record(kinds.KEPT, version, said, figures)
 
-    def _meant_meanwhile(self) -> str:
+    def _meant_meanwhile(self, so_far: str) -> str:
         """The version that the alias means while one is watched, which goes on where nobody can say."""
         try:
-            return self._registry.meant() or self.version
+            return self._registry.meant() or so_far
         except Postponed:
-            return self.version
+            return so_far
 
     def _roll_back(self, back: RollBack) -> None:
         version = self.version

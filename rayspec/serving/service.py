@@ -20,7 +20,7 @@ from rayspec.serving.flags import ranks_of
 from rayspec.serving.launch import SERVER, server_command
 from rayspec.serving.logs import FORMATS
 from rayspec.serving.process import LOOPBACK, PORTS
-from rayspec.serving.scale import Scale
+from rayspec.serving.scale import ROUTERS, Scale
 from rayspec.serving.start import find_start
 from rayspec.serving.version import logger, served_version
 from rayspec.tracking import connect
@@ -35,10 +35,20 @@ class IngressArgs(Settings):
 
     max_body_mib: int = DEFAULT_MIB
     log_format: str = "text"
+    drain_s: float = Scale.drain_s
+    router: str = Scale.router  # the ingress reads prompts for one that goes by them
 
     def __post_init__(self) -> None:
         require(0 <= self.max_body_mib <= MAX_MIB, "max_body_mib", self.max_body_mib, f"in 0..{MAX_MIB} (0: any size)")
         require(self.log_format in FORMATS, "log_format", self.log_format, f"one of {', '.join(FORMATS)}")
+        try:
+            _ = self.scale
+        except ValueError as error:  # in the words of the command line
+            raise ValueError(re.sub("--[a-z-]+", _as_argument, str(error))) from error
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(router=self.router, drain_s=self.drain_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +67,6 @@ class ServiceArgs(IngressArgs):
     max_replicas: int = Scale.maximum
     requests_each: int = Scale.requests_each
     scale_down_s: float = Scale.scale_down_s
-    drain_s: float = Scale.drain_s
-    router: str = Scale.router
     gpus: float = Scale.gpus
 
     def __post_init__(self) -> None:
@@ -67,10 +75,6 @@ class ServiceArgs(IngressArgs):
         is_whole = self.gpus == int(self.gpus)
         allowed = "0, a part of one GPU or a whole number of them"
         require(0 <= self.gpus <= 1 or (self.gpus > 1 and is_whole), "gpus", self.gpus, allowed)
-        try:
-            _ = self.scale
-        except ValueError as error:  # in the words of the command line
-            raise ValueError(re.sub("--[a-z-]+", _as_argument, str(error))) from error
 
     @property
     def scale(self) -> Scale:
@@ -121,13 +125,15 @@ def servers(args: dict[str, Any]) -> serve.Application:
         access=Access.given(None, given.max_body_mib),
         log_format=given.log_format,
     )
+    if ROUTERS[given.router] is not None:
+        logger.info("router %s goes by what the ingress reads: give its args the same router", given.router)
     return server_application(replace(version, tries_first=given.canary), given.scale, board=None)
 
 
 def ingress(args: dict[str, Any]) -> serve.Application:
     """What listens, and hands every request on to the servers. Raises ValueError."""
     given = _given(IngressArgs, args)
-    return ingress_application(given.log_format, given.max_body_mib)
+    return ingress_application(given.log_format, given.max_body_mib, given.router, given.drain_s)
 
 
 def _given(kind: type[T], args: Any) -> T:

@@ -217,9 +217,11 @@ def answering(status: int, body: bytes) -> Iterator[Any]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        yield SimpleNamespace(address=address, log=Path("server.log"))
-        server.shutdown()
-        thread.join()
+        try:
+            yield SimpleNamespace(address=address, log=Path("server.log"))
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(

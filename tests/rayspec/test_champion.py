@@ -93,6 +93,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no flag": (lambda f: edit_record(f, flags={"--x": 1}), r"flags\.--x is no argument of SGLang"),
     "no threads": (lambda f: edit_record(f, num_threads=0), "num_threads must be at least 1, got 0"),
     "evidence that is no text": (lambda f: edit_record(f, evidence={"tau": 2}), r"evidence\.tau must be text, got 2"),
+    "no tau": (
+        lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "yes", "tau": "fast"}),
+        r"carries no evidence of what it accepts .*--force",
+    ),
     "not faster": (
         lambda f: edit_record(f, evidence={"clearly_faster_than_plain": "no", "speedup_vs_plain": "0.93"}),
         r"was not clearly faster than plain decoding .*speed-up 0\.93.*--force",

@@ -111,7 +111,7 @@ def test_the_service_is_one_of_ray_serve(service: dict[str, Any]) -> None:
     assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     assert group["maxReplicas"] >= 2 * given.max_replicas
     assert service_module.ingress({}).__class__.__name__ == "Application"
-    with pytest.raises(ValueError, match="unknown key 'x'; known: max_body_mib, log_format"):
+    with pytest.raises(ValueError, match="unknown key 'x'; known: max_body_mib, log_format, drain_s, router"):
         service_module.ingress({"x": 1})
     with pytest.raises(ValueError, match="unknown key 'nobody'"):
         service_module.servers({"source": "x", "nobody": 1})
@@ -119,11 +119,16 @@ def test_the_service_is_one_of_ray_serve(service: dict[str, Any]) -> None:
 
 def test_the_ingress_of_the_service_has_a_limit_and_a_log_of_its_own() -> None:
     built = service_module.ingress({"max_body_mib": 5, "log_format": "json"})._bound_deployment
-    assert built.init_args[0] == 5
+    assert built.init_args == (5, False)
+    assert service_module.ingress({"router": "prefix"})._bound_deployment.init_args[1], "it reads prompts for it"
+    drained = service_module.ingress({"drain_s": 3600})._bound_deployment
+    assert drained._deployment_config.graceful_shutdown_timeout_s == 3600
     assert built._deployment_config.logging_config["encoding"] == "JSON"
     for args, message in (
         ({"max_body_mib": -1}, r"max_body_mib must be in 0\.\.1048576 \(0: any size\), got -1"),
         ({"log_format": "xml"}, "log_format must be one of text, json, got 'xml'"),
+        ({"router": "prefx"}, "^router must be one of balanced, prefix, got 'prefx'"),
+        ({"drain_s": 0}, "^drain_s must be above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             service_module.ingress(args)

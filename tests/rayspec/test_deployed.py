@@ -21,9 +21,10 @@ from rayspec.serving import replica
 from rayspec.serving.deployed import INGRESS, NO_ROOM, deployed, put_in
 from rayspec.serving.ingress import SERVERS
 from rayspec.serving.rollover import Postponed
+from rayspec.serving.scale import Scale
 
 SERVING: Any = SimpleNamespace(
-    log_format="text", tries_first=False, scale=None, version=lambda champion, source: source
+    log_format="text", tries_first=False, scale=Scale(drain_s=100.0), version=lambda champion, source: source
 )
 CHAMPION: Any = SimpleNamespace(name="a")
 SOURCE = "models:/m/1"
@@ -40,7 +41,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[str], Exception], li
             raise error
 
         nothing = {"_only_board": lambda: None, "_left": lambda source: source, "_listen": lambda serving: None}
-        for name, do in {**nothing, "_shut_down": lambda: None, "_delete": deleted.append, "put_in": fail}.items():
+        for name, do in {
+            **nothing,
+            "_shut_down": lambda: None,
+            "_delete": lambda name, drain_s: deleted.append(name),
+            "put_in": fail,
+        }.items():
             monkeypatch.setattr(module, name, do)
         monkeypatch.setattr(module.serve, "status", lambda: SimpleNamespace(applications=found))
         expected = ValueError if isinstance(error, Postponed) else type(error)
@@ -116,3 +122,27 @@ def test_a_replica_without_disk_says_nothing_of_its_version(monkeypatch: pytest.
 def test_rays_words_are_those_of_the_pinned_version() -> None:
     assert "raise RuntimeError(traceback.format_exc()) from None" in inspect.getsource(replica_of_ray)
     assert f"{{SLOW_STARTUP_WARNING_S}}s {NO_ROOM}. " in inspect.getsource(deployment_state)
+
+
+@pytest.mark.parametrize(("ends_at", "warns"), [(99.0, False), (1e9, True)])
+def test_the_end_waits_as_long_as_answers_may_take(
+    ends_at: float, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray Serve's own call gives up after a minute, and what runs would be cut off."""
+    now, asked = [0.0], []
+
+    def delete(name: str, _blocking: bool) -> None:
+        asked.append((name, _blocking))
+
+    def status() -> SimpleNamespace:
+        return SimpleNamespace(applications={SERVERS: None} if now[0] < ends_at else {})
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(module, "serve", SimpleNamespace(delete=delete, status=status))
+    module._delete(SERVERS, drain_s=100.0)
+    assert asked == [(SERVERS, False)]
+    assert now[0] == pytest.approx(100 + module.GONE_TIMEOUT_S + 1 if warns else 99, abs=1.5)
+    assert ("has not ended within 130 s" in caplog.text) == warns

@@ -260,6 +260,15 @@ def test_a_stream_that_has_begun_is_not_asked_for_again(monkeypatch: pytest.Monk
     assert len(replicas.asked_at) == 1
 
 
+def test_a_whole_answer_whose_replica_ends_before_it_is_here_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = ResponseHead(status=200, headers=[("content-type", "application/json")])
+    replicas = Replicas(monkeypatch, (Taken(), head, ActorDiedError()), (Taken(), head, b'{"id": 1}'))
+    response = asyncio.run(Ingress(32, False)(a_request()))
+    assert (response.status_code, response.body, len(replicas.asked_at)) == (200, b'{"id": 1}', 2)
+
+
 def test_a_client_that_leaves_ends_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ray Serve cancels what it asks for."""
     replicas = Replicas(monkeypatch, GONE)

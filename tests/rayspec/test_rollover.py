@@ -19,7 +19,7 @@ from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from ray.exceptions import RayActorError
-from rollover_cases import ALIAS, METRICS, ONE, FakeStage, World, follow_again, traffic
+from rollover_cases import ALIAS, METRICS, ONE, Ended, FakeStage, World, follow_again, traffic
 from versions import MODEL, answers, champion
 
 from rayspec.serving import cluster
@@ -358,6 +358,32 @@ def test_a_check_that_breaks_off_ends_no_serving(error: OSError, world: World) -
     assert world.stage.put == ["2"]
 
 
+def test_an_error_of_any_library_ends_no_serving(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a store of artifacts while an event is written, say, and of a poll at large."""
+
+    class BotoError(Exception):
+        pass
+
+    def away(*_: object) -> None:
+        raise BotoError("no bucket")
+
+    def end(seconds: float) -> None:
+        raise Ended
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_text", away)
+        world.move("2")
+        world.rollover.poll()
+    assert world.told()[-1] == (kinds.KEPT, "2")
+    assert "MLflow took no event of the roll-over" in caplog.text
+    monkeypatch.setattr(world.rollover, "poll", away)
+    with pytest.raises(Ended):
+        world.rollover.run(end)
+    assert "the alias was not followed this time" in caplog.text
+
+
 def test_what_nobody_thought_of_ends_no_serving(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def put_in(*_: object) -> None:
         raise RayActorError
@@ -467,6 +493,70 @@ def test_an_alias_that_moves_on_ends_the_watch(world: World) -> None:
     world.rollover.poll()
     assert world.stage.put == ["2", "3"]
     assert world.told()[-1] == (kinds.KEPT, "3")
+
+
+@pytest.mark.parametrize(
+    ("third", "tried"), [(ValueError("NaN"), kinds.REFUSED), (Postponed("no room"), kinds.POSTPONED)]
+)
+@pytest.mark.parametrize(("token_s", "end"), [(0.01, kinds.KEPT), (1.0, kinds.ROLLED_BACK)])
+def test_a_version_is_watched_to_the_end_where_a_third_does_not_take_its_place(
+    third: Exception, tried: str, token_s: float, end: str, world: World
+) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=token_s)}
+    world.pass_time()
+    world.stage.canaries["3"] = third
+    watch_until(world, world.stage.now + 1, lambda: world.move("3"))
+    world.move("2")
+    world.rollover._settings = RolloverSettings(watch=WatchBounds(min_requests=10**6))  # nothing is found meanwhile
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.WATCH_ENDED, "2")
+    world.rollover._settings = RolloverSettings()
+    world.rollover.poll()
+    assert [t for t in world.told() if t[1] == "3"] == [(kinds.FOUND, "3"), (tried, "3")]
+    assert world.told()[-1] == (end, "2")
+    assert world.rollover.version == ("2" if end == kinds.KEPT else "1")
+
+
+def test_after_an_unfinished_watch_the_version_that_was_kept_is_what_counts(world: World) -> None:
+    """A third version is held against it, and it is what comes back."""
+    slow = {name: lambda now: traffic(now, token_s=1.0) for name in (champion("2").name, champion("3").name)}
+    world.stage.live = {champion("1").name: traffic, **slow}
+    world.pass_time()
+    watch_until(world, world.stage.now + 1, lambda: world.move("3"))
+    world.rollover._settings = RolloverSettings(watch=WatchBounds(min_requests=10**6))
+    world.move("2")
+    world.rollover.poll()
+    world.rollover._settings = RolloverSettings()
+    world.rollover.poll()
+    assert world.told()[-2:] == [(kinds.SWAPPED, "3"), (kinds.ROLLED_BACK, "3")]
+    assert world.stage.put == ["2", "3", "1"]
+
+
+def test_an_alias_that_moves_back_after_a_third_was_postponed_brings_the_old_version(world: World) -> None:
+    world.stage.canaries["3"] = Postponed("no room")
+    watch_until(world, 20, lambda: world.move("3"))
+    world.move("2")
+    world.rollover.poll()
+    world.rollover._sleep = lambda seconds: None
+    world.move("1")
+    world.rollover.poll()
+    assert (world.stage.put, world.rollover.version) == (["2", "1"], "1")
+
+
+def test_what_is_kept_after_another_was_tried_forgets_no_refusal() -> None:
+    refused = Standing(kept="1", tried="3", event=kinds.REFUSED, reason="NaN")
+    assert refused.after(Event(event=kinds.KEPT, model=MODEL, version="2")) == replace(refused, kept="2")
+    assert refused.after(Event(event=kinds.KEPT, model=MODEL, version="3")) == Standing(kept="3")
+
+
+def test_a_version_of_another_target_is_refused_by_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = champion("2")
+    other = replace(other, record=replace(other.record, target="u", target_sha256="1"))
+    monkeypatch.setattr(world.stage, "check", lambda version: other)
+    world.move("2")
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.REFUSED, "2")
+    assert world.tags("2")["rollover.reason"].startswith("it was measured on target u, and version 1, which is running")
 
 
 def test_an_alias_that_moves_back_ends_the_watch_and_brings_the_old_version(world: World) -> None:

@@ -149,7 +149,9 @@ BAD_OPTIONS = {
     "--min-replicas 1 --max-replicas 2 --scale-down-seconds inf": "--scale-down-seconds must be above 0 and at most",
     "--min-replicas 1 --max-replicas 2 --requests-each 0": "--requests-each must be in 1..2048",
     f"--min-replicas 1 --max-replicas 2 --requests-each {10**25}": "--requests-each must be in 1..2048",
-    "--poll-seconds 5": "--poll-seconds and --watch-seconds are of --follow",
+    "--poll-seconds 5": "--poll-seconds, --watch-seconds and --canary-mismatches are of --follow",
+    "--canary-mismatches 1": "--poll-seconds, --watch-seconds and --canary-mismatches are of --follow",
+    "--follow --canary-mismatches 16": "--canary-mismatches must be in 0..15 (there are 16 canary prompts), got 16",
     "--follow --poll-seconds 0": "--poll-seconds must be above 0 and at most 86400 (a day), got 0",
     "--follow --poll-seconds nan": "--poll-seconds must be above 0 and at most 86400 (a day), got nan",
     "--follow --watch-seconds inf": "--watch-seconds must be in 0..86400 (a day), got inf",
@@ -202,6 +204,7 @@ def test_the_servers_of_a_ray_service(champion_client: MlflowClient) -> None:
     (version, board), options = built.init_args, built._deployment_config.autoscaling_config
     assert (version.source, version.name, board) == ("models:/drafter-target/1", "drafter-target version 1", None)
     assert (options.min_replicas, options.max_replicas) == (1, 3)
+    assert options.initial_replicas is None, "a roll-over keeps as many as there are"
     assert (version.access.max_body_mib, version.log_format, version.tries_first) == (5, "json", True)
     assert not servers({"source": MODEL, "canary": False})._bound_deployment.init_args[0].tries_first
     assert built.ray_actor_options["num_gpus"] == 1

@@ -14,7 +14,9 @@ import pytest
 
 from rayspec.serving import process
 from rayspec.serving.access import Access
+from rayspec.serving.canary_actor import outages_postpone
 from rayspec.serving.process import ServerFailed, ServerProcess, free_port
+from rayspec.serving.rollover import Postponed
 from rayspec.serving.version import KEPT_LOGS, LOGGING, delete_old_logs
 
 FAMILY = """
@@ -96,6 +98,22 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     server = ServerProcess(command, port=1, environment=os.environ, log=tmp_path / "log", access=Access())
     with pytest.raises(ServerFailed, match=r"ended \(status 3\)\n.*\nno such model"):
         server.wait_until_healthy(60)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", r"ended \(signal 9\): it was killed, as for want of memory"),
+        ("print('Rank 0 scheduler died (exit code: -9).'); raise SystemExit(1)", "one of its processes was killed"),
+        ("print('[Errno 98] bind: address already in use'); raise SystemExit(1)", "another process has taken its port"),
+    ],
+)
+def test_a_server_that_was_taken_away_says_nothing_of_its_version(code: str, why: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", code]
+    server = ServerProcess(command, port=1, environment=os.environ, log=tmp_path / "log", access=Access())
+    with pytest.raises(Postponed, match=why) as caught, outages_postpone():
+        server.wait_until_healthy(60)
+    assert "end of" not in str(caught.value), "an event's reason is one line"
 
 
 def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
