@@ -33,6 +33,8 @@ from sglang_ext.whole import write_whole
 
 STEPS, DRAWS = 4, 4000
 MAX_PROMPT_TOKENS = 512
+CHAINS = "chains_and_those_with_1_to_K_right"
+Named = tuple[list[str], list[list[int]]]
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = str(target_path(options.target))
     target, (drafter, _) = FrozenTarget.load(folder, torch.float32), load_drafter(options.drafter)
-    asked = {
+    asked: dict[str, Named] = {  # names of prompts, and their tokens
         "trained on": own_prompts(read_answers(options.work_dir / "answers"), options.sequences),
         "held out": own_prompts(read_answers(options.work_dir / "held_out"), options.sequences),
     }
@@ -55,37 +57,41 @@ def main() -> None:
         asked[name] = first_turns(target.tokenizer, name, options.sequences)
     engine = start_engine(folder, None, max_running_requests=16, context_length=1024, max_total_tokens=16384)
     found: dict[str, Any] = {}
-    for name, prompts in asked.items():
+    for name, (ids, prompts) in asked.items():
         sampling = {"temperature": 0.0, "max_new_tokens": options.new_tokens}
         outputs = [a["output_ids"] for a in engine.generate(input_ids=prompts, sampling_params=sampling)]
-        found[name] = {**report(drafter, target, prompts, outputs, name), **certainty(target, prompts, outputs)}
+        found[name] = {**report(drafter, target, ids, prompts, outputs), **certainty(target, prompts, outputs)}
         head = {"command": " ".join(["python", *sys.argv]), **provenance(), "drafter": options.drafter.name}
         write_whole(options.out, json.dumps({**head, "by_text": found}, indent=1) + "\n")
-        print(name, {k: v for k, v in found[name].items() if not k.startswith("chains")}, flush=True)
+        print(name, {k: v for k, v in found[name].items() if k not in ("prompts", CHAINS)}, flush=True)
     engine.shutdown()
 
 
-def own_prompts(answers: AnswerSet, count: int) -> list[list[int]]:
-    """First prompts of conversations, drawn without repetition."""
-    chosen = np.random.default_rng(0).permutation(len(answers))[:count]
-    return [answers.token_ids_NL[n, : int(answers.prompt_length_N[n])].tolist() for n in chosen]
+def own_prompts(answers: AnswerSet, count: int) -> Named:
+    """First prompts of conversations, drawn without repetition; called by their numbers."""
+    chosen = [str(n) for n in np.random.default_rng(0).permutation(len(answers))[:count]]
+    ids = answers.token_ids_NL
+    return chosen, [ids[int(n), : int(answers.prompt_length_N[int(n)])].tolist() for n in chosen]
 
 
-def first_turns(tokenizer: Any, workload: str, count: int) -> list[list[int]]:
-    """As a sweep asks them, drawn without repetition among those that are short enough."""
-    conversations, found = load_workload(workload, 0), list[list[int]]()
+def first_turns(tokenizer: Any, workload: str, count: int) -> Named:
+    """As a sweep asks them, drawn without repetition among those that are short enough; called by their ids."""
+    conversations, found = load_workload(workload, 0), dict[str, list[int]]()
     for n in np.random.default_rng(0).permutation(len(conversations)):
         asked = turn_request(conversations[n], [], tokenizer)
         ids = asked["input_ids"] if "input_ids" in asked else tokenizer.encode(asked["prompt"])
-        found += [ids] if len(ids) <= MAX_PROMPT_TOKENS else []
-    return found[:count]
+        if len(ids) <= MAX_PROMPT_TOKENS:
+            found[conversations[n].id] = ids
+    return [*found][:count], [*found.values()][:count]
 
 
-def report(drafter: Any, target: FrozenTarget, prompts: Sequence[Any], outputs: Sequence[Any], name: str) -> Any:
+def report(
+    drafter: Any, target: FrozenTarget, ids: Sequence[str], prompts: Sequence[Any], outputs: Sequence[Any]
+) -> dict[str, Any]:
     """tau(1) .. tau(K) with intervals."""
     rows, mean_length = [], float(np.mean([len(o) for o in outputs]))
-    pairs = [(p, o) for p, o in zip(prompts, outputs, strict=True) if len(o) > STEPS + 1]
-    for prompt, output in tqdm(pairs, desc=name, leave=False):
+    asked = [(n, p, o) for n, p, o in zip(ids, prompts, outputs, strict=True) if len(o) > STEPS + 1]
+    for _, prompt, output in tqdm(asked, leave=False):
         accepted = measure(drafter, target, one(prompt, output), num_steps=STEPS, batch_size=1, chunk_rows=256)
         rows.append([accepted.chains, *(u * accepted.chains for u in accepted.u)])
     sums = np.array(rows)  # of each conversation: chains, and those whose first 1 .. K drafts are right
@@ -96,9 +102,10 @@ def report(drafter: Any, target: FrozenTarget, prompts: Sequence[Any], outputs: 
     low, high = np.percentile(tau, [2.5, 97.5], axis=0)
     return {
         "conversations": len(sums),
+        "prompts": [n for n, _, _ in asked],
         "mean_answer_tokens": round(mean_length, 1),
         "tau": [[round(float(x), 4) for x in found] for found in zip(point, low, high, strict=True)],
-        "chains_and_those_with_1_to_K_right": [[round(x) for x in row] for row in rows],
+        CHAINS: [[round(x) for x in row] for row in rows],
     }
 
 
