@@ -5,8 +5,10 @@ T = tokens of a prompt, V = vocabulary.
 """
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rayspec.farm.runtime import EngineSpec, Runtime
 from rayspec.shipped import drafter_path, names
 from rayspec.training.frozen_target import FrozenTarget
-from rayspec.workloads.published import evaluation_sets
+from rayspec.workloads.published import DATA_VARIABLE, evaluation_sets
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import head_from_target, parse_head
@@ -47,12 +49,13 @@ def chat_ids(target: Path, text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def prompts(target: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    found = []
-    for text in (conversation.turns[0] for one in evaluation_sets() for conversation in one):
-        messages = [{"role": "user", "content": text}]
-        found.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    return [ids for ids in found if len(ids) < ENGINE["context_length"] - 2 * NEW_TOKENS][:PROMPTS]
+    """Of all sets in turn."""
+    in_turn = (one for place in zip_longest(*evaluation_sets()) for one in place if one is not None)
+    found = (chat_ids(target, conversation.turns[0]) for conversation in in_turn)
+    fitting = (ids for ids in found if len(ids) < ENGINE["context_length"] - 2 * NEW_TOKENS)
+    prompts = list(islice(fitting, PROMPTS))
+    assert len(prompts) == PROMPTS or os.environ.get(DATA_VARIABLE) is None
+    return prompts
 
 
 @contextlib.contextmanager
