@@ -1,5 +1,5 @@
-"""As many replicas as the load needs: a second under load, one again when that is over, both anew in a roll-over; and what
-is before them, when it dies."""
+"""As many replicas as the load needs: a second under load, one again when that is over, both anew in a roll-over; and
+what is before them, when it dies."""
 
 import time
 from contextlib import suppress
