@@ -28,11 +28,10 @@ STOP_TIMEOUT_S = 60.0
 TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; rm -rf "$0"; kill -9 -$$; } & exec "$@" 3<&-'
 
 
-# what a server says, or SGLang of one of its processes, that did not end by itself: {pattern: what happened}
-TAKEN_AWAY = {
-    r"(?:exit code:?|with code|terminated with) -9\b": "one of its processes was killed, as for want of memory",
-    r"address already in use": "another process has taken its port",
-}
+KILLED = re.compile(r"(?:exit code:?|with code|terminated with) -9\b")  # what SGLang says of a process of its own
+PORT_TAKEN = "address already in use"
+# SGLang kills itself after an error of its own, so that only a kill without one is the kernel's
+OWN_ERROR = "Traceback"
 
 
 class ServerFailed(RuntimeError):
@@ -86,11 +85,13 @@ def tethered(
 
 def failure(what: str, log: Path, *, was_killed: bool = False) -> ServerFailed:
     """The error of a server of which `what` is to be said, with the end of its log."""
-    text = log_tail(log)
-    why = ["it was killed, as for want of memory"] if was_killed else []
-    why += [reason for pattern, reason in TAKEN_AWAY.items() if re.search(pattern, text)]
-    kind = ServerTakenAway if why else ServerFailed
-    return kind(f"{': '.join([what, *why[:1]])}\n--- end of {log} ---\n{text}")
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    tail = f"--- end of {log} ---\n{log_tail(log)}"
+    if PORT_TAKEN in text:
+        return ServerTakenAway(f"{what}: another process has taken its port\n{tail}")
+    if (was_killed or KILLED.search(text)) and OWN_ERROR not in text:
+        return ServerTakenAway(f"{what}: it was killed, as for want of memory\n{tail}")
+    return ServerFailed(f"{what}\n{tail}")
 
 
 class ServerProcess:

@@ -104,7 +104,10 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     ("code", "why"),
     [
         ("import os; os.kill(os.getpid(), 9)", r"ended \(signal 9\): it was killed, as for want of memory"),
-        ("print('Rank 0 scheduler died (exit code: -9).'); raise SystemExit(1)", "one of its processes was killed"),
+        (
+            "print('Rank 0 scheduler died (exit code: -9).'); raise SystemExit(1)",
+            "it was killed, as for want of memory",
+        ),
         ("print('[Errno 98] bind: address already in use'); raise SystemExit(1)", "another process has taken its port"),
     ],
 )
@@ -114,6 +117,16 @@ def test_a_server_that_was_taken_away_says_nothing_of_its_version(code: str, why
     with pytest.raises(Postponed, match=why) as caught, outages_postpone():
         server.wait_until_healthy(60)
     assert "end of" not in str(caught.value), "an event's reason is one line"
+
+
+def test_a_server_that_kills_itself_after_an_error_has_failed(tmp_path: Path) -> None:
+    """As SGLang does with all of its processes."""
+    code = "print('Traceback (most recent call last):', flush=True); import os; os.kill(os.getpid(), 9)"
+    server = ServerProcess(
+        [sys.executable, "-c", code], port=1, environment=os.environ, log=tmp_path / "log", access=Access()
+    )
+    with pytest.raises(ServerFailed, match=r"ended \(signal 9\)\n"), outages_postpone():
+        server.wait_until_healthy(60)
 
 
 def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
