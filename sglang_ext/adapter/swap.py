@@ -27,7 +27,7 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
-    worker.swap(info, read_tensors(info))
+    worker.swap(info, read_tensors(info, worker.held(info)))
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)

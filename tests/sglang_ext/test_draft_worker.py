@@ -6,18 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_models import DRAFTERS
 from head_cases import SPECS, H, make_head
+from safetensors import safe_open
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter.models import hosted_head
+from sglang_ext.adapter import swap
+from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers import extend_graphs
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
+from sglang_ext.drafters import checkpoint
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
@@ -188,6 +194,65 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
     assert emptied == [True, True], "the old graphs hold memory that the new ones may need"
     assert worker.draft_runner.prefill_cuda_graph_runner == "as captured"
     assert worker.refusal is None
+
+
+class Hosting(Model):
+    """With a body that writes down what is loaded into it."""
+
+    def __init__(self, running: str) -> None:
+        super().__init__()
+        self.info, self.model, self.loaded = read_info(running), torch.nn.Linear(1, 1), set[str]()
+
+    def swap(self, info: Any, tensors: Any) -> None:
+        HostsHead.swap(self, info, tensors)
+
+    def _load_body(self, tensors: Any) -> None:
+        self.loaded = {name for name in tensors if not name.startswith("lm_head.")}
+
+
+@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", False)])
+def test_a_swap_reads_no_body_that_is_there(
+    other: str, shares: bool, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads on one base, whose folder holds the body of both."""
+    monkeypatch.setattr(hosted_head, "check_target", lambda info: None)
+    monkeypatch.setattr(hosted_head, "served_stop_ids", tuple)
+    asked = SimpleNamespace(speculative_eagle_topk=1, speculative_num_steps=2)
+    monkeypatch.setattr(hosted_head, "get_spec", lambda: asked)
+    monkeypatch.setattr(swap, "metrics", lambda: None)
+    monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
+    read: set[str] = set()
+
+    class Reading:
+        """A safetensors file."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.file = safe_open(*arguments, **options)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def get_tensor(self, name: str) -> Tensor:
+            read.add(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(checkpoint, "safe_open", Reading)
+    model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+    swap.swap_drafter(scheduler, str(DRAFTERS[other]))
+    named = set(read)
+    drafter, info = load_drafter(str(DRAFTERS[other]))
+    assert model.info == info
+    for name, tensor in model.lm_head.state_dict().items():
+        torch.testing.assert_close(tensor, drafter.lm_head.state_dict()[name])
+    body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
+    assert named & body == model.loaded == (set() if shares else body)
 
 
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(

@@ -263,7 +263,8 @@ class HostsHead(nn.Module, ABC):
 
     @torch.no_grad()
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over the weights of another drafter with the same body shapes, any head and any tree.
+        """Take over the weights of another drafter with the same body shapes, any head and any tree. What is `held` may
+        be on `meta`.
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
@@ -272,9 +273,13 @@ class HostsHead(nn.Module, ABC):
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
         self.pruner = _pruner_of(info, tensors, self._device)
-        present = held_in_common(info, self.info)
+        held = self.held(info)
         self.lm_head, self.info = shared_over_ranks(head), info
-        self._load_body({name: tensor for name, tensor in tensors.items() if name not in present})
+        self._load_body({name: tensor for name, tensor in tensors.items() if name not in held})
+
+    def held(self, info: CheckpointInfo) -> set[str]:
+        """Names of a drafter's tensors that are in the running body already: both take them from one base."""
+        return {n for n in held_in_common(info, self.info) if not n.startswith((HEAD_PREFIX, TREE_PREFIX))}
 
 
 def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:

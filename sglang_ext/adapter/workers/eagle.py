@@ -57,6 +57,10 @@ class HeadDraftWorker(EagleDraftWorker):
                 "lengths, which hold the running head; leave them out to swap drafters live"
             )
 
+    def held(self, info: CheckpointInfo) -> set[str]:
+        """Names of another drafter's tensors that need not be read for it."""
+        return self.draft_runner.model.held(info)
+
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
         """Host another drafter of the same body. Raises ValueError; the running one is then unchanged. Where capturing
         the draft passes fails, no drafter is left: every request is refused until a swap succeeds."""
