@@ -14,9 +14,11 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDra
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
+from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import swap
 from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers import extend_graphs
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
@@ -258,7 +260,11 @@ def test_a_swap_reads_no_body_that_is_there(
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = iter([RuntimeError("CUDA out of memory"), None])
+    """Before it goes to the scheduler, which an exception would end."""
+    hosting = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
+    monkeypatch.setattr(hosting, "swap", lambda info, tensors: None)
+    monkeypatch.setattr(swap, "metrics", lambda: None)
+    outcomes = iter([torch.OutOfMemoryError("CUDA out of memory"), None])
 
     def capture(worker: Any) -> None:
         error = next(outcomes)
@@ -266,15 +272,38 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
             raise error
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
-    monkeypatch.setattr(EagleDraftWorker, "_draft_extend_for_prefill", lambda *_: SimpleNamespace())
-    worker.draft_runner.model.logits_processor.answering = lambda request: nullcontext()
-    batch = SimpleNamespace(sampling_info=SimpleNamespace(is_all_greedy=True), seq_lens=torch.tensor([1]))
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):
-        worker.swap(SimpleNamespace(path="large"), {})
-    with pytest.raises(RuntimeError, match=r"passes of large could not be captured in CUDA graphs .* swap in"):
-        worker._draft_extend_for_prefill(batch)
-    worker.swap(SimpleNamespace(path="small"), {})
-    worker._draft_extend_for_prefill(batch)
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+
+    def collective_rpc(method: str, path: str) -> None:
+        try:
+            swap.swap_drafter(scheduler, path)
+        except Exception as error:
+            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
+
+    engine = SimpleNamespace(collective_rpc=collective_rpc, tokenizer_manager=SimpleNamespace())
+    sent: list[str] = []
+
+    def ask(request: str) -> None:
+        check_tokenized(lambda manager, request: sent.append(request), engine.tokenizer_manager, request)
+
+    ask("before")
+    other, unfit = str(DRAFTERS["specvocab"]), "no such folder"
+    with pytest.raises(ValueError, match=rf"could not swap .*passes of {other} could not be captured in CUDA graphs"):
+        engine_calls.swap_drafter(engine, other)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"could not be captured .* swap in another drafter, or start anew"):
+            ask("while none is left")
+        with pytest.raises(ValueError, match=f"could not swap the drafter to {unfit}"):  # nor is there one after this
+            engine_calls.swap_drafter(engine, unfit)
+    engine_calls.swap_drafter(engine, other)
+    ask("after")
+    assert sent == ["before", "after"]
+
+
+def test_a_request_that_was_under_way_meets_no_graphs_that_are_gone(worker: Any) -> None:
+    worker.refusal = "the draft passes of large could not be captured"
+    with pytest.raises(RuntimeError, match="passes of large could not be captured"):
+        worker._draft_extend_for_prefill(SimpleNamespace())
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
