@@ -128,10 +128,10 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
-    """Milliseconds of a speculative step in the head, of that in choosing candidates, in looking up tokens, in drafting
-    (all of these included) and in verification, and the tokens
-    that it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored
-    for a row, in the mean over rows and draft positions.
+    """Milliseconds of a speculative step in the head, of that in a router before the layer, in looking up tokens, in
+    drafting (all of these included) and in verification, and the tokens that it verifies of a request, root and padding
+    included; `shortlist_mean`, the tokens that the draft head scored for a row, in the mean over rows and draft
+    positions.
 
     A step serves all requests that run together. Empty where the engine has no clock.
     """

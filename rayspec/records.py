@@ -48,11 +48,11 @@ class Generated:
 class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 
-    `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, what chooses a routed head's candidates (the
-    last two are 0 in records from before they were clocked); a step serves all requests that run together. `requests`:
-    of all steps, each as often as it took part in one. `verified_tokens`: of all of these, roots and padding included.
-    `scored_tokens`: by the draft head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0
-    where they were not counted.
+    `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, that of a router before the layer, without
+    what is then chosen by its scores (`embedding_s` and `routing_s` are 0 in records from before they were clocked); a
+    step serves all requests that run together. `requests`: of all steps, each as often as it took part in one.
+    `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft head for
+    `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted.
     """
 
     steps: int

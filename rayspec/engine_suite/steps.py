@@ -19,6 +19,7 @@ from rayspec.farm.head_latency import head_latencies
 from rayspec_kernels.common.bench import described
 from sglang_ext import DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.drafters.counting import StepShape
 
 PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
 
@@ -53,8 +54,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     finally:
         engine.shutdown()
     if drafter:
+        nodes = options.nodes or options.draft_steps + 1
+        asked = StepShape(draft_steps=options.draft_steps, topk=options.topk, num_draft_tokens=nodes)
         for row in rows:
-            row |= _head_time(drafter, row["batch"], options.draft_steps, options.topk)
+            row |= _head_time(drafter, row["batch"], asked)
     return rows
 
 
@@ -116,18 +119,16 @@ def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict
     return row
 
 
-def _head_time(drafter: str, rows: int, draft_steps: int, topk: int) -> dict[str, Any]:
+def _head_time(drafter: str, requests: int, shape: StepShape) -> dict[str, Any]:
     """The head's share of a step, or why there is none: an engine's times are not lost to it."""
     import torch
 
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
     try:
-        seconds = head_latencies(
-            {"head": drafter}, rows=rows, draft_steps=draft_steps, dtype=dtype, num_threads=1, topk=topk
-        )
+        seconds = head_latencies({"head": drafter}, requests=requests, shape=shape, dtype=dtype, num_threads=1)
     except Exception as error:  # from whichever kernel
         return {"head_error": described(error)}
-    return {"head_ms": 1e3 * draft_steps * seconds["head"]}
+    return {"head_ms": 1e3 * shape.draft_steps * seconds["head"]}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec, Runtime
 from rayspec.messages import first_line, log_tail
 from rayspec.provenance import machine
 from rayspec.records import Generated, Measured
+from sglang_ext.drafters.counting import StepShape
 
 STOP_TIMEOUT_S = 90.0
 TOKEN = secrets.token_hex(32)  # one for all clusters of a process: Ray keeps the first that it has read
@@ -174,8 +175,8 @@ class _RuntimeShell:
     def generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[Generated]:
         return self.runtime.generate(prompts, sampling)
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
-        return self.runtime.head_latencies(drafters, rows=rows, draft_steps=draft_steps, topk=topk)
+    def head_latencies(self, drafters: dict[str, str], requests: int, shape: StepShape) -> dict[str, float]:
+        return self.runtime.head_latencies(drafters, requests, shape)
 
     def follow(self, node: int, address: str) -> None:
         """Hold the ranks of a node beside the first; returns, or raises, once they are gone."""
@@ -250,8 +251,8 @@ class RuntimeHandle:
     def finish_generate(self, ref: ray.ObjectRef) -> list[Generated]:
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
-    def head_latencies(self, drafters: dict[str, str], rows: int, draft_steps: int, topk: int) -> dict[str, float]:
-        ref = self._actor.head_latencies.remote(drafters, rows, draft_steps, topk)
+    def head_latencies(self, drafters: dict[str, str], requests: int, shape: StepShape) -> dict[str, float]:
+        ref = self._actor.head_latencies.remote(drafters, requests, shape)
         return self._get(ref, self.block_timeout_s, "engine.block_timeout_s")
 
     def stop(self) -> None:

@@ -28,6 +28,7 @@ from rayspec.farm.processes import (
 from rayspec.messages import log_tail
 from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
 from sglang_ext import DRAFT_STEPS
+from sglang_ext.drafters.counting import StepShape
 
 if TYPE_CHECKING:
     from sglang_ext.adapter.engine import StepTimes
@@ -176,15 +177,10 @@ class Runtime:
 
         return step_times(self._engine) if self.spec.drafter else None
 
-    def head_latencies(self, drafters: dict[str, str], *, rows: int, draft_steps: int, topk: int) -> dict[str, float]:
+    def head_latencies(self, drafters: dict[str, str], requests: int, shape: StepShape) -> dict[str, float]:
         """Median seconds of each head alone in this process, at the engine's dtype and number of threads."""
         return head_latencies(
-            drafters,
-            rows=rows,
-            draft_steps=draft_steps,
-            dtype=self._dtype(),
-            num_threads=self.num_threads,
-            topk=topk,
+            drafters, requests=requests, shape=shape, dtype=self._dtype(), num_threads=self.num_threads
         )
 
     def stop(self) -> None:

@@ -16,7 +16,8 @@ from sglang_ext.adapter.algorithms import algorithm_of
 from sglang_ext.adapter.cpu.imports import quick_imports
 from sglang_ext.adapter.patches import on_cpu_platform
 from sglang_ext.adapter.plugin import MODEL_PACKAGE, check_version
-from sglang_ext.adapter.swap import STILL_RUNNING
+from sglang_ext.adapter.requests import refuse_all
+from sglang_ext.adapter.swap import NOT_CAPTURED, STILL_RUNNING
 
 SWAP_PATIENCE_S = 5.0
 
@@ -166,14 +167,19 @@ async def flushed(engine: Any, timeout_s: float) -> str | None:
 def swap_drafter(engine: Any, path: str) -> None:
     """Replace the drafter of a running engine (same body shapes, any head) and flush its caches; milliseconds.
 
-    Raises ValueError with the scheduler's message; the running drafter is then unchanged.
+    Raises ValueError with the scheduler's message; the running drafter is then unchanged. Where the new one's draft
+    passes could not be captured none is left, and every request is refused until a swap succeeds.
     """
     deadline = time.monotonic() + SWAP_PATIENCE_S
     while True:
         try:
-            return engine.collective_rpc("rayspec_swap_drafter", path=str(path))
+            engine.collective_rpc("rayspec_swap_drafter", path=str(path))
+            break
         except AssertionError as error:  # collective_rpc asserts success and carries the message
+            if NOT_CAPTURED in str(error):  # a request would raise in the scheduler, which ends the server
+                refuse_all(engine.tokenizer_manager, str(error))
             # an answer reaches us a little before the scheduler has let go of its request
             if STILL_RUNNING not in str(error) or time.monotonic() > deadline:
                 raise ValueError(f"could not swap the drafter to {path}: {error}") from error
             time.sleep(0.01)
+    refuse_all(engine.tokenizer_manager, None)

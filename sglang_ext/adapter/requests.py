@@ -123,11 +123,19 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError(f"sampling_params.stop_regex is no regular expression: {error}") from error
 
 
+def refuse_all(manager: Any, why: str | None) -> None:
+    """Have `check_tokenized` refuse every request to this TokenizerManager in these words; None: none any more."""
+    manager.rayspec_refusal = why
+
+
 def check_tokenized(original: Callable[..., Any], manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND TokenizerManager._create_tokenized_object. Raises ValueError for what the scheduler could not read, and
-    for values outside of the model's vocabulary or of the numbers that it computes with."""
+    """AROUND TokenizerManager._create_tokenized_object. Raises ValueError for what the scheduler could not read, for
+    values outside of the model's vocabulary or of the numbers that it computes with, and after `refuse_all`."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
+    refusal = getattr(manager, "rayspec_refusal", None)
+    if refusal is not None:
+        raise ValueError(refusal)
     try:
         tokenized = original(manager, request, *args, **kwargs)
     except (TypeError, OverflowError, RecursionError) as error:

@@ -33,7 +33,7 @@ class StepTotals:
     requests: int = 0  # of all steps, each as often as it took part in one
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
-    routing_s: float = 0.0  # the part of head_s that chooses a routed head's candidates
+    routing_s: float = 0.0  # the part of head_s in a router (`DraftHead.route`), not what is then chosen by its scores
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's pass with sampling and cache moves: verification, or a policy's plain step

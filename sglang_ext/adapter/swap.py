@@ -10,13 +10,14 @@ from sglang_ext.drafters.checkpoint_config import read_info
 logger = logging.getLogger(__name__)
 
 STILL_RUNNING = "cannot swap the drafter while requests are running"
+NOT_CAPTURED = "could not be captured in CUDA graphs"  # said where no drafter is left
 
 
 def swap_drafter(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_swap_drafter`, called through `Engine.collective_rpc` on every rank.
 
     Graphs of the draft passes are captured again. Raises ValueError where the checkpoint does not fit, and RuntimeError
-    while requests run; the drafter is then unchanged.
+    while requests run; the drafter is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left.
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "swap"):
@@ -27,7 +28,7 @@ def swap_drafter(scheduler: Any, path: str) -> None:
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     info = read_info(path)
-    worker.swap(info, read_tensors(info))
+    worker.swap(info, read_tensors(info, worker.held(info)))
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)

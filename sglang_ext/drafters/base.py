@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 
@@ -132,6 +132,13 @@ class DrafterConfig(DrafterOptions, ABC):
         return self.options.entry()
 
 
+class Question(NamedTuple):
+    """What a head is asked at a draft position: rows of each request, candidates of each row."""
+
+    rows: int
+    candidates: int
+
+
 class Drafter(nn.Module):
     """A body and its head. `draft_tree` says which candidates are verified; None where only a chain of the best is, or
     where the body expands a tree, for EAGLE-2's choice."""
@@ -152,3 +159,8 @@ class Drafter(nn.Module):
     @property
     def kind(self) -> str:
         return self.config.kind
+
+    def questions(self, draft_steps: int, topk: int, num_draft_tokens: int) -> list[Question]:
+        """What a draft of this size asks of the head, position by position: of a drafter that goes step by step the
+        `topk` best of one row, then of `topk` rows."""
+        return [Question(1, topk)] + [Question(topk, topk)] * (draft_steps - 1)

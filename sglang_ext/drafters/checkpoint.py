@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -67,8 +67,10 @@ def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
         )
 
 
-def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
+def read_tensors(info: CheckpointInfo, held: Collection[str] = ()) -> dict[str, Tensor]:
     """All tensors of a drafter under our names, the shared ones included, checked against its config.json.
+
+    `held`: those of the shared ones that the caller has already; they are not read, and come on `meta`.
 
     Raises ValueError for anything missing, unknown or misshapen, for numbers of another kind or that are not finite,
     and for a shared drafter that has changed.
@@ -77,9 +79,9 @@ def read_tensors(info: CheckpointInfo) -> dict[str, Tensor]:
         tensors = {info.body.own_name(name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
-    tensors |= shared_tensors(info, own=tensors)
+    tensors |= shared_tensors(info, own=tensors, held=held)
     check_tensors(tensors, info)
-    check_finite(tensors, info.path)
+    check_finite({name: t for name, t in tensors.items() if name not in held}, info.path)
     return tensors
 
 
@@ -136,8 +138,8 @@ def _shared_file(info: CheckpointInfo, shares: SharedTensors) -> Path:
     return file
 
 
-def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors that a drafter shares with others. Raises ValueError."""
+def shared_tensors(info: CheckpointInfo, own: Iterable[str], held: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors that a drafter shares with others; those `held` on `meta`. Raises ValueError."""
     tensors: dict[str, Tensor] = {}
     for shares in info.shares:
         file = _shared_file(info, shares)
@@ -149,7 +151,7 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str]) -> dict[str, Tensor
                     f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or "
                     f"which {shares.drafter} does not have; make the drafter again"
                 )
-            tensors |= {name: handle.get_tensor(name) for name in shares.tensors}
+            tensors |= {n: _unread(handle, n) if n in held else handle.get_tensor(n) for n in shares.tensors}
     return tensors
 
 

@@ -78,7 +78,7 @@ class DraftHead(nn.Module, ABC):
     `step` is the position in the draft (0 = the token after the verified one); it is a Python int, so that a
     captured graph has it baked in.
 
-    A head that chooses its candidates before the drafter's layer has run implements `route` on what is known by then:
+    A head whose router needs no more than what is known before the drafter's layer has run implements `route` on that:
     the embedding of each row's input token and the feature that enters the layer. Whoever drafts calls `route` first
     and hands the result back as `routed`.
     """

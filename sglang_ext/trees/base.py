@@ -71,6 +71,10 @@ class Proposer(ABC):
     def rows_by_level(self) -> list[int]:
         """How many nodes have children at each depth that is drafted: the rows of a path-reading drafter."""
 
+    @abstractmethod
+    def candidates_by_level(self) -> list[int]:
+        """How many candidates of a row the head is asked for at each depth that is drafted."""
+
     def siblings(self, reads_path: bool) -> Siblings | None:
         """Which nodes are drawn together: of each level one distribution, or of a drafter that reads the path one for
         each parent, in the order in which `propose` asks for them. None for a tree that cannot be drawn."""

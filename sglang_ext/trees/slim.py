@@ -183,6 +183,9 @@ class SlimProposer(Proposer):
     def rows_by_level(self) -> list[int]:
         return [1] * self.draft_steps
 
+    def candidates_by_level(self) -> list[int]:
+        return [self.topk] * self.draft_steps
+
     def propose(
         self, drafter: HiddenDrafter, hidden_BH: Tensor, root_B: Tensor, embed: Embed, pick: Pick = most_likely
     ) -> Draft:

@@ -169,6 +169,9 @@ class StaticProposer(Proposer):
     def rows_by_level(self) -> list[int]:
         return [len(level.path_Pd) for level in self.levels]
 
+    def candidates_by_level(self) -> list[int]:
+        return [level.topk for level in self.levels]
+
     def siblings(self, reads_path: bool) -> Siblings:
         """Raises ValueError where a tree leaves out a rank: a draw that is not verified changes the distribution of the
         next."""

@@ -72,6 +72,40 @@ def test_a_launch_that_fails_costs_no_other_its_result() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("interpreter")
+def test_a_rival_that_fails_costs_the_kernel_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one without memory for it, or an alternative; none of the three is a wrong result."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    case = next(iter(cases(SMALL[2], 1)))
+
+    def raising(error: Exception) -> Any:
+        def call(*inputs: torch.Tensor) -> torch.Tensor:
+            raise error
+
+        return call
+
+    def seconds(call: Any, sets: list[bench.Inputs]) -> tuple[float, float]:  # that of a graph needs a card
+        call(*sets[0])
+        return 1e-3, 0.0
+
+    monkeypatch.setattr(bench, "_graph_seconds", seconds)
+    monkeypatch.setattr(bench, "_num_sets", lambda *_: (1, True))
+    full, cublas = torch.OutOfMemoryError("out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+    rivals = {"large": raising(full), "cuBLAS": raising(cublas), "same": case.kernel}
+    alternatives = {"larger": raising(full), "same launch": case.kernel}
+    case = dataclasses.replace(case, rivals=rivals, alternatives=alternatives)
+    results: dict[str, Any] = {"checks": [], "timings": [], "left_out": {}}
+    assert suite.one(case, bench.Ceilings(1e12, 1e12), device, results) == "1000.0 us"
+    assert results["checks"] == [{"name": case.name, "error": None}]
+    assert results["timings"][0]["rivals_s"] == {"same": 1e-3}
+    assert results["timings"][0]["alternatives_s"] == {"same launch": 1e-3}
+    assert results["left_out"] == {
+        f"{case.name}, larger": "does not fit into this card's memory",
+        f"{case.name}, large": "does not fit into this card's memory",
+        f"{case.name}, cuBLAS": "not timed: RuntimeError: CUBLAS_STATUS_ALLOC_FAILED",
+    }
+
+
 def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     """In a copy of the package whose kernel is wrong, as a broken commit would be."""
     copy = tmp_path / "copy"

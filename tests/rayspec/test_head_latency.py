@@ -8,6 +8,7 @@ import torch
 
 from rayspec.farm import head_latency
 from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target, parse_head
@@ -31,7 +32,8 @@ def drafters(tmp_path: Path) -> dict[str, str]:
 
 
 def timed(drafters: dict[str, str]) -> dict[str, float]:
-    return head_latency.head_latencies(drafters, rows=1, draft_steps=2, dtype=torch.float32, num_threads=1)
+    chain = StepShape(draft_steps=2, num_draft_tokens=3)
+    return head_latency.head_latencies(drafters, requests=1, shape=chain, dtype=torch.float32, num_threads=1)
 
 
 def test_each_head_has_a_latency(drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

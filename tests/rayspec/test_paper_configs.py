@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from planned_home import BCL_SIZE, make_calibrations, make_drafter, make_shipped_drafter, make_target, make_workloads
+import torch
+from planned_home import (
+    BCL_SIZE,
+    PAIRS,
+    make_calibrations,
+    make_drafter,
+    make_shipped_drafter,
+    make_target,
+    make_workloads,
+)
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
@@ -19,6 +28,8 @@ from rayspec.sweep.shape import split_shape
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_runs import plan
 from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.trees import SlimTreeConfig
+from sglang_ext.trees.slim import SlimTree
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -37,9 +48,11 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "dynaspec/tables_1_2": (6, 1, 10, "eagle2"),
     "slim/figure7": (7, 1, 10, "slim-heads-s-alone"),
     "slim/table5": (6, 4, 10, "medusa-heads"),
-    "slim/table6": (6, 2, 10, "medusa-heads"),
-    "slim/table7": (4, 3, 10, "slim-heads-s"),
+    "slim/table6": (8, 3, 10, "medusa-heads"),
+    "slim/table7_four_heads": (2, 1, 10, "slim-heads-s"),
     "slim/table7_one_head": (2, 1, 10, "slim-heads-s"),
+    "slim/table7_three_heads": (2, 1, 10, "slim-heads-s"),
+    "slim/table7_two_heads": (2, 1, 10, "slim-heads-s"),
     "slim/tables_3_4_8": (7, 3, 10, "medusa-heads"),
     "slimspec/figure2": (6 * 3, 1, 1, "full-trained"),
     "slimspec/figure3": (2 * 10, 1, 1, "full-trained"),
@@ -193,6 +206,42 @@ def test_a_table_says_what_is_equal(file: Path) -> None:
     header = re.match(r"(#.*\n)+", file.read_text())
     assert header is not None
     assert "# Equal: " in header[0]
+
+
+@pytest.mark.parametrize("file", [f for f in SWEEPS if f.parent.name == "slim"], ids=name_of)
+def test_what_has_equal_hypotheses_has_nodes_for_all_of_them(file: Path) -> None:
+    config, text = read(SweepConfig, file), file.read_text()
+    if "hypotheses" not in text[text.index("# Equal: ") : text.index("name: ")]:
+        return
+    for entry in config.drafters:
+        name, shape = config.shape_of(entry)
+        tree = trained(file.parent)[name].tree
+        if isinstance(tree, SlimTreeConfig):
+            most = SlimTree(tree.options(PAIRS if tree.correlation else 0), vocab_size=10).most_nodes
+            assert all(shape.verified(steps) == most(steps, shape.topk) for steps in config.draft_steps), entry
+
+
+def test_one_hypothesis_asks_the_second_head(home: Path) -> None:
+    """Of SLiM's table 6: with and without r. At r = 1 without the bonus no hypothesis has a second token."""
+    folder, candidates = PAPERS / "slim", 10
+    info = FrozenTarget.without_weights(home / "models" / "smollm2-135m").info("smollm2-135m", ())
+    named = {split_shape(d)[0] for d in read(SweepConfig, folder / "table6.yaml").drafters}
+    ids_BDk = torch.randint(info.vocab_size, (64, 4, candidates))
+    nodes = {}
+    for name in named:
+        tree = trained(folder)[name].tree
+        if isinstance(tree, SlimTreeConfig) and tree.hypotheses == 1:
+            # of all shapes: from one sure candidate to a draw from the whole vocabulary
+            log_p_BDk = (torch.randn(64, 4, info.vocab_size) * torch.linspace(0, 9, 64)[:, None, None]).log_softmax(-1)
+            best_BDk = log_p_BDk.topk(candidates).values
+            draft = (
+                tree.given(info)
+                .fit(4, candidates, 5, torch.device("cpu"))
+                .of_candidates(torch.zeros(64, dtype=torch.int64), ids_BDk, best_BDk)
+            )
+            nodes[tree.correlation, tree.length_bonus] = set(draft.num_nodes_B.tolist())
+    assert nodes[False, 0.0] == {2}
+    assert nodes[True, 20.0] == nodes[False, 20.0] == {5}
 
 
 def test_every_table_stands_in_the_docs() -> None:

@@ -31,6 +31,7 @@ from rayspec.sweep.record.journal import Journal, read
 from rayspec.sweep.record.results import score
 from rayspec.sweep.record.stored import find_sweep
 from rayspec.tracking import Tracker
+from sglang_ext.drafters.counting import StepShape
 
 DRAWS = "engine.extra.speculative_use_rejection_sampling"
 
@@ -105,9 +106,9 @@ def test_heads_are_timed_once_for_all_temperatures(tmp_path: Path) -> None:
     timed = []
 
     class Clocked(FakeEngine):
-        def head_latencies(self, paths: dict[str, str], streams: int, steps: int, topk: int) -> dict[str, float]:
-            timed.append(streams)
-            return dict.fromkeys(paths, 0.001 * streams)
+        def head_latencies(self, paths: dict[str, str], requests: int, shape: StepShape) -> dict[str, float]:
+            timed.append(requests)
+            return dict.fromkeys(paths, 0.001 * requests)
 
     class Timing(FakeEngines):
         def start_speculative(self, cohort: Any, candidate: Any) -> dict[str, Any]:

@@ -13,13 +13,16 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.trials import Trial
 from rayspec.sweep.record.results import TrialResult, score
 from rayspec.sweep.shape import DraftShape
-from sglang_ext.drafters.checkpoint import save_drafter
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.counting import StepShape
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from sglang_ext.drafters.hydra import HydraConfig, HydraDrafter
 from sglang_ext.drafters.medusa import MedusaConfig, MedusaDrafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.target import TargetInfo
 from sglang_ext.heads import head_from_target, parse_head
 from sglang_ext.heads.full import FullHead
+from sglang_ext.trees.static import StaticTree
 
 H, V = 16, 64
 TREE = DraftShape(topk=8, num_draft_tokens=32)
@@ -42,10 +45,14 @@ def drafter_folders(folder: Path) -> dict[str, str]:
     drafters: dict[str, Any] = {
         "eagle3": Eagle3Drafter(body, head_from_target(parse_head({"kind": "full"}), torch.randn(V, H)))
     }
-    medusa = MedusaConfig(hidden_size=H, vocab_size=V, positions=3)
-    drafters["medusa"] = MedusaDrafter(
-        medusa, medusa.heads(lambda: head_from_target(parse_head({"kind": "full"}), torch.randn(V, H)))
-    )
+    of_target = {"hidden_size": H, "vocab_size": V, "positions": 3}
+    static = StaticTree([[0], [1], [0, 0], [2], [1, 0], [0, 1], [0, 0, 0]])
+    for name, make, own, tree in (
+        ("medusa", MedusaDrafter, MedusaConfig(**of_target), static),
+        ("hydra", HydraDrafter, HydraConfig(**of_target), static),
+    ):
+        heads = own.heads(lambda: head_from_target(parse_head({"kind": "full"}), torch.randn(V, H)))
+        drafters[name] = make(own, heads, tree)
     for name, drafter in drafters.items():
         for parameter in drafter.parameters():
             torch.nn.init.normal_(parameter)
@@ -58,14 +65,46 @@ def drafter_folders(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("topk", "rows_and_candidates"),
     [
-        (1, {"eagle3": [(2, 1)] * 3, "medusa": [(2, 1)] * 3}),
-        (4, {"eagle3": [(2, 4), (8, 4), (8, 4)], "medusa": [(2, 4)] * 3}),  # Medusa's positions are a row each
+        (1, {"eagle3": [(2, 1)] * 3, "medusa": [(2, 1)] * 3, "hydra": [(2, 1)] * 3}),
+        # of the static tree three, two and one candidates: Medusa's positions are a row each, Hydra's one a parent
+        (
+            4,
+            {
+                "eagle3": [(2, 4), (8, 4), (8, 4)],
+                "medusa": [(2, 3), (2, 2), (2, 1)],
+                "hydra": [(2, 3), (4, 2), (2, 1)],
+            },
+        ),
     ],
     ids=["chain", "tree"],
 )
 def test_a_head_is_asked_what_the_draft_loop_asks(
     topk: int, rows_and_candidates: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = recorded(monkeypatch)
+    monkeypatch.setattr("rayspec.farm.head_latency.MIN_ROUND_S", 1e-4)
+    shape = StepShape(draft_steps=3, topk=topk, num_draft_tokens=4 if topk == 1 else 8)
+    for name, folder in drafter_folders(tmp_path).items():
+        asked.clear()
+        found = head_latencies({name: folder}, requests=2, shape=shape, dtype=torch.float32, num_threads=1)
+        assert found[name] > 0
+        assert asked[:3] == rows_and_candidates[name]
+
+
+def test_a_tree_asks_its_drafter_the_questions_that_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, sizes = recorded(monkeypatch), (3, 4, 8)
+    embedding_VH = torch.randn(V, H)
+    for name in ("medusa", "hydra"):
+        drafter = load_drafter(drafter_folders(tmp_path / name)[name], torch.float32)[0]
+        proposer = drafter.draft_tree.fit(*sizes, torch.device("cpu"))
+        asked.clear()
+        with torch.inference_mode():
+            proposer.propose(drafter, torch.randn(2, H), torch.tensor([1, 2]), embedding_VH.__getitem__)
+        assert asked == [(2 * q.rows, q.candidates) for q in drafter.questions(*sizes)]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Where full heads write down (rows, candidates) of what they are asked."""
     asked: list[tuple[int, int]] = []
     best, propose = FullHead.best, FullHead.propose
 
@@ -79,12 +118,7 @@ def test_a_head_is_asked_what_the_draft_loop_asks(
 
     monkeypatch.setattr(FullHead, "best", best_of)
     monkeypatch.setattr(FullHead, "propose", proposal_of)
-    monkeypatch.setattr("rayspec.farm.head_latency.MIN_ROUND_S", 1e-4)
-    for name, folder in drafter_folders(tmp_path).items():
-        asked.clear()
-        found = head_latencies({name: folder}, rows=2, draft_steps=3, dtype=torch.float32, num_threads=1, topk=topk)
-        assert found[name] > 0
-        assert asked[:3] == rows_and_candidates[name]
+    return asked
 
 
 def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult], synthetic_sweep: Any) -> None:

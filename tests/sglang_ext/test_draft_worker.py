@@ -6,18 +6,26 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_models import DRAFTERS
 from head_cases import SPECS, H, make_head
+from safetensors import safe_open
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
-from sglang_ext.adapter.models import hosted_head
+from sglang_ext.adapter import engine as engine_calls
+from sglang_ext.adapter import swap
+from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers import extend_graphs
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
+from sglang_ext.drafters import checkpoint
+from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
@@ -190,10 +198,73 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
     assert worker.refusal is None
 
 
+class Hosting(Model):
+    """With a body that writes down what is loaded into it."""
+
+    def __init__(self, running: str) -> None:
+        super().__init__()
+        self.info, self.model, self.loaded = read_info(running), torch.nn.Linear(1, 1), set[str]()
+
+    def swap(self, info: Any, tensors: Any) -> None:
+        HostsHead.swap(self, info, tensors)
+
+    def _load_body(self, tensors: Any) -> None:
+        self.loaded = {name for name in tensors if not name.startswith("lm_head.")}
+
+
+@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", False)])
+def test_a_swap_reads_no_body_that_is_there(
+    other: str, shares: bool, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads on one base, whose folder holds the body of both."""
+    monkeypatch.setattr(hosted_head, "check_target", lambda info: None)
+    monkeypatch.setattr(hosted_head, "served_stop_ids", tuple)
+    asked = SimpleNamespace(speculative_eagle_topk=1, speculative_num_steps=2)
+    monkeypatch.setattr(hosted_head, "get_spec", lambda: asked)
+    monkeypatch.setattr(swap, "metrics", lambda: None)
+    monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
+    read: set[str] = set()
+
+    class Reading:
+        """A safetensors file."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.file = safe_open(*arguments, **options)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def get_tensor(self, name: str) -> Tensor:
+            read.add(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(checkpoint, "safe_open", Reading)
+    model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+    swap.swap_drafter(scheduler, str(DRAFTERS[other]))
+    named = set(read)
+    drafter, info = load_drafter(str(DRAFTERS[other]))
+    assert model.info == info
+    for name, tensor in model.lm_head.state_dict().items():
+        torch.testing.assert_close(tensor, drafter.lm_head.state_dict()[name])
+    body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
+    assert named & body == model.loaded == (set() if shares else body)
+
+
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = iter([RuntimeError("CUDA out of memory"), None])
+    """Before it goes to the scheduler, which an exception would end."""
+    hosting = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
+    monkeypatch.setattr(hosting, "swap", lambda info, tensors: None)
+    monkeypatch.setattr(swap, "metrics", lambda: None)
+    outcomes = iter([torch.OutOfMemoryError("CUDA out of memory"), None])
 
     def capture(worker: Any) -> None:
         error = next(outcomes)
@@ -201,15 +272,38 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
             raise error
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
-    monkeypatch.setattr(EagleDraftWorker, "_draft_extend_for_prefill", lambda *_: SimpleNamespace())
-    worker.draft_runner.model.logits_processor.answering = lambda request: nullcontext()
-    batch = SimpleNamespace(sampling_info=SimpleNamespace(is_all_greedy=True), seq_lens=torch.tensor([1]))
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):
-        worker.swap(SimpleNamespace(path="large"), {})
-    with pytest.raises(RuntimeError, match=r"passes of large could not be captured in CUDA graphs .* swap in"):
-        worker._draft_extend_for_prefill(batch)
-    worker.swap(SimpleNamespace(path="small"), {})
-    worker._draft_extend_for_prefill(batch)
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+
+    def collective_rpc(method: str, path: str) -> None:
+        try:
+            swap.swap_drafter(scheduler, path)
+        except Exception as error:
+            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
+
+    engine = SimpleNamespace(collective_rpc=collective_rpc, tokenizer_manager=SimpleNamespace())
+    sent: list[str] = []
+
+    def ask(request: str) -> None:
+        check_tokenized(lambda manager, request: sent.append(request), engine.tokenizer_manager, request)
+
+    ask("before")
+    other, unfit = str(DRAFTERS["specvocab"]), "no such folder"
+    with pytest.raises(ValueError, match=rf"could not swap .*passes of {other} could not be captured in CUDA graphs"):
+        engine_calls.swap_drafter(engine, other)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"could not be captured .* swap in another drafter, or start anew"):
+            ask("while none is left")
+        with pytest.raises(ValueError, match=f"could not swap the drafter to {unfit}"):  # nor is there one after this
+            engine_calls.swap_drafter(engine, unfit)
+    engine_calls.swap_drafter(engine, other)
+    ask("after")
+    assert sent == ["before", "after"]
+
+
+def test_a_request_that_was_under_way_meets_no_graphs_that_are_gone(worker: Any) -> None:
+    worker.refusal = "the draft passes of large could not be captured"
+    with pytest.raises(RuntimeError, match="passes of large could not be captured"):
+        worker._draft_extend_for_prefill(SimpleNamespace())
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])

@@ -64,6 +64,8 @@ def test_every_rank_answers_as_the_whole_head(name: str, ranks: int) -> None:
         expected = getattr(whole, method)(*arguments)
         for found in shared.ask(method, *arguments):
             torch.testing.assert_close(found, expected)
+    for head in shared.heads:
+        assert torch.equal(head.scored(hidden_TH), whole.scored(hidden_TH)), "by all ranks together"
 
 
 @pytest.mark.parametrize("name", WHOLE)

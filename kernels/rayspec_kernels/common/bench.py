@@ -8,8 +8,8 @@ CUDA graph of calls on inputs that rotate through more memory than the L2 cache 
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 Inputs = tuple[Any, ...]
 KERNEL = "kernel"  # the launch that the dispatch chooses
+NO_ROOM = "does not fit into this card's memory"
 _MAX_SETS, _WARM_SETS = 640, 16  # sets of inputs that rotate
 _WARM_UP_S = 0.02
 _ROUNDS = 9
@@ -97,7 +98,8 @@ def generator(device: torch.device, seed: int = 0) -> torch.Generator:
 def check(case: Case, device: torch.device) -> dict[str, str]:
     """{launch: what is wrong with it}, of `KERNEL` and of the alternatives, on fresh random inputs; empty is right.
 
-    Uninitialised memory holds NaN. Whatever a launch raises is what is wrong with it, but OutOfMemoryError goes on.
+    Uninitialised memory holds NaN. Whatever a launch raises is what is wrong with it. An alternative without memory for
+    it is `NO_ROOM`, which is not wrong; OutOfMemoryError of the kernel, or of the inputs, goes on.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -110,11 +112,19 @@ def check(case: Case, device: torch.device) -> dict[str, str]:
         torch.use_deterministic_algorithms(False)
 
 
+def without(case: Case, launches: Collection[str]) -> Case:
+    """The case without these alternatives."""
+    kept = {name: launch for name, launch in case.alternatives.items() if name not in launches}
+    return replace(case, alternatives=kept)
+
+
 def _wrong(case: Case, launch: Callable[..., Any], inputs: Inputs) -> str:
     try:
         case.check(inputs, launch(*inputs))
     except torch.OutOfMemoryError:
-        raise
+        if launch is case.kernel:
+            raise
+        return NO_ROOM
     except Exception as error:  # a compiler's, a launch's, a device's: none may cost the results of other cases
         return described(error)
     return ""
@@ -135,18 +145,35 @@ def is_lost(device: torch.device) -> bool:
     return False
 
 
-def measure(case: Case, ceilings: Ceilings, device: torch.device) -> Timing:
-    """Assumes that `check` found nothing wrong."""
+def measure(case: Case, ceilings: Ceilings, device: torch.device) -> tuple[Timing, dict[str, str]]:
+    """The kernel's time with those of rivals and alternatives, and {name: why} of what of these could not be timed: it
+    does not cost the kernel its own. Assumes that `check` found nothing wrong."""
     num_sets, is_cold = _num_sets(case.bytes, device)
     sets = [case.make(generator(device)) for seed in range(num_sets)]
     seconds, spread = _graph_seconds(case.kernel, sets)
     floor_s = max(case.bytes / ceilings.copy_bytes_per_s, case.flops / ceilings.gemm_flops_per_s)
-    rivals_s, alternatives_s = (
-        {name: _graph_seconds(call, sets)[0] for name, call in calls.items()}
-        for calls in (case.rivals, case.alternatives)
-    )
-    return Timing(case.op, case.shape, case.batch, case.variant, case.bytes, case.flops, seconds, spread, floor_s,
-                  is_cold, rivals_s, alternatives_s)  # fmt: skip
+    rivals_s, no_rivals = _others_seconds(case.rivals, sets)
+    alternatives_s, no_alternatives = _others_seconds(case.alternatives, sets)
+    timing = Timing(case.op, case.shape, case.batch, case.variant, case.bytes, case.flops, seconds, spread, floor_s,
+                    is_cold, rivals_s, alternatives_s)  # fmt: skip
+    return timing, no_rivals | no_alternatives
+
+
+def _others_seconds(
+    calls: Mapping[str, Callable[..., Any]], sets: list[Inputs]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds by name, and why those that raise have none."""
+    seconds, failed = {}, {}
+    for name, call in calls.items():
+        try:
+            seconds[name] = _graph_seconds(call, sets)[0]
+        except torch.OutOfMemoryError:
+            failed[name] = NO_ROOM
+        except Exception as error:  # cuBLAS's for lack of memory is none of torch's
+            failed[name] = f"not timed: {described(error)}"
+        if name in failed:
+            torch.cuda.empty_cache()  # what it had, the next one may need
+    return seconds, failed
 
 
 def _num_sets(call_bytes: int, device: torch.device) -> tuple[int, bool]:
@@ -206,8 +233,10 @@ def run(cases: Iterable[Case]) -> None:
           f"bf16 products {measured.gemm_flops_per_s / 1e12:.0f} TFLOP/s")  # fmt: skip
     for case in cases:
         wrong = check(case, device)
-        if wrong:
+        if set(wrong.values()) - {NO_ROOM}:
             raise SystemExit(f"{case.name} is wrong: {wrong}")
-        timing = measure(case, measured, device)
+        timing, failed = measure(without(case, wrong), measured, device)
         rivals = ", ".join(f"{name} {s * 1e6:.1f}" for name, s in (timing.rivals_s | timing.alternatives_s).items())
         print(f"{case.name:60} {timing.seconds * 1e6:8.1f} us, {timing.share_of_floor:4.0%} of the floor; {rivals}")
+        for name, why in (wrong | failed).items():
+            print(f"  {name}: {why}")

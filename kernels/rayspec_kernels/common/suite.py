@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,18 +54,20 @@ def run(
 def one(case: Any, ceilings: Any, device: Any, results: dict[str, Any]) -> str:
     """Check a case and, where there are ceilings, time what is right of it. In a few words, what came of it."""
     try:
-        wrong = bench.check(case, device)
+        found = bench.check(case, device)
+        wrong = {launch: why for launch, why in found.items() if why != bench.NO_ROOM}
         error = "; ".join(f"{launch}: {why}" for launch, why in wrong.items())
         results["checks"].append({"name": case.name, "error": error or None})
         if ceilings is None or bench.KERNEL in wrong:
             return f"WRONG: {error}" if error else "right"
-        right = {name: call for name, call in case.alternatives.items() if name not in wrong}
-        timing = bench.measure(replace(case, alternatives=right), ceilings, device)
+        timing, failed = bench.measure(bench.without(case, found), ceilings, device)
         results["timings"].append(timing.as_dict())
+        no_room = {launch: why for launch, why in found.items() if launch not in wrong}
+        results["left_out"] |= {f"{case.name}, {launch}": why for launch, why in (no_room | failed).items()}
         return f"{timing.seconds * 1e6:.1f} us" + (f", WRONG: {error}" if error else "")
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        results["left_out"][case.name] = "does not fit into this card's memory"
+        results["left_out"][case.name] = bench.NO_ROOM
     except Exception as error:  # no case may cost the others their results
         if [check["name"] for check in results["checks"][-1:]] != [case.name]:  # it did not come as far as a launch
             results["checks"].append({"name": case.name, "error": bench.described(error)})

@@ -37,6 +37,7 @@ from rayspec.sweep.record.events import (
 from rayspec.sweep.record.journal import JournalWriter
 from rayspec.sweep.record.measured import SweepState
 from rayspec.sweep.record.results import speedups
+from sglang_ext.drafters.counting import StepShape
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 2  # a trial fails when its engine has died this many times
@@ -271,18 +272,20 @@ class CohortRun:
         if self._has_timed_heads or engine is None or not engine.is_alive:
             return
         self._has_timed_heads = True
-        healthy: dict[int, dict[str, str]] = {}  # by the candidates of a draft position
+        steps = max(self.config.draft_steps)
+        healthy: dict[StepShape, dict[str, str]] = {}
         for c in self.plan.candidates:
             if not c.problem:
-                healthy.setdefault(c.shape.topk, {})[c.label] = c.path
+                nodes = c.shape.verified(steps)
+                shape = StepShape(draft_steps=steps, topk=c.shape.topk, num_draft_tokens=nodes)
+                healthy.setdefault(shape, {})[c.label] = c.path
         # how many rows an open loop gives the head is not known beforehand
-        steps = max(self.config.draft_steps)
         try:
             timed = {
                 streams: {
                     label: seconds
-                    for topk, paths in healthy.items()
-                    for label, seconds in engine.head_latencies(paths, streams, steps, topk).items()
+                    for shape, paths in healthy.items()
+                    for label, seconds in engine.head_latencies(paths, streams, shape).items()
                 }
                 for streams in self.config.concurrency
             }

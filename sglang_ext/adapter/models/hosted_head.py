@@ -81,7 +81,7 @@ class HeadLogits(LogitsProcessor):
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
         super().__init__(config, skip_all_gather=True)  # a head that ranks share gathers by itself
         self.request: HeadRequest | None = None
-        self.routing: Callable[[], Tensor] | None = None  # the pass's routing, started before the layer
+        self.routing: Callable[[], Tensor] | None = None  # the pass's router, started before the layer
         self._layer_inputs = layer_inputs
         self._batch: Any = None
 
@@ -138,7 +138,8 @@ class HeadLogits(LogitsProcessor):
         CLOCK.count_shortlist(head, hidden_TH, request.step, routed)
 
     def start_routing(self, head: DraftHead, embed_TH: Tensor, feature_TH: Tensor, batch: ForwardBatch) -> None:
-        """Let the head choose its candidates while the layer, which is given these inputs, runs.
+        """Let the head's router run while the layer, which is given these inputs, does. What it scores highest is
+        chosen behind the layer.
 
         Not in a prefill, nor in a graph that is broken at attention: SGLang replays such layers without any code of
         ours, and what is begun on another stream must end in the piece of the graph that it begins in. The head is
@@ -157,7 +158,7 @@ class HeadLogits(LogitsProcessor):
         return self.request.step if self.request else 0
 
     def _routed(self, head: DraftHead, batch: ForwardBatch) -> Tensor | None:
-        """What the head chooses in this pass; None for a head that does not route."""
+        """What the head's router says in this pass; None for a head that does not route."""
         routing, self.routing = self.routing, None
         if routing is not None:
             return routing()
@@ -262,7 +263,8 @@ class HostsHead(nn.Module, ABC):
 
     @torch.no_grad()
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over the weights of another drafter with the same body shapes, any head and any tree.
+        """Take over the weights of another drafter with the same body shapes, any head and any tree. What is `held` may
+        be on `meta`.
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
@@ -271,9 +273,13 @@ class HostsHead(nn.Module, ABC):
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
         self.pruner = _pruner_of(info, tensors, self._device)
-        present = held_in_common(info, self.info)
+        held = self.held(info)
         self.lm_head, self.info = shared_over_ranks(head), info
-        self._load_body({name: tensor for name, tensor in tensors.items() if name not in present})
+        self._load_body({name: tensor for name, tensor in tensors.items() if name not in held})
+
+    def held(self, info: CheckpointInfo) -> set[str]:
+        """Names of a drafter's tensors that are in the running body already: both take them from one base."""
+        return {n for n in held_in_common(info, self.info) if not n.startswith((HEAD_PREFIX, TREE_PREFIX))}
 
 
 def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:

@@ -6,6 +6,7 @@ are SGLang's; only their top-k is replaced by the head's. Drafters that are not 
 draft_tree hands on all candidates of the loop, and its pruner instead of EAGLE-2 chooses what is verified.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -23,18 +24,21 @@ from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead
+from sglang_ext.adapter.swap import NOT_CAPTURED
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 from sglang_ext.trees import Expansion, Pruner
 
+logger = logging.getLogger(__name__)
+
 
 class HeadDraftWorker(EagleDraftWorker):
     """Draft worker for EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
-    refusal: str | None = None  # why no request can be served until another drafter is swapped in
+    refusal: str | None = None  # why there are no graphs to serve a request with
 
     @property
     def _is_ours(self) -> bool:
@@ -57,15 +61,24 @@ class HeadDraftWorker(EagleDraftWorker):
                 "lengths, which hold the running head; leave them out to swap drafters live"
             )
 
+    def held(self, info: CheckpointInfo) -> set[str]:
+        """Names of another drafter's tensors that need not be read for it."""
+        return self.draft_runner.model.held(info)
+
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged. Where capturing
-        the draft passes fails, no drafter is left: every request is refused until a swap succeeds."""
+        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged. Raises
+        RuntimeError where capturing the draft passes fails: no drafter is left, and no request may come until a swap
+        succeeds (`engine.swap_drafter` sees to it)."""
         self.draft_runner.model.swap(info, tensors)
         self.refusal = (
-            f"the draft passes of {info.path} could not be captured in CUDA graphs (the log says why); swap in another "
-            "drafter, or start anew, with a lower --mem-fraction-static if memory was short"
+            f"the draft passes of {info.path} {NOT_CAPTURED} (the log says why); swap in another drafter, or start "
+            "anew, with a lower --mem-fraction-static if memory was short"
         )
-        self._capture_again()
+        try:
+            self._capture_again()
+        except Exception as error:  # whatever of CUDA's
+            logger.exception("capturing the draft passes of %s failed", info.path)
+            raise RuntimeError(self.refusal) from error
         self.refusal = None
 
     def _capture_again(self) -> None:
@@ -91,7 +104,7 @@ class HeadDraftWorker(EagleDraftWorker):
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_ours:
             return super()._draft_extend_for_prefill(batch, *args, **kwargs)
-        if self.refusal is not None:
+        if self.refusal is not None:  # one that was sent before its like were refused: this ends the server
             raise RuntimeError(self.refusal)
         request = self._request(0, batch.sampling_info)
         with self._answering(request):

@@ -50,6 +50,10 @@ class CarriedDrafting:
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
+    def held(self, info: CheckpointInfo) -> set[str]:
+        """Names of another drafter's tensors that need not be read for it: none, since a whole new one is made."""
+        return set()
+
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
         with naming(info.path):

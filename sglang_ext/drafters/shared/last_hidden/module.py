@@ -10,12 +10,13 @@ cache and no layer that SGLang would run, unless it is a `Context`, and all posi
 """
 
 from abc import ABC, abstractmethod
+from itertools import repeat
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sglang_ext.drafters.base import Drafter
+from sglang_ext.drafters.base import Drafter, Question
 from sglang_ext.drafters.layers import RMSNorm
 from sglang_ext.drafters.shared.last_hidden.config import LastHiddenConfig
 
@@ -39,6 +40,16 @@ class LastHiddenDrafter(Drafter, ABC):
             path_TdH: embeddings of the d = step + 1 tokens from the root on that are drafted before this position;
                 None where `reads_path` is false.
         """
+
+    def questions(self, draft_steps: int, topk: int, num_draft_tokens: int) -> list[Question]:
+        """Of a chain the best token of one row; of a tree what each of its levels asks: of one row, or where a state
+        depends on the path of each node with children."""
+        if topk == 1:
+            return [Question(1, 1)] * draft_steps
+        assert self.draft_tree is not None, "none else drafts a tree"
+        tree = self.draft_tree.fit(draft_steps, topk, num_draft_tokens, torch.device("cpu"))
+        rows_by_level = tree.rows_by_level() if self.reads_path else repeat(1)
+        return [Question(*asked) for asked in zip(rows_by_level, tree.candidates_by_level(), strict=False)]
 
     def state_flops(self, step: int) -> int:
         """FLOPs of the state of one row, two per multiplication and addition."""
