@@ -32,6 +32,7 @@ KILLED = re.compile(r"(?:exit code:?|with code|terminated with) -9\b")  # what S
 PORT_TAKEN = "address already in use"
 # SGLang kills itself after an error of its own, so that only a kill without one is the kernel's
 OWN_ERROR = "Traceback"
+ERRORS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+", re.MULTILINE)  # the last lines of tracebacks
 
 
 class ServerFailed(RuntimeError):
@@ -91,7 +92,8 @@ def failure(what: str, log: Path, *, was_killed: bool = False) -> ServerFailed:
         return ServerTakenAway(f"{what}: another process has taken its port\n{tail}")
     if (was_killed or KILLED.search(text)) and OWN_ERROR not in text:
         return ServerTakenAway(f"{what}: it was killed, as for want of memory\n{tail}")
-    return ServerFailed(f"{what}\n{tail}")
+    cause = [f": {error}" for error in ERRORS.findall(text)[-1:]]
+    return ServerFailed(f"{what}{''.join(cause)}\n{tail}")
 
 
 class ServerProcess:

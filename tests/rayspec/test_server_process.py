@@ -121,11 +121,12 @@ def test_a_server_that_was_taken_away_says_nothing_of_its_version(code: str, why
 
 def test_a_server_that_kills_itself_after_an_error_has_failed(tmp_path: Path) -> None:
     """As SGLang does with all of its processes."""
-    code = "print('Traceback (most recent call last):', flush=True); import os; os.kill(os.getpid(), 9)"
+    said = "Traceback (most recent call last):\\n  ...\\nValueError: of another target\\nthe next line"
+    code = f"print('{said}', flush=True); import os; os.kill(os.getpid(), 9)"
     server = ServerProcess(
         [sys.executable, "-c", code], port=1, environment=os.environ, log=tmp_path / "log", access=Access()
     )
-    with pytest.raises(ServerFailed, match=r"ended \(signal 9\)\n"), outages_postpone():
+    with pytest.raises(ServerFailed, match=r"ended \(signal 9\): ValueError: of another target\n"), outages_postpone():
         server.wait_until_healthy(60)
 
 
