@@ -1,6 +1,6 @@
 """How many instructions the loops of the fused heads have, as compiled for an H100, on a machine without a GPU.
 
-    PYTHONPATH=tests/kernels python docs/experiments/loop_instructions.py
+    PYTHONPATH=.:tests/kernels python docs/experiments/loop_instructions.py
 
 Prints a line for each kernel of a low-rank head and of one in int4, one stream, Llama 3's sizes: all instructions, and
 of each loop, innermost first, its instructions and how many of them a branch may leave out.

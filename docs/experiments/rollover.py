@@ -1,6 +1,6 @@
 """Clients that stream all the time from `rayspec serve --follow`, through a roll-over and the death of a server.
 
-    PYTHONPATH=tests:tests/jobs python docs/experiments/rollover.py --out FOLDER [--clients 64] [--seconds 600]
+    PYTHONPATH=.:tests:tests/jobs python docs/experiments/rollover.py --out FOLDER [--clients 64] [--seconds 600]
 
 Greedy requests to the tests' small target, each answer compared with plain decoding. After a fifth of the time the
 alias moves to a second version; a fifth after that is in, a server is killed with -9, and another fifth follows. Writes

@@ -1,6 +1,6 @@
 """Sweeps of as many trials as one likes, without an engine: for tests of the scheduling, and for docs/scale.md.
 
-PYTHONPATH=tests python tests/rayspec/fake_sweep.py --candidates 500 --home FOLDER [--resume] [key=value ...]
+PYTHONPATH=.:tests python tests/rayspec/fake_sweep.py --candidates 500 --home FOLDER [--resume] [key=value ...]
 
 prints a JSON line with what the sweep cost beside measuring, which takes no time here.
 """
