@@ -132,7 +132,8 @@ def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> li
                 for body in tqdm(bodies, desc="canary", unit=" prompts", disable=not is_shown)
             ]
     except httpx.HTTPError as error:
-        raise failure(f"a canary prompt got no answer ({type(error).__name__}: {error})", server.log) from error
+        said = f"a canary prompt got no answer ({type(error).__name__}: {error})"
+        raise failure(said, server.log, was_killed=server.was_killed) from error
 
 
 def _answer(client: httpx.Client, body: dict[str, Any], headers: dict[str, str]) -> Answer:

@@ -75,9 +75,9 @@ def _finder(following: Following, serving: Serving) -> Find:
     """The lookup of a version left under traffic, which is not to stay if another one is started in its place."""
 
     def find(source: str) -> Champion:
-        standing = following.standing
-        if standing is not None and source.rpartition("/")[2] == standing.tried:
-            raise ValueError(standing.told)
+        standing, version = following.standing, source.rpartition("/")[2]
+        if standing is not None and version != standing.kept:
+            raise ValueError(standing.told if version == standing.tried else f"version {version} was never kept")
         return find_champion(source, following.client, target=serving.target, force=serving.force)
 
     return find

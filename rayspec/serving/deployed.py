@@ -34,7 +34,7 @@ from rayspec.serving.version import ServedVersion, Serving
 STATUS_S = 1.0
 HEAD = "node:__internal_head__"  # resource of Ray's head node
 GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
-LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves
+LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves, and for one that has not come up to end
 INGRESS = "rayspec-ingress"  # application
 BOARD = "rayspec-board"
 NO_ROOM = "to be scheduled"  # of replicas that wait for resources, in Ray Serve's words
@@ -109,10 +109,12 @@ def deployed(
         if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
             _try(champion, serving.version(champion, source), serving, beside_others=left is not None)
         scale = serving.scale
-        stack.callback(_delete, SERVERS, scale.drain_s)
+        # of a start that fails nothing runs: a replica that loads its model does not end before it has
+        wait_s = scale.drain_s if found else LEFT_TIMEOUT_S
+        stack.callback(_delete, SERVERS, wait_s)
         if found:
             log.info("takes over the applications of a rayspec serve that has ended")
-            stack.callback(_delete, INGRESS, scale.drain_s)
+            stack.callback(_delete, INGRESS, wait_s)
         try:
             put_in(serving.version(champion, source), scale, board)
         except Exception as error:
@@ -123,9 +125,13 @@ def deployed(
             left = f"; the replicas that were there go on, but no new ones start; {REMOVE}" if found else ""
             raise ValueError(f"{error}{left}") from error
         if not found:
-            stack.callback(_delete, INGRESS, scale.drain_s)
+            stack.callback(_delete, INGRESS, wait_s)
         ingress = ingress_application(serving.log_format, serving.access.max_body_mib, scale.router, scale.drain_s)
         serve.run(ingress, name=INGRESS, route_prefix="/")
+        stack.pop_all()
+        stack.callback(_shut_down)
+        stack.callback(_delete, SERVERS, scale.drain_s)
+        stack.callback(_delete, INGRESS, scale.drain_s)
         yield board, champion, source
 
 
@@ -240,6 +246,7 @@ def _delete(name: str, drain_s: float) -> None:
     """End an application once it has answered what runs, for which Ray Serve's own call waits a minute and no more."""
     with suppress(RayError, RayServeException, RuntimeError):  # a cluster that is gone has nothing left
         serve.delete(name, _blocking=False)
+        log.info("the application %s ends, within %g s for what it answers", name, drain_s)
         deadline = time.monotonic() + drain_s + GONE_TIMEOUT_S
         while name in serve.status().applications:
             if time.monotonic() > deadline:

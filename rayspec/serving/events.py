@@ -77,6 +77,8 @@ class Standing(Settings):
             return Standing(kept=event.version)
         if event.event not in REFUSALS | TRIALS:
             return self
+        if event.event in (ROLLED_BACK, ROLLBACK_FAILED) and self.tried not in ("", event.version):
+            return self  # the alias means the other one, which was tried since
         reason = event.reason[:MAX_REASON]
         return Standing(kept=self.kept, tried=event.version, event=event.event, reason=reason, time=event.time)
 
@@ -130,7 +132,8 @@ class Events:
 
     def forget(self) -> None:
         """Forget that a version was refused: the alias has moved."""
-        self.standing = Standing(kept=self.standing.kept)
+        if self.standing.is_refused:
+            self.standing = Standing(kept=self.standing.kept)
         self.write()
 
     def write(self) -> None:

@@ -29,9 +29,10 @@ TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; rm -rf "$0"; kill -9 -$$; } 
 
 
 KILLED = re.compile(r"(?:exit code:?|with code|terminated with) -9\b")  # what SGLang says of a process of its own
-PORT_TAKEN = "address already in use"
-# SGLang kills itself after an error of its own, so that only a kill without one is the kernel's
-OWN_ERROR = "Traceback"
+PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
+# SGLang kills itself after any error, so that only a kill without one is the kernel's: a traceback, a fatal signal in
+# one of its processes, or its word for both
+OWN_ERROR = re.compile(r"Traceback|Fatal Python error|SIGQUIT|exit code:? -(?!9\b)\d", re.IGNORECASE)
 ERRORS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+", re.MULTILINE)  # the last lines of tracebacks
 
 
@@ -88,12 +89,13 @@ def failure(what: str, log: Path, *, was_killed: bool = False) -> ServerFailed:
     """The error of a server of which `what` is to be said, with the end of its log."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     tail = f"--- end of {log} ---\n{log_tail(log)}"
-    if PORT_TAKEN in text:
+    errors = ERRORS.findall(text)
+    last = errors[-1] if errors else ""
+    if PORT_TAKEN.search(last or text):
         return ServerTakenAway(f"{what}: another process has taken its port\n{tail}")
-    if (was_killed or KILLED.search(text)) and OWN_ERROR not in text:
+    if KILLED.search(last or text) or (was_killed and not OWN_ERROR.search(text)):
         return ServerTakenAway(f"{what}: it was killed, as for want of memory\n{tail}")
-    cause = [f": {error}" for error in ERRORS.findall(text)[-1:]]
-    return ServerFailed(f"{what}{''.join(cause)}\n{tail}")
+    return ServerFailed(f"{what}{f': {last}' if last else ''}\n{tail}")
 
 
 class ServerProcess:
@@ -117,6 +119,11 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended by SIGKILL."""
+        return self._process.poll() == -signal.SIGKILL
+
     def wait_until_healthy(self, timeout_s: float) -> None:
         """Raises ServerFailed where it ends before, or is not healthy after `timeout_s`; it is stopped then."""
         deadline = time.monotonic() + timeout_s
@@ -126,7 +133,7 @@ class ServerProcess:
                     return
             time.sleep(POLL_S)
         what = f"was not healthy after {timeout_s:g} s" if self.is_alive else f"ended ({self._ended()})"
-        was_killed = self._process.poll() == -signal.SIGKILL
+        was_killed = self.was_killed
         self.kill()
         raise failure(f"SGLang's server {what}", self.log, was_killed=was_killed)
 

@@ -134,7 +134,7 @@ class Rollover:
             self._follow(meant)
         except (Postponed, OSError) as error:  # a full disk, or a store that breaks off: serving goes on
             self._postpone(str(error) or type(error).__name__, meant or self.version)
-        if self._before is not None and self.version == unsettled:
+        if self._before is not None and self.version == unsettled and self._owed is None:
             # its watch was ended for a version that has not taken its place
             self._watch(None, self._before, meant or self.version)
 
@@ -227,7 +227,6 @@ class Rollover:
             reason = silent(now, before, settings.watch)
         figures = _watched(pooled(now), pooled(before))
         if reason is not None:
-            self._before = None
             return self._roll_back(
                 RollBack(champion=last.champion, version=last.version, reason=reason, figures=figures)
             )
@@ -257,7 +256,8 @@ class Rollover:
             self._stage.put_in(back.champion, back.version)
         except Exception as error:  # whatever it is, what runs goes on running
             return self._owe(back, error)
-        self.champion, self.version, self.refused, self._owed = back.champion, back.version, version, None
+        self.champion, self.version, self._before, self._owed = back.champion, back.version, None, None
+        self.refused = self.refused or version  # one that was tried since is what the alias means
         self._seen.clear()
         said = f"{back.reason}; version {back.version} is back"
         self._events.record(kinds.ROLLED_BACK, version, said, back.figures)
@@ -271,6 +271,8 @@ class Rollover:
             said = str(error) if is_final else first_line(error) or type(error).__name__
             self._events.record(kinds.ROLLBACK_FAILED, self.version, f"{back.reason}; {said}", back.figures)
         self._owed = None if is_final else back
+        if is_final:
+            self._before = None
 
     def _refuse(self, version: str, reason: str, figures: dict[str, float]) -> None:
         self.refused = version

@@ -36,7 +36,7 @@ class IngressArgs(Settings):
     max_body_mib: int = DEFAULT_MIB
     log_format: str = "text"
     drain_s: float = Scale.drain_s
-    router: str = Scale.router  # the ingress reads prompts for one that goes by them
+    router: str = Scale.router
 
     def __post_init__(self) -> None:
         require(0 <= self.max_body_mib <= MAX_MIB, "max_body_mib", self.max_body_mib, f"in 0..{MAX_MIB} (0: any size)")
@@ -126,7 +126,7 @@ def servers(args: dict[str, Any]) -> serve.Application:
         log_format=given.log_format,
     )
     if ROUTERS[given.router] is not None:
-        logger.info("router %s goes by what the ingress reads: give its args the same router", given.router)
+        logger.warning("router %s goes by what the ingress reads: give its args the same router", given.router)
     return server_application(replace(version, tries_first=given.canary), given.scale, board=None)
 
 

@@ -71,17 +71,20 @@ def test_a_roll_over_under_load_keeps_as_many_replicas_as_there_are(tmp_path: Pa
             wait_for(lambda: _ready(ready) > before, START_TIMEOUT_S, process, log)
             point_at(store, second)
             wait_for(lambda: tags(store, second).get("rollover") == "canary_passed", START_TIMEOUT_S, process, log)
-            fewest = []
+            old, ready_before = {p.pid for p in servers(process)}, _ready(ready)
+            seen = []
 
             def is_over() -> bool:
-                fewest.append(len(servers(process)))
+                new = _ready(ready) - ready_before  # before the old ones are looked at, which may end meanwhile
+                seen.append((new, len(old & {p.pid for p in servers(process)})))
                 return tags(store, second).get("rollover") in ("kept", "refused")
 
             wait_for(is_over, START_TIMEOUT_S, process, log)
             done = busy.completed
             wait_for(lambda: busy.completed >= done + 12, START_TIMEOUT_S, process, log)
         assert tags(store, second)["rollover"] == "kept", log.read_text()[-4000:]
-        assert min(fewest) >= 2, "old ones stay until as many new ones are up"
+        assert len(old) == 2
+        assert all(still == 2 for new, still in seen if new < 2), "old ones stay until as many new ones are up"
         assert (busy.bad, busy.retriable) == ([], [])
 
 

@@ -218,7 +218,7 @@ def answering(status: int, body: bytes) -> Iterator[Any]:
         thread.start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
         try:
-            yield SimpleNamespace(address=address, log=Path("server.log"))
+            yield SimpleNamespace(address=address, log=Path("server.log"), was_killed=False)
         finally:
             server.shutdown()
             thread.join()

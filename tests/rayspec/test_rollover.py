@@ -543,8 +543,46 @@ def test_an_alias_that_moves_back_after_a_third_was_postponed_brings_the_old_ver
     assert (world.stage.put, world.rollover.version) == (["2", "1"], "1")
 
 
+@pytest.mark.parametrize(("third", "is_tried"), [(ValueError("NaN"), False), (Postponed("no room"), True)])
+def test_rolling_a_second_version_back_forgets_nothing_of_a_third(
+    third: Exception, is_tried: bool, world: World
+) -> None:
+    world.stage.live = {champion("1").name: traffic, champion("2").name: lambda now: traffic(now, token_s=1.0)}
+    world.pass_time()
+    world.stage.canaries["3"] = third
+    watch_until(world, world.stage.now + 1, lambda: world.move("3"))
+    world.move("2")
+    world.rollover._settings = RolloverSettings(watch=WatchBounds(min_requests=10**6))
+    world.rollover.poll()
+    world.rollover._settings = RolloverSettings()
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.ROLLED_BACK, "2")
+    standing = world.standing()
+    assert standing is not None
+    assert (standing.kept, standing.tried) == ("1", "3")
+    for _ in range(4):
+        world.rollover.poll()
+    assert world.stage.asked.count("3") == (3 if is_tried else 1), "a refused one is not tried until the alias moves"
+    assert (world.rollover.version, world.standing()) == ("1", standing)
+
+
+def test_a_third_version_is_held_against_the_one_that_a_roll_back_owes(world: World) -> None:
+    slow = {name: lambda now: traffic(now, token_s=1.0) for name in (champion("2").name, champion("3").name)}
+    world.stage.live = {champion("1").name: traffic, **slow}
+    world.pass_time()
+    world.stage.broken["1"] = [RayActorError(), RayActorError()]
+    world.move("2")
+    world.rollover.poll()
+    assert world.told()[-1] == (kinds.ROLLBACK_FAILED, "2")
+    world.move("3")
+    world.rollover.poll()
+    assert world.stage.put == ["2", "3", "1"]
+    assert world.rollover.version == "1"
+
+
 def test_what_is_kept_after_another_was_tried_forgets_no_refusal() -> None:
     refused = Standing(kept="1", tried="3", event=kinds.REFUSED, reason="NaN")
+    assert refused.after(Event(event=kinds.ROLLED_BACK, model=MODEL, version="2")) == refused
     assert refused.after(Event(event=kinds.KEPT, model=MODEL, version="2")) == replace(refused, kept="2")
     assert refused.after(Event(event=kinds.KEPT, model=MODEL, version="3")) == Standing(kept="3")
 

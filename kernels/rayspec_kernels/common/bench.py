@@ -9,6 +9,7 @@ CUDA graph of calls on inputs that rotate through more memory than the L2 cache 
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -172,7 +173,8 @@ def _others_seconds(
         except Exception as error:  # cuBLAS's for lack of memory is none of torch's
             failed[name] = f"not timed: {described(error)}"
         if name in failed:
-            torch.cuda.empty_cache()  # what it had, the next one may need
+            with suppress(RuntimeError):  # of a device that is lost
+                torch.cuda.empty_cache()  # what it had, the next one may need
     return seconds, failed
 
 
