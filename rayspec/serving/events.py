@@ -155,7 +155,7 @@ class Events:
             self.write()
             if self.run is not None:
                 self.run.finish()
-        except Exception as error:
+        except Exception as error:  # as above
             logger.warning("MLflow's run of the roll-over stays open (%s)", error)
 
     def _store(self, standing: Standing) -> None:

@@ -80,10 +80,8 @@ class Before:
 
 @dataclass(frozen=True, kw_only=True)
 class RollBack:
-    """To which version, and why."""
+    """Why the version before is to come back."""
 
-    champion: Champion
-    version: str
     reason: str
     figures: dict[str, float]
 
@@ -136,7 +134,7 @@ class Rollover:
             self._postpone(str(error) or type(error).__name__, meant or self.version)
         if self._before is not None and self.version == unsettled and self._owed is None:
             # its watch was ended for a version that has not taken its place
-            self._watch(None, self._before, meant or self.version)
+            self._watch(None, meant or self.version)
 
     def _follow(self, meant: str | None) -> None:
         if meant is None or meant == self.refused:
@@ -191,7 +189,7 @@ class Rollover:
         self.champion, self.version, self._before, self._owed = champion, version, before, None
         self._seen.clear()
         self._events.record(kinds.SWAPPED, version, said)
-        self._watch(counted, before, version)
+        self._watch(counted, version)
 
     def _refusal(self, champion: Champion, new: Sequence[Answer], running: Sequence[Answer]) -> str | None:
         return refusal(
@@ -203,9 +201,11 @@ class Rollover:
             compares_tau=not self._has_policy(self.champion),
         )
 
-    def _watch(self, counted: Totals | None, last: Before, meant: str) -> None:
-        """Hold the running version against `last` until that is settled, or the alias means another one than `meant`.
-        `counted`: what its replicas had counted when it was put in."""
+    def _watch(self, counted: Totals | None, meant: str) -> None:
+        """Hold the running version against the one before until that is settled, or the alias means another one than
+        `meant`. `counted`: what its replicas had counted when it was put in."""
+        assert self._before is not None, "a version that was put in has one before it until it is kept"
+        last = self._before
         settings, version, before = self._settings, self.version, last.traffic
         of_first_drafts = self._has_policy(self.champion) or self._has_policy(last.champion)
         begin, share, reason, meant_first = self._clock(), 0.0, None, meant
@@ -227,9 +227,7 @@ class Rollover:
             reason = silent(now, before, settings.watch)
         figures = _watched(pooled(now), pooled(before))
         if reason is not None:
-            return self._roll_back(
-                RollBack(champion=last.champion, version=last.version, reason=reason, figures=figures)
-            )
+            return self._roll_back(RollBack(reason=reason, figures=figures))
         if meant != meant_first:
             return self._events.record(kinds.WATCH_ENDED, version, f"the alias means version {meant} now", figures)
         if totals is None:
@@ -251,22 +249,23 @@ class Rollover:
             return so_far
 
     def _roll_back(self, back: RollBack) -> None:
-        version = self.version
+        assert self._before is not None, "it stays until it is back, or cannot be served"
+        version, last = self.version, self._before
         try:
-            self._stage.put_in(back.champion, back.version)
+            self._stage.put_in(last.champion, last.version)
         except Exception as error:  # whatever it is, what runs goes on running
             return self._owe(back, error)
-        self.champion, self.version, self._before, self._owed = back.champion, back.version, None, None
+        self.champion, self.version, self._before, self._owed = last.champion, last.version, None, None
         self.refused = self.refused or version  # one that was tried since is what the alias means
         self._seen.clear()
-        said = f"{back.reason}; version {back.version} is back"
+        said = f"{back.reason}; version {last.version} is back"
         self._events.record(kinds.ROLLED_BACK, version, said, back.figures)
 
     def _owe(self, back: RollBack, error: Exception) -> None:
         """Of a roll-back that was not made: said once, and made at a later poll unless its version is to blame."""
         is_new, is_final = self._owed is not back, isinstance(error, ValueError)
         if is_new and not isinstance(error, (ValueError, Postponed, OSError)):
-            log.exception("version %s was not put back", back.version)
+            log.exception("version %s was not rolled back", self.version)
         if is_new or is_final:
             said = str(error) if is_final else first_line(error) or type(error).__name__
             self._events.record(kinds.ROLLBACK_FAILED, self.version, f"{back.reason}; {said}", back.figures)

@@ -11,6 +11,7 @@ import huggingface_hub.constants
 import pytest
 from fixture_models import TARGET
 from mlflow import MlflowClient
+from rollover_world import cut_short, tamper
 from safetensors.torch import load_file, save_file
 
 from rayspec.champion_fields import MEASURED, NOT_OF_A_RECORD
@@ -45,24 +46,13 @@ def test_a_champion_is_found_by_each_of_its_names(champion_client: MlflowClient,
         assert pinned_source(source, champion_client) == "models:/drafter-target/1"
 
 
-def tampered_weights(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["fc.weight"][0, 0] += 1
-    save_file(tensors, folder / "model.safetensors")
-
-
-def cut_short(folder: Path) -> None:
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.truncate(100)
-
-
 def edit_record(folder: Path, **values: object) -> None:
     record = json.loads((folder / RECORD).read_text())
     (folder / RECORD).write_text(json.dumps(record | values))
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "tampered": (tampered_weights, r"is not what was promoted: model\.safetensors was changed"),
+    "tampered": (tamper, r"is not what was promoted: model\.safetensors was changed"),
     "cut short": (cut_short, r"is not what was promoted: model\.safetensors was cut short"),
     "added": (lambda f: (f / "more.py").write_text(""), r"is not what was promoted: more\.py was added"),
     "gone": (lambda f: (f / "config.json").unlink(), r"is not what was promoted: config\.json is gone"),
@@ -180,7 +170,7 @@ def test_a_record_other_than_the_promoted_one_is_refused(champion_client: Mlflow
 
 def test_a_damaged_copy_is_fetched_again(champion_client: MlflowClient) -> None:
     folder = find_champion(MODEL, champion_client).folder
-    tampered_weights(folder)
+    tamper(folder)
     assert find_champion(MODEL, champion_client).folder == folder
 
 
@@ -201,7 +191,7 @@ def test_a_replica_starts_from_what_its_node_has_without_mlflow(champion_client:
     with pytest.raises(ValueError, match=r"was measured on target .* are others"):
         _checked(replica_version(champion, source, target=str(other)))
     version = replica_version(champion, source)
-    tampered_weights(champion.folder)
+    tamper(champion.folder)
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 does not answer"):
         _checked(version)
     again = dataclasses.replace(version, tracking_uri=champion_client.tracking_uri)
