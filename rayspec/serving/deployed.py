@@ -109,12 +109,12 @@ def deployed(
         if serving.tries_first and not (source == left and MODEL.fullmatch(source)):  # which alone cannot have changed
             _try(champion, serving.version(champion, source), serving, beside_others=left is not None)
         scale = serving.scale
-        # of a start that fails nothing runs: a replica that loads its model does not end before it has
+        # read when the end comes; of a start that fails nothing runs, and a replica that loads its model cannot end
         wait_s = scale.drain_s if found else LEFT_TIMEOUT_S
-        stack.callback(_delete, SERVERS, wait_s)
+        stack.callback(lambda: _delete(SERVERS, wait_s))
         if found:
             log.info("takes over the applications of a rayspec serve that has ended")
-            stack.callback(_delete, INGRESS, wait_s)
+            stack.callback(lambda: _delete(INGRESS, wait_s))
         try:
             put_in(serving.version(champion, source), scale, board)
         except Exception as error:
@@ -125,13 +125,10 @@ def deployed(
             left = f"; the replicas that were there go on, but no new ones start; {REMOVE}" if found else ""
             raise ValueError(f"{error}{left}") from error
         if not found:
-            stack.callback(_delete, INGRESS, wait_s)
+            stack.callback(lambda: _delete(INGRESS, wait_s))
         ingress = ingress_application(serving.log_format, serving.access.max_body_mib, scale.router, scale.drain_s)
         serve.run(ingress, name=INGRESS, route_prefix="/")
-        stack.pop_all()
-        stack.callback(_shut_down)
-        stack.callback(_delete, SERVERS, scale.drain_s)
-        stack.callback(_delete, INGRESS, scale.drain_s)
+        wait_s = scale.drain_s
         yield board, champion, source
 
 
