@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
-from slow_drafter import SLOW, SLOWDOWN
+from slow_drafter import SLOW, install
 
 from rayspec.plotting import STYLE, colour, panels, plt
 from rayspec.provenance import machine, provenance
@@ -32,7 +32,7 @@ from rayspec.sweep.record.results import speedups
 
 ROOT = Path(__file__).parents[2]
 HEAD, TWIN = "full", "twin"
-PLUGIN = "[sglang.srt.plugins]\nslow_drafter = slow_drafter:register\n"
+SLOWDOWN = 0.1
 
 
 def main() -> None:
@@ -65,11 +65,6 @@ def sweep(home: Path, passes: int) -> None:
     original = Path(drafter_path(HEAD))
     for name in (HEAD, TWIN, SLOW):
         shutil.copytree(original, drafters / name)
-    plugin = home / "slow_drafter-0.dist-info"  # found by its metadata, as an installed one
-    plugin.mkdir()
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: slow_drafter\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text(PLUGIN)
-    paths = [str(home), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings: dict[str, Any] = {
         "name": "aa",
         "drafters": f"[{','.join(str(drafters / name) for name in (HEAD, TWIN, SLOW))}]",
@@ -86,7 +81,7 @@ def sweep(home: Path, passes: int) -> None:
     subprocess.run(
         [sys.executable, "jobs/sweep.py", *(f"{k}={v}" for k, v in settings.items())],
         cwd=ROOT,
-        env={**os.environ, "RAYSPEC_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "RAYSPEC_HOME": str(home), **install(home, SLOWDOWN)},
         check=True,
     )
 
