@@ -58,6 +58,7 @@ class EngineSpec:
     num_draft_tokens: int | None = None
     nodes: int = 1  # that its tensor-parallel ranks (overrides["tp_size"]) are spread over evenly
     num_threads: int | None = None  # of the CPU; None: all cores that this machine gives the process
+    resident_drafters: int = 0  # that a swap leaves in memory beside the running one
     overrides: dict[str, Any] = field(default_factory=dict)  # ServerArgs fields
 
 
@@ -124,7 +125,7 @@ class Runtime:
         with self._readable_failure(f"did not take drafter {drafter}"):
             engine = self._running_engine()
             self._flush()
-            swap_drafter(engine, drafter)
+            swap_drafter(engine, drafter, self.spec.resident_drafters)
 
     def warm_up(self, load: Load) -> None:
         """Answer a block without recording it."""

@@ -34,6 +34,8 @@ class EngineConfig(Settings):
     mem_fraction_static: float | None = None  # of GPU memory, for weights and cache; of two engines on one GPU, each's
     num_threads: int | None = None  # CPU threads of an engine; None: every core of its machine
     nodes: int = 1  # that one engine spans, its tensor-parallel ranks (extra.tp_size) spread over them evenly
+    # that stay in memory with their graphs when another is swapped in, so that they are swapped in again at once
+    resident_drafters: int = 0
     start_timeout_s: float = 1200.0  # half a minute on an idle machine, many on a busy one
     block_timeout_s: float = 1800.0  # for one block of one trial
     extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
@@ -44,6 +46,7 @@ class EngineConfig(Settings):
         for name, most in (("context_length", MAX_TOKENS), ("max_total_tokens", MAX_TOKENS), ("num_threads", 4096)):
             value = getattr(self, name)
             require(value is None or 1 <= value <= most, f"engine.{name}", value, f"at least 1 and at most {most}")
+        require(0 <= self.resident_drafters <= 64, "engine.resident_drafters", self.resident_drafters, "in 0..64")
         for name in ("tp_size", "pp_size", "dp_size", "ep_size"):
             value = self.extra.get(name, 1)
             is_number = isinstance(value, int) and not isinstance(value, bool)

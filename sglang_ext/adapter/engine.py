@@ -164,8 +164,10 @@ async def flushed(engine: Any, timeout_s: float) -> str | None:
     return None if answer.success else str(answer.message)
 
 
-def swap_drafter(engine: Any, path: str) -> None:
-    """Replace the drafter of a running engine (same body shapes, any head) and flush its caches; milliseconds.
+def swap_drafter(engine: Any, path: str, resident: int = 0) -> None:
+    """Replace the drafter of a running engine (same body shapes, any head) and flush its caches; milliseconds, where
+    there are graphs seconds. `resident`: of those that ran before, so many stay in memory with their graphs, as far as
+    they share the running body, and a swap to one of them takes milliseconds.
 
     Raises ValueError with the scheduler's message; the running drafter is then unchanged. Where the new one's draft
     passes could not be captured none is left, and every request is refused until a swap succeeds.
@@ -173,7 +175,7 @@ def swap_drafter(engine: Any, path: str) -> None:
     deadline = time.monotonic() + SWAP_PATIENCE_S
     while True:
         try:
-            engine.collective_rpc("rayspec_swap_drafter", path=str(path))
+            engine.collective_rpc("rayspec_swap_drafter", path=str(path), resident=resident)
             break
         except AssertionError as error:  # collective_rpc asserts success and carries the message
             if NOT_CAPTURED in str(error):  # a request would raise in the scheduler, which ends the server

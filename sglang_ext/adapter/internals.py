@@ -753,6 +753,16 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_attention_backend",
+        ("self",),
+        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_beside, for a set of graphs of its own",
+    ),
+    Internal(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.apply_runtime_state",
+        ("self", "state"),
+        "what it puts into the draft worker, sglang_ext.adapter.workers.resident.GraphSet does, too",
+    ),
+    Internal(
         "sglang.srt.models.llama.LlamaForCausalLM.forward",
         ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors"),
         "calls `logits_processor`, which sglang_ext.adapter.workers.context.append_output_to_taps listens to",

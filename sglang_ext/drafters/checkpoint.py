@@ -70,13 +70,14 @@ def check_tensors(found: Mapping[str, Tensor], info: CheckpointInfo) -> None:
 def read_tensors(info: CheckpointInfo, held: Collection[str] = ()) -> dict[str, Tensor]:
     """All tensors of a drafter under our names, the shared ones included, checked against its config.json.
 
-    `held`: those of the shared ones that the caller has already; they are not read, and come on `meta`.
+    `held`: those that the caller has already (`origins`); they are not read, and come on `meta`.
 
     Raises ValueError for anything missing, unknown or misshapen, for numbers of another kind or that are not finite,
     and for a shared drafter that has changed.
     """
     with _open(_weights_file(info)) as handle:
-        tensors = {info.body.own_name(name): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        names = {info.body.own_name(name): name for name in handle.keys()}  # noqa: SIM118
+        tensors = {own: _read(handle, name, is_held=own in held) for own, name in names.items()}
     if info.is_stock:
         tensors = from_stock(tensors, vocab_size=info.body.vocab_size, path=info.path)
     tensors |= shared_tensors(info, own=tensors, held=held)
@@ -97,6 +98,10 @@ def check_files(info: CheckpointInfo) -> None:
             present = set(handle.keys())
             found |= {n: _unread(handle, n) for n in shares.tensors if n in present}
     check_tensors(found, info)
+
+
+def _read(handle: Any, name: str, *, is_held: bool) -> Tensor:
+    return _unread(handle, name) if is_held else handle.get_tensor(name)
 
 
 def _unread(handle: Any, name: str) -> Tensor:
@@ -151,14 +156,23 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str], held: Collection[st
                     f"{info.path}: rayspec.shares names {sorted(twice | missing)}, which the drafter has itself or "
                     f"which {shares.drafter} does not have; make the drafter again"
                 )
-            tensors |= {n: _unread(handle, n) if n in held else handle.get_tensor(n) for n in shares.tensors}
+            tensors |= {n: _read(handle, n, is_held=n in held) for n in shares.tensors}
     return tensors
 
 
-def held_in_common(info: CheckpointInfo, other: CheckpointInfo) -> set[str]:
-    """Names of tensors that two drafters take from the same weights of a third: they are equal."""
-    one, two = ({n: s.sha256 for s in i.shares for n in s.tensors} for i in (info, other))
-    return {name for name, sha256 in one.items() if two.get(name) == sha256}
+def origins(info: CheckpointInfo) -> dict[str, str]:
+    """The fingerprint of the file in which each tensor lies, by our names: tensors of one name and origin are equal.
+    Empty for a stock checkpoint, whose tensors are made of what lies there. Raises ValueError for a file that is gone
+    or has changed."""
+    if info.is_stock:
+        return {}
+    file = _weights_file(info)
+    with _open(file) as handle:
+        found = dict.fromkeys(map(info.body.own_name, handle.keys()), weights_sha256(file))
+    for shares in info.shares:
+        _shared_file(info, shares)
+        found |= dict.fromkeys(shares.tensors, shares.sha256)
+    return found
 
 
 def load_drafter(

@@ -121,9 +121,11 @@ def check_swap_and_its_refusals(
     """What is accepted changes with the drafter and back again, and every folder of `faulty` (message: folder) is
     refused, after which the first drafter is still the one that drafts."""
     accepted, some = {}, prompts[: volume(16, 6)]
-    for name in (first, other, first):
-        swap_drafter(engine, str(drafters[name]))
-        accepted[name] = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, some)]
+    for resident in (0, 2):  # read again each time, then kept beside the running one
+        for name in (first, other, first, other, first):
+            swap_drafter(engine, str(drafters[name]), resident)
+            found = [a["meta_info"]["spec_num_correct_drafts"] for a in generate(engine, some)]
+            assert accepted.setdefault(name, found) == found
     assert accepted[first] != accepted[other]
     for message, folder in faulty.items():
         with pytest.raises(ValueError, match=message):

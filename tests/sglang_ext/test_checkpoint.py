@@ -16,7 +16,7 @@ from fixture_models import FIXTURES
 from head_cases import toy_body, toy_target
 from safetensors.torch import load_file, save_file
 
-from sglang_ext.drafters.checkpoint import check_files, drafter_shapes, held_in_common, load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint import check_files, drafter_shapes, load_drafter, origins, save_drafter
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
@@ -320,19 +320,27 @@ def test_weights_that_stay_are_hashed_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(read) == 4, "it may change again within the tick of the clock"
 
 
-def test_what_two_drafters_take_from_a_third(tmp_path: Path) -> None:
+def test_where_tensors_come_from(tmp_path: Path) -> None:
     drafter = make(tmp_path / "full", {"kind": "full"})
     keep_half(drafter)
     for name in ("one", "two"):
         save_drafter(tmp_path / name, drafter, TARGET, share_with=tmp_path / "full")
-    full, one, two = (read_info(tmp_path / name) for name in ("full", "one", "two"))
+    full, one, two = (origins(read_info(tmp_path / name)) for name in ("full", "one", "two"))
     body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
-    assert held_in_common(one, two) == body
-    assert held_in_common(one, full) == set()
+    assert set(one) == set(drafter.state_dict())
+    assert common(one, two) >= body
+    assert common(one, full) == body
     edit_tensors(tmp_path / "full", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
     drafter.fc.weight.data += 1
     save_drafter(tmp_path / "three", drafter, TARGET, share_with=tmp_path / "full")
-    assert held_in_common(one, read_info(tmp_path / "three")) == set(), "the weights have changed between the two"
+    three = origins(read_info(tmp_path / "three"))
+    assert common(one, three) == set(), "the weights have changed between the two"
+    with pytest.raises(ValueError, match="whose weights have changed since"):
+        origins(read_info(tmp_path / "one"))
+
+
+def common(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    return {name for name, origin in one.items() if other.get(name) == origin}
 
 
 def test_shared_tensors_that_changed_or_went(tmp_path: Path) -> None:

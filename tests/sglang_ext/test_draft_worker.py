@@ -1,6 +1,8 @@
 """What the draft worker does with CUDA graphs, on graphs that are played by Python: an engine on a CPU has none."""
 
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from fixture_models import DRAFTERS
 from head_cases import SPECS, H, make_head
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
@@ -24,8 +27,9 @@ from sglang_ext.adapter.workers import extend_graphs
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
 from sglang_ext.drafters import checkpoint
-from sglang_ext.drafters.checkpoint import load_drafter
+from sglang_ext.drafters.checkpoint import load_drafter, origins
 from sglang_ext.drafters.checkpoint_config import read_info
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import DraftHead
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
@@ -40,7 +44,8 @@ class Model(HostsHead):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = make_head(SPECS["slimspec"]).float()
+        self.head = self.lm_head = make_head(SPECS["slimspec"]).float()
+        self.info: Any = SimpleNamespace(path="running")
         self.logits_processor: Any = SimpleNamespace(request=None)
         self.logits_processor.answering = lambda request: HeadLogits.answering(self.logits_processor, request)
         self.swapped: list[Any] = []
@@ -50,8 +55,9 @@ class Model(HostsHead):
     def layer_inputs(self, batch: Any, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         return NOTHING
 
-    def swap(self, info: Any, tensors: Any) -> None:
+    def swap(self, info: Any, tensors: Any, origins: Any) -> bool:
         self.swapped.append(info)
+        return False
 
 
 class Stock(torch.nn.Module):
@@ -128,6 +134,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> Any:
     made.draft_runner = SimpleNamespace(model=Model(), prefill_cuda_graph_runner="as captured")
     made.topk, made.parallel_layout, made.speculative_num_draft_tokens = 3, SimpleNamespace(tp_group=None), 4
     made.cuda_graph_runner = made.cuda_graph_runner_for_draft_extend = None
+    made.draft_attn_backend = made.draft_extend_attn_backend = None
     return made
 
 
@@ -192,7 +199,7 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
     monkeypatch.setattr(EagleDraftWorker, "init_cuda_graphs", lambda worker: pytest.fail("captured the prefills too"))
-    worker.swap(SimpleNamespace(path="other"), {})
+    worker.swap(SimpleNamespace(path="other"), {}, {})
     assert emptied == [True, True], "the old graphs hold memory that the new ones may need"
     assert worker.draft_runner.prefill_cuda_graph_runner == "as captured"
     assert worker.refusal is None
@@ -204,26 +211,34 @@ class Hosting(Model):
     def __init__(self, running: str) -> None:
         super().__init__()
         self.info, self.model, self.loaded = read_info(running), torch.nn.Linear(1, 1), set[str]()
+        self.origins = origins(self.info)
 
-    def swap(self, info: Any, tensors: Any) -> None:
-        HostsHead.swap(self, info, tensors)
+    def swap(self, info: Any, tensors: Any, origins: Any) -> bool:
+        return HostsHead.swap(self, info, tensors, origins)
 
     def _load_body(self, tensors: Any) -> None:
         self.loaded = {name for name in tensors if not name.startswith("lm_head.")}
 
 
-@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", False)])
-def test_a_swap_reads_no_body_that_is_there(
-    other: str, shares: bool, worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two heads on one base, whose folder holds the body of both."""
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model asks of SGLang when it hosts another drafter."""
     monkeypatch.setattr(hosted_head, "check_target", lambda info: None)
     monkeypatch.setattr(hosted_head, "served_stop_ids", tuple)
     asked = SimpleNamespace(speculative_eagle_topk=1, speculative_num_steps=2)
     monkeypatch.setattr(hosted_head, "get_spec", lambda: asked)
     monkeypatch.setattr(swap, "metrics", lambda: None)
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", True), ("foreign", False)])
+def test_a_swap_reads_no_body_that_is_there(
+    other: str, shares: bool, worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads on one base, whose folder holds the body of both, and the base itself."""
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
+    folder = DRAFTERS[other] if shares else another_body(tmp_path / other)
     read: set[str] = set()
 
     class Reading:
@@ -247,9 +262,9 @@ def test_a_swap_reads_no_body_that_is_there(
     monkeypatch.setattr(checkpoint, "safe_open", Reading)
     model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
-    swap.swap_drafter(scheduler, str(DRAFTERS[other]))
+    swap.swap_drafter(scheduler, str(folder))
     named = set(read)
-    drafter, info = load_drafter(str(DRAFTERS[other]))
+    drafter, info = load_drafter(str(folder))
     assert model.info == info
     for name, tensor in model.lm_head.state_dict().items():
         torch.testing.assert_close(tensor, drafter.lm_head.state_dict()[name])
@@ -257,12 +272,137 @@ def test_a_swap_reads_no_body_that_is_there(
     assert named & body == model.loaded == (set() if shares else body)
 
 
+def another_body(folder: Path) -> Path:
+    """A drafter of the same shapes."""
+    shutil.copytree(DRAFTERS["full"], folder)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["fc.weight"] += 1
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+class Swapping:
+    """A worker with graphs and attention backends, which are swapped from one drafter to the next."""
+
+    def __init__(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worker, self.captured = worker, list[str]()
+        self.errors: list[Exception] = []  # of the captures to come
+        self.model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
+        self.scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+        monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda _: self.capture())
+        monkeypatch.setattr(EagleDraftWorker, "init_attention_backend", lambda _: self.new_backends())
+        self.new_backends()
+        self.capture()
+
+    def new_backends(self) -> None:
+        worker = self.worker
+        worker.draft_attn_backend, worker.draft_extend_attn_backend = object(), object()
+        worker.draft_runner.draft_attn_backend = worker.draft_attn_backend
+        worker.draft_runner.attn_backend = worker.draft_extend_attn_backend
+
+    def capture(self) -> None:
+        self.worker.cuda_graph_runner = self.worker.cuda_graph_runner_for_draft_extend = None
+        if self.errors:
+            raise self.errors.pop()
+        self.worker.cuda_graph_runner, self.worker.cuda_graph_runner_for_draft_extend = Captured(), Captured()
+        self.captured.append(Path(self.model.info.path).name)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        w = self.worker
+        runner = (w.draft_runner.draft_attn_backend, w.draft_runner.attn_backend)
+        assert runner == (w.draft_attn_backend, w.draft_extend_attn_backend)
+        graphs = (w.cuda_graph_runner, w.cuda_graph_runner_for_draft_extend)
+        assert not any(g.is_empty for g in graphs)
+        return (*runner, *graphs, self.model.lm_head, self.model.info)
+
+    def to(self, folder: Path, resident: int = 2) -> tuple[Any, ...]:
+        swap.swap_drafter(self.scheduler, str(folder), resident)
+        return self.state
+
+
+@pytest.mark.usefixtures("hosts")
+def test_who_stays_is_swapped_in_again_as_it_was(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    first = s.state
+    second = s.to(DRAFTERS["specvocab"])
+    third = s.to(DRAFTERS["full"])
+    assert len({id(part) for state in (first, second, third) for part in state}) == 18, "nothing is shared"
+    monkeypatch.setattr(swap, "read_tensors", lambda *_: pytest.fail("it was read again"))
+    for state, name in ((first, "truncated"), (third, "full"), (second, "specvocab"), (first, "truncated")):
+        found = s.to(DRAFTERS[name])
+        assert all(a is b for a, b in zip(found, state, strict=True))
+    assert s.captured == ["truncated", "specvocab", "full"]
+
+
+@pytest.mark.usefixtures("hosts")
+def test_the_oldest_go_and_without_the_option_all(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    first = s.state
+    second = s.to(DRAFTERS["specvocab"], resident=1)
+    s.to(DRAFTERS["full"], resident=1)
+    assert all(graphs.is_empty for graphs in first[2:4])
+    assert not any(graphs.is_empty for graphs in second[2:4])
+    s.to(DRAFTERS["truncated"], resident=0)
+    assert all(graphs.is_empty for graphs in second[2:4])
+    assert worker._residents == ()
+
+
+@pytest.mark.usefixtures("hosts")
+def test_another_body_sends_away_all_that_stand_on_the_one_before(
+    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = Swapping(worker, monkeypatch)
+    first = s.state
+    s.to(DRAFTERS["specvocab"])
+    s.to(another_body(tmp_path / "foreign"))
+    assert all(graphs.is_empty for graphs in first[2:4])
+    s.to(DRAFTERS["truncated"])
+    assert s.captured == ["truncated", "specvocab", "foreign", "truncated"]
+    assert {"fc.weight"} < s.model.loaded, "the body came back with it"
+
+
+@pytest.mark.usefixtures("hosts")
+def test_one_whose_files_have_changed_is_read_again(
+    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = Swapping(worker, monkeypatch)
+    own = shutil.copytree(DRAFTERS["full"].parent, tmp_path / "drafters") / DRAFTERS["specvocab"].name
+    s.to(own)
+    s.to(DRAFTERS["full"])
+    tensors = load_file(own / WEIGHTS)
+    changed = next(name for name, t in tensors.items() if t.is_floating_point())
+    tensors[changed] = tensors[changed] + 1
+    save_file(tensors, own / WEIGHTS, metadata={"format": "pt"})
+    s.to(own)
+    torch.testing.assert_close(
+        s.model.lm_head.state_dict()[changed.removeprefix("lm_head.")].float(), tensors[changed].float()
+    )
+    assert s.captured == ["truncated", "specvocab", "full", "specvocab"]
+
+
+@pytest.mark.usefixtures("hosts")
+def test_where_memory_is_short_those_that_stay_go(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    first = s.state
+    s.errors = [torch.OutOfMemoryError("CUDA out of memory")]
+    s.to(DRAFTERS["specvocab"])
+    assert all(graphs.is_empty for graphs in first[2:4])
+    assert worker.refusal is None
+    s.errors = [torch.OutOfMemoryError("CUDA out of memory")] * 2
+    with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):
+        s.to(DRAFTERS["full"])
+    s.to(DRAFTERS["truncated"])
+    assert worker.refusal is None
+    assert worker._residents == (), "what failed is not kept"
+
+
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it goes to the scheduler, which an exception would end."""
     hosting = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
-    monkeypatch.setattr(hosting, "swap", lambda info, tensors: None)
+    monkeypatch.setattr(hosting, "swap", lambda info, tensors, origins: False)
     monkeypatch.setattr(swap, "metrics", lambda: None)
     outcomes = iter([torch.OutOfMemoryError("CUDA out of memory"), None])
 
@@ -274,9 +414,9 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
 
-    def collective_rpc(method: str, path: str) -> None:
+    def collective_rpc(method: str, path: str, resident: int) -> None:
         try:
-            swap.swap_drafter(scheduler, path)
+            swap.swap_drafter(scheduler, path, resident)
         except Exception as error:
             raise AssertionError(str(error)) from None  # all that SGLang's carries of it
 

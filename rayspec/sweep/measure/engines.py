@@ -115,6 +115,7 @@ class Engines:
             num_draft_tokens=shape.num_draft_tokens,
             nodes=c.engine.nodes,
             num_threads=c.engine.num_threads,
+            resident_drafters=c.engine.resident_drafters,
             overrides={"random_seed": c.seed, **c.engine.overrides(), **memory},
         )
         return RuntimeHandle(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from sglang_ext.drafters.checkpoint import (
     HEAD_PREFIX,
     TREE_PREFIX,
     check_tensors,
-    held_in_common,
+    origins,
     shared_tensors,
 )
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_head, naming, parse_info
@@ -193,13 +194,24 @@ def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
     return batch.extend_seq_lens.long().cumsum(0) - 1  # a prefill: the last of each request
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hosted:
+    """A drafter as a model hosts it, but for the body. `origins`: see `sglang_ext.drafters.checkpoint.origins`."""
+
+    info: CheckpointInfo
+    head: DraftHead
+    pruner: Pruner | None  # prunes what the draft loop expands; None: EAGLE-2's choice, or a chain
+    origins: Mapping[str, str]
+
+
 class HostsHead(nn.Module, ABC):
     """Put before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can
     be swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
     algorithm: ClassVar[str]
     info: CheckpointInfo
-    pruner: Pruner | None = None  # prunes what the draft loop expands; None: EAGLE-2's choice, or a chain
+    pruner: Pruner | None = None
+    origins: Mapping[str, str] = MappingProxyType({})  # of the tensors that run
     extend: ForwardBatch | None = None  # whose pass it is
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
@@ -249,22 +261,31 @@ class HostsHead(nn.Module, ABC):
         _load_head(self.lm_head, tensors, self.info)
         self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
+        self.origins = origins(self.info)
+
+    @property
+    def hosted(self) -> Hosted:
+        return Hosted(info=self.info, head=self.lm_head, pruner=self.pruner, origins=self.origins)
+
+    def host_again(self, hosted: Hosted) -> None:
+        """One that was hosted before, of the running body."""
+        self.info, self.lm_head, self.pruner, self.origins = hosted.info, hosted.head, hosted.pruner, hosted.origins
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def _load_body(self, tensors: Mapping[str, Tensor]) -> None:
-        body = ((name, t) for name, t in tensors.items() if not name.startswith((HEAD_PREFIX, TREE_PREFIX)))
+        body = ((name, t) for name, t in tensors.items() if is_of_body(name))
         super().load_weights(body)  # type: ignore[misc]  # SGLang's class has it
         if not has_accelerator():
             self.lm_head.pack()
             pack_model(self)
 
     @torch.no_grad()
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> bool:
         """Take over the weights of another drafter with the same body shapes, any head and any tree. What is `held` may
-        be on `meta`.
+        be on `meta`. Whether the body has stayed as it was.
 
         Everything that can be wrong is checked before the first weight changes. Raises ValueError.
         """
@@ -273,13 +294,20 @@ class HostsHead(nn.Module, ABC):
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
         self.pruner = _pruner_of(info, tensors, self._device)
-        held = self.held(info)
-        self.lm_head, self.info = shared_over_ranks(head), info
+        body = {n for n in tensors if is_of_body(n)}
+        held = self.held(origins)
+        self.lm_head, self.info, self.origins = shared_over_ranks(head), info, origins
         self._load_body({name: tensor for name, tensor in tensors.items() if name not in held})
+        return body <= held
 
-    def held(self, info: CheckpointInfo) -> set[str]:
-        """Names of a drafter's tensors that are in the running body already: both take them from one base."""
-        return {n for n in held_in_common(info, self.info) if not n.startswith((HEAD_PREFIX, TREE_PREFIX))}
+    def held(self, origins: Mapping[str, str]) -> set[str]:
+        """Names of a drafter's tensors that are in the running body already: they come from the same file."""
+        return {n for n, origin in origins.items() if is_of_body(n) and self.origins.get(n) == origin}
+
+
+def is_of_body(name: str) -> bool:
+    """Whether a tensor of a drafter is neither its head's nor its tree's."""
+    return not name.startswith((HEAD_PREFIX, TREE_PREFIX))
 
 
 def hosted_info(config: Any, algorithm: str) -> CheckpointInfo:

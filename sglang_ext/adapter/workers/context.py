@@ -6,6 +6,7 @@ accepted token is what a request carries to the next step, which makes all draft
 (`CarriedDrafting`): there is no draft loop.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter with a body of the same shapes. Raises ValueError; the running one is then unchanged."""
         drafter = self.model.checked(info, tensors)
         self._draft_with(info, drafter)

@@ -7,7 +7,7 @@ draft_tree hands on all candidates of the loop, and its pruner instead of EAGLE-
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead
 from sglang_ext.adapter.swap import NOT_CAPTURED
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
+from sglang_ext.adapter.workers.resident import GraphSet, Resident
 from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
@@ -39,6 +40,8 @@ class HeadDraftWorker(EagleDraftWorker):
 
     speculative_num_draft_tokens: int
     refusal: str | None = None  # why there are no graphs to serve a request with
+    resident = 0  # drafters that may stay beside the running one
+    _residents: tuple[Resident, ...] = ()  # the last that ran comes last
 
     @property
     def _is_ours(self) -> bool:
@@ -61,39 +64,84 @@ class HeadDraftWorker(EagleDraftWorker):
                 "lengths, which hold the running head; leave them out to swap drafters live"
             )
 
-    def held(self, info: CheckpointInfo) -> set[str]:
+    def held(self, origins: Mapping[str, str]) -> set[str]:
         """Names of another drafter's tensors that need not be read for it."""
-        return self.draft_runner.model.held(info)
+        return self.draft_runner.model.held(origins)
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Host another drafter of the same body. Raises ValueError; the running one is then unchanged. Raises
+    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
+        """Host a drafter that has stayed; whether it has, of these very files."""
+        found = next((r for r in self._residents if (r.hosted.info, r.hosted.origins) == (info, origins)), None)
+        if found is None:
+            return False
+        others = tuple(r for r in self._residents if r is not found)
+        self._residents = others if self.refusal is not None else (*others, self._running())
+        self.draft_runner.model.host_again(found.hosted)
+        found.graphs.put_in(self)
+        self.refusal = None
+        self._let_go(self.resident)
+        return True
+
+    def _running(self) -> Resident:
+        return Resident(hosted=self.draft_runner.model.hosted, graphs=GraphSet.of(self))
+
+    def _let_go(self, kept: int) -> None:
+        """All but so many of those that stay, the oldest first."""
+        gone = len(self._residents) - kept
+        for resident in self._residents[: max(0, gone)]:
+            resident.graphs.free()
+        self._residents = self._residents[max(0, gone) :]
+
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+        """Host another drafter of the same body shapes. Raises ValueError; the running one is then unchanged. Raises
         RuntimeError where capturing the draft passes fails: no drafter is left, and no request may come until a swap
         succeeds (`engine.swap_drafter` sees to it)."""
-        self.draft_runner.model.swap(info, tensors)
+        before = self._running()
+        stays = self.draft_runner.model.swap(info, tensors, origins) and self.resident > 0 and self.refusal is None
+        self._residents = (*self._residents, before) if stays else self._residents
+        self._let_go(self.resident if stays else 0)
         self.refusal = (
             f"the draft passes of {info.path} {NOT_CAPTURED} (the log says why); swap in another drafter, or start "
             "anew, with a lower --mem-fraction-static if memory was short"
         )
         try:
-            self._capture_again()
+            self._capture_beside() if stays else self._capture_again()
         except Exception as error:  # whatever of CUDA's
             logger.exception("capturing the draft passes of %s failed", info.path)
             raise RuntimeError(self.refusal) from error
         self.refusal = None
 
     def _capture_again(self) -> None:
-        """The graphs that hold addresses of a head. Those of prefills stay: they hold the body alone, whose new weights
-        were written where the old ones were."""
-        for graphs in (self.cuda_graph_runner, self.cuda_graph_runner_for_draft_extend):
-            if graphs is not None:
-                graphs.backend.cleanup()
+        """The graphs that hold addresses of a head, in the place of the running ones. Those of prefills stay: they hold
+        the body alone, whose new weights were written where the old ones were."""
+        GraphSet.of(self).free()
+        with self._capturing():
+            self._capture_cuda_graphs()
+
+    def _capture_beside(self) -> None:
+        """The same beside those that stay, or in their place where memory is short."""
+        if not GraphSet.of(self).runners:  # a device without graphs
+            return
+        try:
+            with self._capturing():
+                self.init_attention_backend()
+                self._capture_cuda_graphs()
+        except torch.OutOfMemoryError:
+            logger.warning("no memory to keep %d drafters beside the running one; they go", len(self._residents))
+            GraphSet.of(self).free()  # as far as they are captured
+            self._let_go(0)
+            torch.cuda.empty_cache()
+            with self._capturing():
+                self._capture_cuda_graphs()
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
         with (
             draft_pp_context(),
             draft_tp_context(self.parallel_layout),
             speculative_moe_backend_context(),
             speculative_moe_a2a_backend_context(),
         ):
-            self._capture_cuda_graphs()
+            yield
 
     def _answering(self, request: HeadRequest) -> AbstractContextManager[None]:
         return self.draft_runner.model.logits_processor.answering(request)

@@ -6,6 +6,7 @@ select rows. Verification, sampling and cache moves are SGLang's own, as for EAG
 B = requests, N = verified nodes of a request, H = hidden size, V = vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,9 +51,15 @@ class CarriedDrafting:
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
-    def held(self, info: CheckpointInfo) -> set[str]:
+    resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
+
+    def held(self, origins: Mapping[str, str]) -> set[str]:
         """Names of another drafter's tensors that need not be read for it: none, since a whole new one is made."""
         return set()
+
+    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
+        """No other one has stayed."""
+        return False
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
@@ -187,7 +194,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
+    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
         is_others = family(info.kind).serving.worker != family(self.info.kind).serving.worker
         if is_others or info.body.has_cache:
