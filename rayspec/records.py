@@ -1,6 +1,14 @@
 """What a measurement leaves behind, per request and per block. Plain values: they travel through Ray and to JSON."""
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from sglang_ext.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,16 @@ class RequestRecord:
     def tpot_s(self) -> float | None:
         """Seconds per output token after the first; None for an answer of one token."""
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryAnswer(Settings):
+    """What a drafter did on a canary prompt, with which a greedy answer of the same tokens is compared later."""
+
+    prompt: str
+    output_sha256: str  # see `ids_sha256`
+    verify_steps: Annotated[int, Field(ge=0)]
+    accepted_drafts: Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +118,8 @@ class BlockRecord:
     @property
     def output_tokens(self) -> int:
         return sum(r.output_tokens for r in self.requests)
+
+
+def ids_sha256(token_ids: Sequence[int]) -> str:
+    """The fingerprint of a sequence of tokens."""
+    return hashlib.sha256(json.dumps(list(token_ids)).encode()).hexdigest()

@@ -14,7 +14,15 @@ from tqdm import tqdm
 
 from rayspec.driver.publish import Publisher
 from rayspec.sweep.plan.trials import Plan, Trial
-from rayspec.sweep.record.events import CohortEnded, EngineStarted, Event, RoundMeasured, TrialDropped, TrialFailed
+from rayspec.sweep.record.events import (
+    CanaryAnswered,
+    CohortEnded,
+    EngineStarted,
+    Event,
+    RoundMeasured,
+    TrialDropped,
+    TrialFailed,
+)
 from rayspec.sweep.record.folder import SweepFolder
 from rayspec.sweep.record.journal import GIVEN_UP, lines
 from rayspec.sweep.record.measured import SweepState
@@ -115,6 +123,8 @@ class Follower(threading.Thread):
             case TrialDropped():
                 reason = f"after {event.passes} passes: its whole interval is below the best one's"
                 return [partial(p.given_up, self.state.trials[event.trial], reason)]
+            case CanaryAnswered():
+                return [partial(p.canary, self.state.trials[name], event.answers) for name in event.trials]
             case CohortEnded(reason=reason) if reason == GIVEN_UP:
                 own = [t for c in self._plan.cohorts if c.name == event.cohort for t in c.trials]
                 baseline = self._publisher.config.baseline

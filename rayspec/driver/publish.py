@@ -26,7 +26,7 @@ from rayspec.driver.traces import log_traces
 from rayspec.logged_models import Model
 from rayspec.metrics import trial_metrics
 from rayspec.names import safe_name, short_names
-from rayspec.records import BlockRecord
+from rayspec.records import BlockRecord, CanaryAnswer
 from rayspec.report.decision import choices, decision, ratio, verdicts
 from rayspec.report.figures import write_figures
 from rayspec.report.table import busy
@@ -34,6 +34,7 @@ from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.trials import PLAIN, Trial
 from rayspec.sweep.record.metric_names import metric_key
 from rayspec.sweep.record.results import TrialResult
+from rayspec.sweep.record.stored import CANARY
 from rayspec.tracking import Run, Tracker
 from rayspec.workloads import Conversation
 
@@ -94,6 +95,10 @@ class Publisher:
         metrics: dict[str, float] = {k: so_far[k] for k in ("output_tokens_per_s", "tau") if k in so_far}
         metrics |= {f"per_block/{k}": last[k] for k in BLOCK_METRICS if k in last}
         run.log_metrics(metrics, blocks[-1].index, time_s)
+
+    def canary(self, trial: Trial, answers: Sequence[CanaryAnswer]) -> None:
+        """What a promoted one is held against before it takes traffic."""
+        self._run(trial).log_text(json.dumps([asdict(a) for a in answers], indent=1) + "\n", CANARY)
 
     def failed(self, trial: Trial, cause: str) -> None:
         self._run(trial).fail(cause)

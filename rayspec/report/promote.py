@@ -230,6 +230,7 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
         files={},
         # a sweep that ran with code of the target's authors may be promoted; who serves it says so again
         flags={k: v for k, v in serving_flags(engine, best.trial).items() if k not in NOT_OF_A_RECORD},
+        canary=sweep.canary(best.trial),
         num_threads=engine.get("num_threads"),
         nodes=engine.get("nodes", 1),
         evidence=evidence(sweep, best),

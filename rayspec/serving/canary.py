@@ -1,10 +1,12 @@
 """Whether a new version may take traffic: it answers a few prompts beside the running one, greedily, and its tokens
-must be the same. Where none is running yet, its drafts alone are looked at (`below_promise`).
+must be the same. Where none is running yet, its drafts alone are looked at.
 
-Its tau there cannot be held to that of its evidence, which is of other prompts. What can be compared is the ratio of
-two versions on the same prompts, which should be that of their evidence where both were measured on one workload at one
-temperature. So: the ratio within 5% of that (20% where the evidence cannot be compared, and then of 1), where chance
-alone does not explain it; and at least half of the drafts that its evidence promises a step, whatever the prompts.
+Its tau is held against what it was on these very prompts while it was measured, over those whose answers are the same
+tokens as then: of that it may lose 5%. Where the sweep did not ask them, or most answers are others (rounding on
+another machine), what can be compared is the ratio of two versions on the same prompts, which should be that of their
+evidence where both were measured on one workload at one temperature: within 5% of that (20% where the evidence cannot
+be compared, and then of 1), where chance alone does not explain it. And always at least half of the drafts that its
+evidence promises a step.
 """
 
 import math
@@ -14,44 +16,27 @@ from statistics import fmean
 from typing import Any
 
 from rayspec.farm.chat import ChatTokenizer, turn_request
-from rayspec.workloads import Conversation
+from rayspec.records import CanaryAnswer, ids_sha256
+from rayspec.serving.record import ServingRecord
+from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS, canary_conversations
 from sglang_ext.settings import require
 
-PROMPTS = (
-    "What is the capital of France, and what is it known for?",
-    "Write a short story about a fox who learns to swim.",
-    "Explain in two sentences why the sky is blue.",
-    "List five vegetables and a dish that each is used in.",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "Summarise how a bill becomes a law in three steps.",
-    "Translate to German: The train leaves at seven in the morning.",
-    "A shop sells pens at 3 for 2 euros. What do 12 pens cost? Explain.",
-    "Give me three tips for a job interview.",
-    "def quicksort(items):",
-    "import os\n\ndef list_files(folder):",
-    "What is the difference between a list and a tuple in Python?",
-    "Write a polite e-mail that asks for a day off.",
-    "Describe how to make a cup of tea, step by step.",
-    "SELECT name, COUNT(*) FROM orders",
-    "Who wrote Romeo and Juliet, and when?",
-)
-MAX_TOKENS = 64
 SIGNIFICANCE_Z = 1.645  # one-sided 95%
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryBounds:
-    tau_loss: float = 0.05  # below the ratio that the evidence of both promises
+    tau_loss: float = 0.05  # below what was measured on these prompts, or the ratio that the evidence of both promises
     tau_loss_unlike: float = 0.20  # below the running one, where their evidence cannot be compared
     drafts_of_evidence: float = 0.5  # share of the accepted drafts a step that the evidence promises
     mismatches: int = 0  # prompts whose answers may differ; rounding in bf16 can
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.mismatches < len(PROMPTS),
+            0 <= self.mismatches < len(CANARY_PROMPTS),
             "--canary-mismatches",
             self.mismatches,
-            f"in 0..{len(PROMPTS) - 1} (there are {len(PROMPTS)} canary prompts)",
+            f"in 0..{len(CANARY_PROMPTS) - 1} (there are {len(CANARY_PROMPTS)} canary prompts)",
         )
 
 
@@ -66,10 +51,10 @@ class Answer:
 
 def requests(tokenizer: ChatTokenizer | None) -> list[dict[str, Any]]:
     """Bodies for /generate, in the target's chat template where it has one."""
-    sampling = {"temperature": 0, "max_new_tokens": MAX_TOKENS}
+    sampling = {"temperature": 0, "max_new_tokens": CANARY_TOKENS}
     bodies = []
-    for number, text in enumerate(PROMPTS):
-        asked = turn_request(Conversation(id=f"canary-{number}", category="canary", turns=(text,)), [], tokenizer)
+    for conversation in canary_conversations():
+        asked = turn_request(conversation, [], tokenizer)
         bodies.append(
             ({"input_ids": asked["input_ids"]} if "input_ids" in asked else {"text": asked["prompt"]})
             | {"sampling_params": sampling}
@@ -87,7 +72,7 @@ def read_answer(body: Mapping[str, Any]) -> Answer:
     )
 
 
-def tau(answers: Sequence[Answer]) -> float | None:
+def tau(answers: Sequence[Answer | CanaryAnswer]) -> float | None:
     """Pooled; None without speculation."""
     steps = sum(a.verify_steps for a in answers)
     return 1 + sum(a.accepted_drafts for a in answers) / steps if steps else None
@@ -96,8 +81,8 @@ def tau(answers: Sequence[Answer]) -> float | None:
 def refusal(
     new: Sequence[Answer],
     running: Sequence[Answer],
-    evidence: Mapping[str, str],
-    running_evidence: Mapping[str, str],
+    record: ServingRecord,
+    running_record: ServingRecord,
     bounds: CanaryBounds,
     *,
     compares_tau: bool = True,
@@ -111,12 +96,49 @@ def refusal(
             f"greedy answers to {len(differ)} of {len(new)} canary prompts are not the running version's (first: "
             f"prompt {differ[0] + 1}, token {at + 1}; {bounds.mismatches} may differ)"
         )
-    reason = below_promise(new, evidence, bounds)
-    return reason or (_below_running(new, running, evidence, running_evidence, bounds) if compares_tau else None)
+    reason = below_evidence(new, record, bounds)
+    if reason is not None or not compares_tau or measured_tau(new, record) is not None:
+        return reason
+    return _below_running(new, running, record.evidence, running_record.evidence, bounds)
 
 
-def below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: CanaryBounds) -> str | None:
-    """Why a version may take no traffic, where there is no other to hold it against; None where it may."""
+def below_evidence(new: Sequence[Answer], record: ServingRecord, bounds: CanaryBounds) -> str | None:
+    """Why a version may take no traffic, by what was measured of it alone; None where it may."""
+    reason = _below_promise(new, record.evidence, bounds)
+    taus = measured_tau(new, record)
+    if reason is not None or taus is None or taus.now >= (1 - bounds.tau_loss) * taus.measured:
+        return reason
+    return (
+        f"tau on the {taus.prompts} canary prompts that it answers as when it was measured is {taus.now:.3f}, "
+        f"{taus.now / taus.measured:.3f} of the {taus.measured:.3f} that it was then; at least "
+        f"{1 - bounds.tau_loss:.3f} was allowed"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTau:
+    """tau on the canary prompts whose answers are the tokens of the sweep's: now, and in the sweep."""
+
+    prompts: int
+    now: float
+    measured: float
+
+
+def measured_tau(new: Sequence[Answer], record: ServingRecord) -> MeasuredTau | None:
+    """None where that is less than half of them, or nothing was drafted. The answers are in the prompts' order."""
+    known = {answer.prompt: answer for answer in record.canary}
+    pairs = [
+        (own, known[prompt])
+        for prompt, own in zip(CANARY_PROMPTS, new, strict=True)
+        if prompt in known and known[prompt].output_sha256 == ids_sha256(own.output_ids)
+    ]
+    now, measured = tau([own for own, _ in pairs]), tau([then for _, then in pairs])
+    if len(pairs) < len(new) / 2 or now is None or measured is None:
+        return None
+    return MeasuredTau(prompts=len(pairs), now=now, measured=measured)
+
+
+def _below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: CanaryBounds) -> str | None:
     found = tau(new)
     if found is None:
         return "it was served without speculation: no answer to a canary prompt has verify steps"

@@ -10,12 +10,20 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from rayspec.champion_fields import SHAPE
 from rayspec.home import prepared_home
 from rayspec.provenance import releases
-from rayspec.serving.canary import Answer, CanaryBounds, below_promise, promised_tau, read_answer, requests, tau
+from rayspec.serving.canary import (
+    Answer,
+    CanaryBounds,
+    below_evidence,
+    measured_tau,
+    promised_tau,
+    read_answer,
+    requests,
+    tau,
+)
 from rayspec.serving.champion import Champion
-from rayspec.serving.launch import meant_by
+from rayspec.serving.launch import meant_by, other_shape
 from rayspec.serving.logs import log
 from rayspec.serving.process import STOP_TIMEOUT_S, ServerFailed, ServerProcess, failure
 from rayspec.serving.version import ServedVersion, logger, start_server
@@ -104,19 +112,21 @@ def check_promise(
     """Says what was found. `more`: SGLang's own flags; under another draft length than the evidence's only speculation
     itself is looked for. Raises ValueError, with the way out, for a version that may take no traffic."""
     about = {"version": champion.name}
-    others = meant_by(more, [name.replace("_", "-") for name in SHAPE])
+    others = other_shape(more)
+    record = champion.record.without_evidence() if others else champion.record
     if others:
         log.warning(
             "%s: its evidence is of another draft length, so tau is not held against it", others[0], extra=about
         )
-    elif promised_tau(champion.record.evidence) is None:
+    elif promised_tau(record.evidence) is None:
         log.warning(
             "%s: its evidence holds no tau, so only speculation itself is looked for", champion.name, extra=about
         )
-    reason = below_promise(answers, {} if others else champion.record.evidence, CanaryBounds())
+    reason, taus = below_evidence(answers, record, CanaryBounds()), measured_tau(answers, record)
     if reason is not None:
         raise ValueError(f"{champion.name} takes no traffic: {reason}; {way_out}")
-    log.info("%s: tau on the canary prompts is %.3f", champion.name, tau(answers), extra=about)
+    then = "" if taus is None else f" ({taus.now / taus.measured:.3f} of what it was when it was measured)"
+    log.info("%s: tau on the canary prompts is %.3f%s", champion.name, tau(answers), then, extra=about)
 
 
 def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> list[Answer]:

@@ -29,6 +29,7 @@ from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
 from rayspec.serving.flags import ranks_of
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
+from rayspec.serving.launch import other_shape
 from rayspec.serving.logs import log
 from rayspec.serving.proxy import VARIABLES
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
@@ -94,7 +95,8 @@ def follow(champion: Champion, source: str, serving: Serving, following: Followi
         events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")
         registry = MlflowRegistry(client, model, alias)
         refused = standing.tried if standing.is_refused else None
-        Rollover(champion, version, registry, stage, events, settings, refused=refused).run(following.wait)
+        running = _as_served(champion, serving)
+        Rollover(running, version, registry, stage, events, settings, refused=refused).run(following.wait)
     finally:
         events.end()
 
@@ -111,9 +113,9 @@ class RayStage:
 
     def check(self, version: str) -> Champion:
         with outages_postpone():
-            return find_champion(
-                self._source(version), self._client, target=self._serving.target, force=self._serving.force
-            )
+            serving = self._serving
+            found = find_champion(self._source(version), self._client, target=serving.target, force=serving.force)
+            return _as_served(found, serving)
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
         scale = _with_resources(self._serving.scale, champion)
@@ -161,6 +163,11 @@ class RayStage:
 
     def _source(self, version: str) -> str:
         return f"models:/{self._model}/{version}"
+
+
+def _as_served(champion: Champion, serving: Serving) -> Champion:
+    """Without evidence where SGLang's own flags set another draft length than it was measured with."""
+    return replace(champion, record=champion.record.without_evidence()) if other_shape(serving.more) else champion
 
 
 def _with_resources(scale: Scale, champion: Champion) -> Scale:

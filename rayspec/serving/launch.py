@@ -61,6 +61,11 @@ def meant_by(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     return [w for w in given if w.startswith("--") and len(w) > 2 and any(f"--{flag}".startswith(w) for flag in flags)]
 
 
+def other_shape(words: Sequence[str]) -> list[str]:
+    """The words that may set another draft length than a champion was measured with."""
+    return meant_by(words, [name.replace("_", "-") for name in SHAPE])
+
+
 def policy_flags(policy: PolicyTable, file: Path, topk: int) -> dict[str, Any]:
     """ServerArgs fields: buffers are made for the longest draft that the policy may choose."""
     longest = policy.lengths[-1]

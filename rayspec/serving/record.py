@@ -1,11 +1,12 @@
 """What a champion's folder says of itself: `serving.json`, written when it is promoted."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayspec.champion_fields import NOT_OF_A_RECORD, not_measured
+from rayspec.records import CanaryAnswer
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.fingerprints import file_sha256
 from sglang_ext.folder_kinds import SERVING
@@ -18,7 +19,8 @@ RECORD = SERVING
 @dataclass(frozen=True, kw_only=True)
 class ServingRecord(Settings):
     """`target` and `target_sha256`: what it was measured on. `files`: SHA-256 of each file of the drafter. `flags`:
-    ServerArgs fields that it was measured with, without paths. `evidence`: the figures that it was chosen by."""
+    ServerArgs fields that it was measured with, without paths. `evidence`: the figures that it was chosen by. `canary`:
+    what it answered to the canary prompts then; empty where nobody asked."""
 
     head: str
     target: str
@@ -28,6 +30,7 @@ class ServingRecord(Settings):
     num_threads: int | None = None
     nodes: int = 1
     evidence: dict[str, str] = field(default_factory=dict)
+    canary: tuple[CanaryAnswer, ...] = ()
 
     def __post_init__(self) -> None:
         own = sorted(set(self.flags) & NOT_OF_A_RECORD)
@@ -41,6 +44,10 @@ class ServingRecord(Settings):
             )
         for name, value in (("num_threads", self.num_threads), ("nodes", self.nodes)):
             require(value is None or value >= 1, name, value, "at least 1")
+
+    def without_evidence(self) -> "ServingRecord":
+        """For one that is not served as it was measured, so that nothing can be held against it."""
+        return replace(self, evidence={}, canary=())
 
     def write(self, folder: Path) -> str:
         """The fingerprint of the file that is written."""

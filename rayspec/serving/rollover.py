@@ -195,8 +195,8 @@ class Rollover:
         return refusal(
             new,
             running,
-            champion.record.evidence,
-            self.champion.record.evidence,
+            champion.record,
+            self.champion.record,
             self._settings.canary,
             compares_tau=not self._has_policy(self.champion),
         )

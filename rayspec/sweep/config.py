@@ -199,6 +199,7 @@ class SweepConfig(Settings):
     warmup_tokens: int = 8  # generated and thrown away before every block
     keep_output_ids: bool = True  # False: the stored requests say how many tokens an answer has, not which
     traces: int = 3  # requests of each trial that MLflow shows as traces, without the prompts' text; 0: none
+    canary: bool = True  # ask the fastest drafters what rayspec serve asks before it gives a version traffic
     head_latency: bool = True  # time each head alone, while the engines idle
     seed: int = 0  # order of the prompts, SGLang's random_seed, bootstrap
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -26,7 +26,14 @@ from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 from servers import START_TIMEOUT_S, ray_head
 
+from rayspec.serving.access import Access
+from rayspec.serving.canary import measured_tau
+from rayspec.serving.canary_server import answers_of_a_canary
+from rayspec.serving.champion import find_champion
+from rayspec.serving.process import LOOPBACK
+from rayspec.serving.version import Serving
 from rayspec.sweep.record.metric_names import metric_name
+from rayspec.workloads.canary import CANARY_PROMPTS
 
 ROOT = Path(__file__).parents[2]
 SMALL = [*sweep_settings(4), "block_prompts=1", "max_new_tokens=8", "engine.max_total_tokens=8192"]
@@ -254,6 +261,32 @@ def test_figures_and_table_are_there(finished: Sweep) -> None:
     assert finished.artifact(finished.parent, "summary.md").read_text().strip() in printed
     assert "1 stream: " in printed
     assert "mlflow ui --backend-store-uri sqlite:///" in printed
+
+
+def test_its_winner_is_served_as_it_was_measured(finished: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a server of its own, which was started with it, where the sweep had swapped it in."""
+    monkeypatch.setenv("RAYSPEC_HOME", str(finished.home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.home}/mlflow.db")
+    answer = ask("report", "--promote", "--force")
+    assert answer.code == 0, answer
+    (model,) = finished.client.search_registered_models()
+    source = f"models:/{model.name}/1"
+    champion = find_champion(source, finished.client, force=True)
+    assert [a.prompt for a in champion.record.canary] == list(CANARY_PROMPTS)
+    serving = Serving(
+        host=LOOPBACK,
+        port=0,
+        access=Access(),
+        target=None,
+        force=True,
+        follows_policy=False,
+        more=(),
+        tracking_uri=f"sqlite:///{finished.home}/mlflow.db",
+    )
+    found = measured_tau(answers_of_a_canary(serving.version(champion, source)), champion.record)
+    assert found is not None
+    assert found.prompts == len(CANARY_PROMPTS)
+    assert found.now == found.measured > 1
 
 
 def test_no_process_is_left(finished: Sweep) -> None:

@@ -104,7 +104,14 @@ class FakeTrainable(CohortTrainable):
 def fake_sweep(num_candidates: int, overrides: list[str]) -> Prepared:
     """`full` and drafters d1 ... dN, all of the full drafter's files."""
     names = ["full", *(f"d{i}" for i in range(1, num_candidates + 1))]
-    own = ["head_latency=false", "block_prompts=1", "ray.num_cpus=0.001", f"drafters=[{','.join(names)}]", *overrides]
+    own = [
+        "head_latency=false",
+        "canary=false",
+        "block_prompts=1",
+        "ray.num_cpus=0.001",
+        f"drafters=[{','.join(names)}]",
+        *overrides,
+    ]
     config = load_config(SweepConfig, None, own)
     path = str(DRAFTERS["full"])
     candidates = [

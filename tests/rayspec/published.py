@@ -12,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 from synthetic import SyntheticSweep
+from versions import answers, as_measured
 
 from rayspec.driver.publish import Publisher
 from rayspec.provenance import provenance
@@ -81,6 +82,8 @@ def _publish(tracker: Tracker, sweep: SyntheticSweep, run_id: str | None) -> str
         for trial, blocks in sweep.blocks.items():
             for n in range(1, len(blocks) + 1):
                 publisher.block(trial, blocks[:n], MEASURED_AT_S + n)
+            if trial.candidate is not None:
+                publisher.canary(trial, as_measured(answers(1.5)))
         results = [*sweep.results, TrialResult(trial=broken, baseline=sweep.config.baseline, error=CAUSE)]
         parent.set_tags({TARGET_SHA256: combined_sha256(target_files_sha256(sweep.config.target))})
         publisher.close(results, sweep.blocks, summary(results), {"engine.threads": "1"}, MEASURED_AT_S + 100)

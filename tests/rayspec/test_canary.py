@@ -22,17 +22,29 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayTaskError,
 )
-from versions import EVIDENCE, answers, champion
+from versions import EVIDENCE, answers, as_measured, champion
 
-from rayspec.serving import canary_server
+from rayspec.serving import canary_server, cluster
 from rayspec.serving.access import Access
-from rayspec.serving.canary import PROMPTS, Answer, CanaryBounds, expected_ratio, refusal, requests, tau
+from rayspec.serving.canary import (
+    Answer,
+    CanaryBounds,
+    below_evidence,
+    expected_ratio,
+    measured_tau,
+    refusal,
+    requests,
+    tau,
+)
 from rayspec.serving.canary_actor import _readable
 from rayspec.serving.canary_server import NOT_ALONE, answers_of, check_promise, check_words, try_version
 from rayspec.serving.champion import Champion
+from rayspec.serving.cluster import RayStage
 from rayspec.serving.process import ServerFailed
 from rayspec.serving.rollover import Postponed
+from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion
+from rayspec.workloads.canary import CANARY_PROMPTS
 from sglang_ext.adapter.server_fields import server_fields
 
 
@@ -67,18 +79,38 @@ REFUSALS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "beside a policy": ({"new": answers(1.3), "compares_tau": False}, None),
     "evidence without tau": ({"new": answers(1.45), "evidence": {"tau": "?"}}, None),
+    "4% less than measured on these prompts": ({"new": answers(1.4), "canary": as_measured(answers(1.5))}, None),
+    "8% less than measured on these prompts": (
+        {"new": answers(1.3), "canary": as_measured(answers(1.5))},
+        r"the 16 canary prompts that it answers as when .* is 2\.294, 0\.920 of the 2\.494 .* at least 0\.950",
+    ),
+    "less than the running one, as measured": ({"new": answers(1.3), "canary": as_measured(answers(1.3))}, None),
+    "less than measured, beside a policy": (
+        {"new": answers(1.3), "canary": as_measured(answers(1.5)), "compares_tau": False},
+        "the 16 canary prompts",
+    ),
+    "less than measured on half of the prompts": (
+        {"new": answers(1.3), "canary": as_measured(answers(1.5, different=range(8)))},
+        "on the 8 canary prompts",
+    ),
+    "most answers are others than those measured": (
+        {"new": answers(1.3), "canary": as_measured(answers(1.5, different=range(9)))},
+        "of the running version's",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_the_canary_refuses(case: str) -> None:
     given, message = REFUSALS[case]
-    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True} | given
+    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True, "canary": ()}
+    options |= given
+    record = dataclasses.replace(champion("2", **options["evidence"]).record, canary=options["canary"])
     found = refusal(
         options["new"],
         answers(1.5),
-        {**EVIDENCE, **options["evidence"]},
-        EVIDENCE,
+        record,
+        champion("1").record,
         options["bounds"],
         compares_tau=options["compares_tau"],
     )
@@ -87,6 +119,18 @@ def test_what_the_canary_refuses(case: str) -> None:
     else:
         assert found is not None
         assert re.search(message, found), found
+
+
+def test_tau_is_that_of_prompts_and_answers_that_were_measured() -> None:
+    record = champion("1").record
+    assert measured_tau(answers(1.5), record) is None
+    known = as_measured(answers(1.0))
+    others = tuple(dataclasses.replace(a, prompt=f"{a.prompt}?") for a in known)
+    for canary, prompts in ((known, 16), (known[::-1], 16), (known[:8], 8), (known[:7], 0), (others, 0)):
+        found = measured_tau(answers(1.5), dataclasses.replace(record, canary=canary))
+        assert (found.prompts if found else 0) == prompts
+        if found:
+            assert found.now - found.measured == pytest.approx(0.5)
 
 
 def test_the_ratio_that_evidence_promises() -> None:
@@ -102,8 +146,8 @@ def test_canary_prompts_follow_the_targets_template() -> None:
         def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
             return [len(conversation[0]["content"])]
 
-    assert [set(body) for body in requests(None)] == [{"text", "sampling_params"}] * len(PROMPTS)
-    assert requests(Tokenizer())[0]["input_ids"] == [len(PROMPTS[0])]
+    assert [set(body) for body in requests(None)] == [{"text", "sampling_params"}] * len(CANARY_PROMPTS)
+    assert requests(Tokenizer())[0]["input_ids"] == [len(CANARY_PROMPTS[0])]
     assert {body["sampling_params"]["temperature"] for body in requests(None)} == {0}
 
 
@@ -126,6 +170,29 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
         assert "its evidence holds no tau" in caplog.text
     check_promise(champion("1"), answers(0.1), ["--speculative-num-steps=1"])
     assert "--speculative-num-steps: its evidence is of another draft length" in caplog.text
+    first = champion("1")
+    measured = dataclasses.replace(first, record=dataclasses.replace(first.record, canary=as_measured(answers(1.5))))
+    check_promise(measured, answers(1.45))
+    assert "tau on the canary prompts is 2.462 (0.987 of what" in caplog.text
+    with pytest.raises(ValueError, match=r"takes no traffic: .* 0\.920 of the 2\.494 .*with --no-canary"):
+        check_promise(measured, answers(1.3))
+    check_promise(measured, answers(1.3), ["--speculative-num-steps=1"])
+
+
+@pytest.mark.parametrize(("words", "is_held"), [((), True), (("--speculative-num-steps=1",), False)])
+def test_no_evidence_is_held_against_another_draft_length(
+    words: tuple[str, ...], is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = dataclasses.replace(
+        champion("2"), record=dataclasses.replace(champion("2").record, canary=as_measured(answers(1.5)))
+    )
+    monkeypatch.setattr(cluster, "find_champion", lambda *args, **kwargs: measured)
+    nothing: Any = None
+    serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(), target=None, force=False, more=words)
+    live: Any = SimpleNamespace(folder="m-1")
+    found = RayStage("drafter", nothing, serving, nothing, live).check("2").record
+    assert (below_evidence(answers(0.5), found, CanaryBounds()) is not None) == is_held
+    assert found.target_sha256 == measured.record.target_sha256
 
 
 def served(**given: Any) -> ServedVersion:

@@ -15,8 +15,10 @@ from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.cohort import CohortRun, PassResult
 from rayspec.sweep.plan.placement import Placement
-from rayspec.sweep.record.events import RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
+from rayspec.sweep.record.events import CanaryAnswered, RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
 from rayspec.sweep.record.journal import Journal, read
+from rayspec.sweep.record.measured import SweepState, read_state
+from rayspec.workloads.canary import CANARY_PROMPTS
 
 CANDIDATES = 3
 
@@ -91,6 +93,10 @@ def measure(path: Path, overrides: list[str], engines: FakeEngines, passes: int 
     while len(done) < passes and not (done and done[-1].is_done):
         done.append(run.one_pass())
     return done
+
+
+def state(path: Path, overrides: list[str]) -> SweepState:
+    return read_state(fake_sweep(CANDIDATES, ["draft_steps=[2]", *overrides]).plan, path)
 
 
 def blocks(path: Path) -> Counter[str]:
@@ -185,3 +191,48 @@ def test_passes_end_when_the_intervals_are_narrow(tmp_path: Path) -> None:
     assert done[-1].passes == finished.passes < 9
     # 25 tokens in 8 cycles of half the time, against 32 in 31, after 10 ms each
     assert done[-1].speedup_vs_plain == pytest.approx((25 / 50) / (32 / 320), rel=0.1)
+
+
+def asked(path: Path) -> list[CanaryAnswered]:
+    return [e for e in read(path) if isinstance(e, CanaryAnswered)]
+
+
+def test_the_fastest_answers_the_canary_prompts_once(tmp_path: Path) -> None:
+    journal, overrides = tmp_path / "j", ["canary=true", "concurrency=[1,2]"]
+    measure(journal, overrides, FakeEngines(CANDIDATES))
+    (event,) = asked(journal)
+    assert event.trials == ("d3-s2-c1", "d3-s2-c2")
+    assert [(a.prompt, a.verify_steps, a.accepted_drafts) for a in event.answers] == [
+        (p, 8, 16) for p in CANARY_PROMPTS
+    ]
+    assert state(journal, overrides).canary.keys() == {t for t in state(journal, overrides).blocks if t.label == "d3"}
+    before_its_end = journal.read_bytes().splitlines(keepends=True)[:-1]
+    for cut in (0, 1):  # a cohort that was killed before it had said that it ended, or before it had asked
+        journal.write_bytes(b"".join(before_its_end[: len(before_its_end) - cut]))
+        engines = FaultyEngines(lambda head, n: None)
+        assert measure(journal, overrides, engines)[-1].is_done
+        assert engines.asked == ({"d3": 1} if cut else {})
+        assert asked(journal) == [event] or cut
+
+
+def test_who_does_not_answer_the_canary_prompts_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    errors = [EngineFailed("the prompt is longer than the engine takes"), EngineDied("killed")]
+    for number, error in enumerate(errors):
+        journal = tmp_path / str(number)
+        engines = FaultyEngines(lambda head, n, error=error: error if (head, n) == ("d3", 5) else None)  # type: ignore[misc]
+        assert measure(journal, ["canary=true"], engines)[-1].is_done
+        assert asked(journal) == []
+        assert failures(journal) == {}
+        assert f"d3 did not answer the canary prompts: {error}" in caplog.text
+
+
+def test_where_there_is_room_for_one_engine_the_fastest_takes_its_turn(tmp_path: Path) -> None:
+    engines = LoggedEngines(Placement(num_cpus=1, num_gpus=2, side_by_side=False))
+    measure(tmp_path / "j", ["canary=true"], engines)
+    assert len(asked(tmp_path / "j")) == 1
+
+
+def test_where_no_speed_up_is_known_nobody_is_asked(tmp_path: Path) -> None:
+    engines = FaultyEngines(lambda head, n: EngineFailed("refused") if head == "plain" else None)
+    measure(tmp_path / "j", ["canary=true"], engines)
+    assert asked(tmp_path / "j") == []

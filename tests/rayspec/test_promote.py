@@ -14,14 +14,16 @@ import pytest
 from fixture_models import DRAFTERS, TARGET
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from published import copy_store, promoted, publish, undrawn
+from published import copy_store, download_champion, promoted, publish, undrawn
 from safetensors.torch import load_file, save_file
 from synthetic import SyntheticSweep, few_trials
+from versions import answers
 
 from rayspec.commands.report import _default_folder, main
 from rayspec.report.promote import check_promotion, winner
+from rayspec.serving.canary import measured_tau
 from rayspec.serving.champion import ARTIFACT, find_champion
-from rayspec.serving.record import RECORD
+from rayspec.serving.record import RECORD, read_record
 from rayspec.sweep.config import EngineConfig
 from rayspec.sweep.record.folder import TARGET_SHA256, WHOLE_SHA256
 from rayspec.sweep.record.stored import StoredSweep, find_sweep
@@ -133,6 +135,20 @@ CHANGED: dict[str, Callable[[Store], object]] = {
     "another body": another_body,
     "config.json alone": lambda s: edit_config(s.drafter, lambda c: c.update(rms_norm_eps=0.5)),
 }
+
+
+def test_a_version_says_what_it_answered_to_the_canary_prompts(store: Store, tmp_path: Path) -> None:
+    store.promote()
+    found = measured_tau(answers(1.4), read_record(download_champion(store.client, MODEL, tmp_path / "copy")))
+    assert found is not None
+    assert (found.prompts, round(found.now, 2), round(found.measured, 2)) == (16, 2.39, 2.49)
+
+
+def test_where_nobody_asked_a_version_says_nothing_of_them(store: Store, tmp_path: Path) -> None:
+    (kept,) = tmp_path.rglob(f"{store.run_id}/artifacts/canary.json")
+    kept.unlink()
+    store.promote()
+    assert read_record(download_champion(store.client, MODEL, tmp_path / "copy")).canary == ()
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayspec.serving.canary import PROMPTS, Answer
+from rayspec.records import CanaryAnswer, ids_sha256
+from rayspec.serving.canary import Answer
 from rayspec.serving.champion import Champion
 from rayspec.serving.record import ServingRecord
+from rayspec.workloads.canary import CANARY_PROMPTS
 
 MODEL = "drafter"
 EVIDENCE = {"tau": "2.5", "target": "t", "workload": "chat", "temperature": "0.0"}
@@ -21,7 +23,7 @@ def champion(version: str, **evidence: str) -> Champion:
 def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:
     """Ten verify steps a prompt, `accepted` drafts a step on average with some spread between prompts."""
     found = []
-    for n in range(len(PROMPTS)):
+    for n in range(len(CANARY_PROMPTS)):
         drafts = round(10 * accepted + (n % 3 - 1))
         ids = tuple(range(n, n + 20))
         found.append(
@@ -30,3 +32,16 @@ def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:
             )
         )
     return found
+
+
+def as_measured(answered: Sequence[Answer]) -> tuple[CanaryAnswer, ...]:
+    """What a sweep would have noted of these answers."""
+    return tuple(
+        CanaryAnswer(
+            prompt=prompt,
+            output_sha256=ids_sha256(answer.output_ids),
+            verify_steps=answer.verify_steps,
+            accepted_drafts=answer.accepted_drafts,
+        )
+        for prompt, answer in zip(CANARY_PROMPTS, answered, strict=True)
+    )

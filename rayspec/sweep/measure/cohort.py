@@ -8,7 +8,7 @@ time. A trial whose engine dies twice in a round is marked failed.
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,7 @@ from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.messages import first_line
-from rayspec.records import Measured
+from rayspec.records import CanaryAnswer, Measured, ids_sha256
 from rayspec.statistics import Interval
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.engines import Engines
@@ -25,6 +25,7 @@ from rayspec.sweep.measure.stopping import hopeless, is_finished
 from rayspec.sweep.plan.prepare import Prepared
 from rayspec.sweep.plan.trials import Cohort, Round, Trial
 from rayspec.sweep.record.events import (
+    CanaryAnswered,
     CohortEnded,
     EngineStarted,
     Event,
@@ -37,6 +38,7 @@ from rayspec.sweep.record.events import (
 from rayspec.sweep.record.journal import JournalWriter
 from rayspec.sweep.record.measured import SweepState
 from rayspec.sweep.record.results import speedups
+from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS, canary_conversations
 from sglang_ext.drafters.counting import StepShape
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class CohortRun:
         self.passes += 1
         is_done = self.passes >= self.config.max_passes() or self._is_over()
         if is_done and not ended:
+            self._ask_canary()
             self._record(CohortEnded(cohort=self.cohort.name, reason="measured"))
         return PassResult(passes=self.passes, is_done=is_done, speedup_vs_plain=self._best())
 
@@ -209,6 +212,46 @@ class CohortRun:
         self._start_speculative()
         self._start_plain()
         self._time_heads()
+
+    def _ask_canary(self) -> None:
+        """Ask the fastest candidate of each traffic the canary prompts. Who does not answer fails nothing by it."""
+        fastest = dict.fromkeys(filter(None, map(self._fastest, self.plan.traffic))) if self.config.canary else ()
+        for candidate in fastest:
+            trials = self._trials(candidate)
+            if self.state.canary.keys() >= set(trials):
+                continue
+            load = self.engines.load(canary_conversations(), Traffic(concurrency=1), max_new_tokens=CANARY_TOKENS)
+            load = replace(load, temperature=0.0, ignore_eos=False, chat_template=True)  # as who serves it asks
+            try:
+                if self.engines.placement.side_by_side:
+                    self._start_speculative()
+                else:
+                    self._take_turn(candidate)
+                requests = self.engines.use(candidate).measure(load).requests
+            except EngineFailed as error:
+                logger.warning("%s did not answer the canary prompts: %s", candidate.label, first_line(error))
+                continue
+            answers = tuple(
+                CanaryAnswer(
+                    prompt=prompt,
+                    output_sha256=ids_sha256(r.output_ids),
+                    verify_steps=r.verify_steps,
+                    accepted_drafts=r.accepted_drafts,
+                )
+                for prompt, r in zip(CANARY_PROMPTS, requests, strict=True)
+            )
+            names = tuple(t.name for t in trials)
+            self._record(CanaryAnswered(cohort=self.cohort.name, trials=names, answers=answers))
+
+    def _fastest(self, traffic: Traffic) -> Candidate | None:
+        """The cohort's candidate that may be chosen under this traffic; None where no speed-up is known."""
+
+        def rank(interval: Interval) -> tuple[bool, float]:
+            return (interval.low or 0.0) > 1, interval.value
+
+        trials = [t for t in self.cohort.trials if t.traffic == traffic and self._is_candidate(t)]
+        found = {t.candidate: i["plain"] for t in trials if "plain" in (i := self._speedups(t))}
+        return max(found, key=lambda candidate: rank(found[candidate]), default=None)
 
     def _take_turn(self, candidate: Candidate | None) -> None:
         """Have the engine of a candidate running where there is room for one, and the other one gone."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rayspec.records import BlockRecord, Measured
+from rayspec.records import BlockRecord, CanaryAnswer, Measured
 from sglang_ext.settings import Settings
 
 
@@ -102,6 +102,18 @@ class TrafficFinished(Recorded):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CanaryAnswered(Recorded):
+    """A candidate, whose trials these are, has answered the canary prompts."""
+
+    IDENTITY = ("cohort", "trials")
+
+    event: Literal["canary"] = "canary"
+    cohort: str
+    trials: tuple[str, ...]
+    answers: tuple[CanaryAnswer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CohortEnded(Recorded):
     """Nothing more will be measured in it."""
 
@@ -112,7 +124,16 @@ class CohortEnded(Recorded):
     reason: str
 
 
-Event = EngineStarted | HeadsTimed | RoundMeasured | TrialFailed | TrialDropped | TrafficFinished | CohortEnded
+Event = (
+    EngineStarted
+    | HeadsTimed
+    | RoundMeasured
+    | TrialFailed
+    | TrialDropped
+    | TrafficFinished
+    | CanaryAnswered
+    | CohortEnded
+)
 
 
 def to_line(event: Event, time_s: float) -> bytes:

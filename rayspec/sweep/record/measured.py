@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rayspec.farm.load import Traffic
-from rayspec.records import BlockRecord
+from rayspec.records import BlockRecord, CanaryAnswer
 from rayspec.sweep.plan.trials import Plan, Trial
 from rayspec.sweep.record.events import (
+    CanaryAnswered,
     CohortEnded,
     EngineStarted,
     Event,
@@ -35,6 +36,7 @@ class SweepState:
         self.finished: dict[tuple[str, Traffic], int] = {}  # by cohort: after how many passes
         self.begun: dict[str, None] = {}  # cohorts, in their order
         self.ended: dict[str, str] = {}  # cohorts, with the reason
+        self.canary: dict[Trial, tuple[CanaryAnswer, ...]] = {}
         self.spent_s = 0.0  # on measuring, engine starts left out
         self._failures: dict[Trial, dict[str | None, str]] = defaultdict(dict)
         self._cohorts: dict[Trial, set[str]] = defaultdict(set)  # in which it was measured
@@ -71,6 +73,8 @@ class SweepState:
                 self.dropped[self.trials[event.trial]] = event.passes
             case TrafficFinished():
                 self.finished[event.cohort, self._traffic[event.traffic]] = event.passes
+            case CanaryAnswered():
+                self.canary |= {self.trials[name]: event.answers for name in event.trials}
             case CohortEnded():
                 self.ended[event.cohort] = event.reason
 

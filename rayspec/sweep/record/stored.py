@@ -13,13 +13,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from rayspec.farm.load import Traffic
+from rayspec.records import CanaryAnswer
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.plan.trials import PLAIN, Trial
 from rayspec.sweep.record.metric_names import metric_name
 from rayspec.sweep.record.results import TrialResult
 from rayspec.tracking import TrackingError, redacted
+from sglang_ext.settings import build
 
 PAGE = 1000  # runs a call
+CANARY = "canary.json"  # artifact of a trial: what it answered to the canary prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,13 @@ class StoredSweep:
         """The requests of a trial, as publish wrote them."""
         text = self._artifact(self.run_ids[trial], "requests.jsonl")
         return [json.loads(line) for line in text.splitlines()]
+
+    def canary(self, trial: Trial) -> tuple[CanaryAnswer, ...]:
+        """What a trial answered to the canary prompts; empty where it was not asked."""
+        run_id = self.run_ids[trial]
+        if not any(file.path == CANARY for file in self.client.list_artifacts(run_id)):
+            return ()
+        return tuple(build(CanaryAnswer, answer) for answer in json.loads(self._artifact(run_id, CANARY)))
 
     def config_yaml(self) -> str:
         return self._artifact(self.run_id, "config.yaml")
