@@ -118,7 +118,7 @@ class Noise:
 
     @classmethod
     def read(cls, file: Path) -> "Noise":
-        """Of a sweep's journal (.jsonl), or of the JSON of an A/A gate or of gate_aa.py."""
+        """Of a sweep's journal (.jsonl), or of the JSON of an A/A gate or of gate_series.py."""
         if file.suffix == ".jsonl":
             return cls.of_journal(file)
         found = json.loads(file.read_text())
