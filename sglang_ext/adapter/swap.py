@@ -1,11 +1,14 @@
 """Live swap: replace drafter and head in a running scheduler, without a restart."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_ext.adapter.metrics import metrics
+from sglang_ext.adapter.ranks import OtherRankFailed, on_all_ranks, said_by_all
 from sglang_ext.drafters.checkpoint import origins, read_tensors
-from sglang_ext.drafters.checkpoint_config import read_info
+from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
+from sglang_ext.fingerprints import combined_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +20,9 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     """Installed as `Scheduler.rayspec_swap_drafter`, called through `Engine.collective_rpc` on every rank.
 
     Graphs of the draft passes are captured again, but for one that has stayed: so many that ran before stay beside the
-    running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit, and
-    RuntimeError while requests run; the drafter is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none
-    is left.
+    running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit or is
+    not the same on all ranks, and RuntimeError while requests run; the drafter is then unchanged. Raises RuntimeError
+    with `NOT_CAPTURED` where none is left, on any rank.
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "swap"):
@@ -29,11 +32,26 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     worker.check_swappable()
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
-    info = read_info(path)
-    found = origins(info)
     worker.resident = resident
-    if not worker.run_again(info, found):
-        worker.swap(info, read_tensors(info, worker.held(found)), found)
+    group = scheduler.tp_group
+    info, found = on_all_ranks(group, lambda: _looked_up(path))  # a node may lack the files
+    if len(set(said_by_all(group, combined_sha256(found)))) > 1:
+        raise ValueError(f"the files of {path} are not the same on all nodes; bring the same ones to each")
+    try:
+        on_all_ranks(group, lambda: _swap(worker, info, found))
+    except OtherRankFailed as error:
+        worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} {error}; swap in another drafter, or start anew"
+        raise RuntimeError(worker.refusal) from error
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)
+
+
+def _looked_up(path: str) -> tuple[CheckpointInfo, dict[str, str]]:
+    info = read_info(path)
+    return info, origins(info)
+
+
+def _swap(worker: Any, info: CheckpointInfo, found: Mapping[str, str]) -> None:
+    if not worker.run_again(info, found):
+        worker.swap(info, read_tensors(info, worker.held(found)), found)

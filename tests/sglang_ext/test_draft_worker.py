@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import swap
 from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.ranks import on_all_ranks
 from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers import extend_graphs
@@ -120,6 +122,7 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     for module in (draft_worker, extend_graphs):
         monkeypatch.setattr(module, "get_spec", lambda: found)
+    monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=1))
     return found
 
 
@@ -205,6 +208,15 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
     assert worker.refusal is None
 
 
+def scheduler_of(worker: Any) -> SimpleNamespace:
+    """One that is idle, on a single rank."""
+    return SimpleNamespace(
+        draft_worker=SimpleNamespace(draft_worker=worker),
+        flush_cache=lambda: True,
+        tp_group=SimpleNamespace(world_size=1),
+    )
+
+
 class Hosting(Model):
     """With a body that writes down what is loaded into it."""
 
@@ -261,7 +273,7 @@ def test_a_swap_reads_no_body_that_is_there(
 
     monkeypatch.setattr(checkpoint, "safe_open", Reading)
     model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
-    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+    scheduler = scheduler_of(worker)
     swap.swap_drafter(scheduler, str(folder))
     named = set(read)
     drafter, info = load_drafter(str(folder))
@@ -288,7 +300,7 @@ class Swapping:
         self.worker, self.captured = worker, list[str]()
         self.errors: list[Exception] = []  # of the captures to come
         self.model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
-        self.scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+        self.scheduler = scheduler_of(worker)
         monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda _: self.capture())
         monkeypatch.setattr(EagleDraftWorker, "init_attention_backend", lambda _: self.new_backends())
         self.new_backends()
@@ -397,6 +409,55 @@ def test_where_memory_is_short_those_that_stay_go(worker: Any, monkeypatch: pyte
     assert worker._residents == (), "what failed is not kept"
 
 
+@dataclass
+class Ranks:
+    """A group of two, of which the other says `words`, one after the other."""
+
+    words: list[str | None]
+    world_size: int = 2
+    cpu_group: None = None
+
+    def gather(self, found: list[Any], own: Any, group: None) -> None:
+        other = self.words.pop(0)
+        found[:] = [own, own if other == "the same" else other]
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(
+    ("words", "message", "is_left"),
+    [
+        ([None, "the same", None], None, True),
+        (["no drafter weights at /node/two"], "on tensor-parallel rank 1: no drafter weights at /node/two", True),
+        ([None, "0" * 64], "the files of .* are not the same on all nodes", True),
+        ([None, "the same", "CUDA out of memory"], "could not be captured .* rank 1: CUDA out of memory; swap", False),
+    ],
+)
+def test_ranks_swap_together_or_say_that_they_did_not(
+    words: list[str | None], message: str | None, is_left: bool, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = Swapping(worker, monkeypatch)
+    before, s.scheduler.tp_group = s.state, Ranks(words)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
+    with nullcontext() if message is None else pytest.raises((ValueError, RuntimeError), match=message):
+        s.to(DRAFTERS["specvocab"])
+    assert (worker.refusal is None) == is_left
+    has_changed = message is None or not is_left
+    assert (s.state[-1] is before[-1]) != has_changed
+    assert words == [], "all ranks take part in every exchange, or wait for each other for ever"
+
+
+def test_a_rank_that_fails_itself_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, told = Ranks([None]), list[Any]()
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda found, own, group: told.append(own))
+
+    def work() -> None:
+        raise ValueError("it does not fit")
+
+    with pytest.raises(ValueError, match=r"^it does not fit$"):
+        on_all_ranks(group, work)
+    assert told == ["it does not fit"]
+
+
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +473,7 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
             raise error
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
-    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(draft_worker=worker), flush_cache=lambda: True)
+    scheduler = scheduler_of(worker)
 
     def collective_rpc(method: str, path: str, resident: int) -> None:
         try:

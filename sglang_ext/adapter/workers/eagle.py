@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
@@ -118,7 +118,8 @@ class HeadDraftWorker(EagleDraftWorker):
             self._capture_cuda_graphs()
 
     def _capture_beside(self) -> None:
-        """The same beside those that stay, or in their place where memory is short."""
+        """The same beside those that stay, or in their place where memory is short on a single rank: of several, the
+        others would wait for a pass that this one does again alone."""
         if not GraphSet.of(self).runners:  # a device without graphs
             return
         try:
@@ -126,6 +127,8 @@ class HeadDraftWorker(EagleDraftWorker):
                 self.init_attention_backend()
                 self._capture_cuda_graphs()
         except torch.OutOfMemoryError:
+            if get_parallel().tp_size > 1:
+                raise
             logger.warning("no memory to keep %d drafters beside the running one; they go", len(self._residents))
             GraphSet.of(self).free()  # as far as they are captured
             self._let_go(0)

@@ -51,6 +51,7 @@ class CarriedDrafting:
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
+    refusal: str | None = None  # why no drafter is left, where another rank has none; requests do not come this far
     resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
