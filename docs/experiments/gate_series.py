@@ -1,8 +1,8 @@
 """Real gates of a drafter against itself, or against a worse one, one after the other on one engine, each as if it were
-alone.
+alone; or of two servers.
 
-python docs/experiments/gate_series.py --out FILE [--runs 10] [--minutes 10] [--slower 0.05 | --noise 0.01]
-    DRAFTER [key=value ...]
+python docs/experiments/gate_series.py --out FILE [--runs 10] [--minutes 10]
+    [--slower 0.05 | --noise 0.01 | --against ADDRESS] DRAFTER_OR_ADDRESS [key=value ...]
 
 `--slower`: the candidate is a copy whose speed is lower by this share, since each pass of the engine sleeps
 (slow_drafter.py). `--noise`: a copy with noise in its matrices, normal, of this share of a matrix's standard deviation.
@@ -17,6 +17,8 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,11 +33,14 @@ from slow_drafter import SLOW, install
 from rayspec.config import load_config
 from rayspec.gate.config import GateConfig
 from rayspec.gate.engines import prepare_drafters, running_drafters
-from rayspec.gate.report import find, text
+from rayspec.gate.report import Finding, find, text
 from rayspec.gate.rounds import Gate
+from rayspec.gate.run import EndpointOptions, run_gate
 from rayspec.provenance import provenance
 from rayspec.shipped import drafter_path
 from sglang_ext.whole import write_whole
+
+OneGate = Callable[[GateConfig], tuple[Finding, Gate]]
 
 
 def main() -> None:
@@ -46,26 +51,46 @@ def main() -> None:
     worse = parser.add_mutually_exclusive_group()
     worse.add_argument("--slower", type=float, default=0.0)
     worse.add_argument("--noise", type=float, default=0.0)
+    worse.add_argument("--against", metavar="ADDRESS", help="of another server; the first one is an address, too")
     parser.add_argument("drafter")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
     asked = {"drafter": options.drafter, "settings": sorted(options.overrides), "minutes": options.minutes}
-    asked |= {name: getattr(options, name) for name in ("slower", "noise") if getattr(options, name)}
-    runs = runs_before(options.out, asked)
+    asked |= {name: getattr(options, name) for name in ("slower", "noise", "against") if getattr(options, name)}
+    runs, config = runs_before(options.out, asked), load_config(GateConfig, None, options.overrides)
+    with (servers if options.against else drafters)(options, config) as one_gate:
+        for seed in range(len(runs), options.runs):
+            finding, gate = one_gate(replace(config, seed=seed))
+            print(f"run {seed}\n{text(finding)}", flush=True)
+            blocks = [[(side, round(s, 4), tokens) for side, s, tokens in b] for b in gate.measured.rounds]
+            runs.append({"measured_by": provenance(), **asdict(finding), "blocks": blocks})
+            write_whole(options.out, json.dumps(summary(asked, runs)) + "\n")
+
+
+@contextmanager
+def drafters(options: argparse.Namespace, config: GateConfig) -> Iterator[OneGate]:
     with TemporaryDirectory() as place:
         candidate = made_worse(options, Path(place)) if options.slower or options.noise else options.drafter
-        config = load_config(GateConfig, None, options.overrides)
         sides = prepare_drafters(config, [options.drafter, candidate])
         with running_drafters(*sides, Path(place) / "logs") as running:
-            for seed in range(len(runs), options.runs):
+
+            def one_gate(config: GateConfig) -> tuple[Finding, Gate]:
                 begin = time.monotonic()
-                gate = Gate(replace(config, seed=seed), running, sides[0].prepared.prompts, has_tau=True)
+                gate = Gate(config, running, sides[0].prepared.prompts, has_tau=True)
                 gate.run(begin + 60 * options.minutes)
-                finding = find(gate, compares=True, seconds=time.monotonic() - begin)
-                print(f"run {seed}\n{text(finding)}", flush=True)
-                blocks = [[(side, round(s, 4), tokens) for side, s, tokens in b] for b in gate.measured.rounds]
-                runs.append({"measured_by": provenance(), **asdict(finding), "blocks": blocks})
-                write_whole(options.out, json.dumps(summary(asked, runs)) + "\n")
+                return find(gate, compares=True, seconds=time.monotonic() - begin), gate
+
+            yield one_gate
+
+
+@contextmanager
+def servers(options: argparse.Namespace, config: GateConfig) -> Iterator[OneGate]:
+    def one_gate(config: GateConfig) -> tuple[Finding, Gate]:
+        asked = replace(config, max_minutes=options.minutes)
+        sources = [options.drafter, options.against]
+        return run_gate(asked, sources, [EndpointOptions()] * 2, time.monotonic() + 60 * options.minutes)
+
+    yield one_gate
 
 
 def runs_before(file: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
