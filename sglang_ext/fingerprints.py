@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 SETTLED_S = 2.0
@@ -18,7 +18,7 @@ def file_sha256(file: str | Path) -> str:
     return read(Path(file).resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _sha256(file: Path, *version: int) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

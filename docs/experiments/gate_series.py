@@ -57,7 +57,13 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     asked = {"drafter": options.drafter, "settings": sorted(options.overrides), "minutes": options.minutes}
     asked |= {name: getattr(options, name) for name in ("slower", "noise", "against") if getattr(options, name)}
+    if not 0 <= options.slower < 1:
+        parser.error(f"--slower must be a share below 1, got {options.slower}")
     runs, config = runs_before(options.out, asked), load_config(GateConfig, None, options.overrides)
+    if len(runs) >= options.runs:
+        print(f"{options.out} has {len(runs)} runs already")
+        return
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with (servers if options.against else drafters)(options, config) as one_gate:
         for seed in range(len(runs), options.runs):
             finding, gate = one_gate(replace(config, seed=seed))
@@ -72,7 +78,7 @@ def drafters(options: argparse.Namespace, config: GateConfig) -> Iterator[OneGat
     with TemporaryDirectory() as place:
         candidate = made_worse(options, Path(place)) if options.slower or options.noise else options.drafter
         sides = prepare_drafters(config, [options.drafter, candidate])
-        with running_drafters(*sides, Path(place) / "logs") as running:
+        with running_drafters(*sides, options.out.with_suffix(".logs")) as running:
 
             def one_gate(config: GateConfig) -> tuple[Finding, Gate]:
                 begin = time.monotonic()

@@ -128,8 +128,10 @@ def text(finding: Finding) -> str:
 def _way_out(finding: Finding) -> str:
     open_ones = [n for n, f in (("speed", finding.speed), ("tau", finding.tau)) if f and f.verdict is Verdict.UNDECIDED]
     return (
-        f"{' and '.join(open_ones)}: neither a loss nor that there is none could be shown; raise --max-minutes, take "
-        "more prompts (workload) or longer answers (max_new_tokens), or measure on a quieter machine"
+        f"{' and '.join(open_ones)}: neither a loss nor that there is none could be shown; raise --max-minutes or "
+        "concurrency, take longer answers (max_new_tokens), or measure on a quieter machine. A greedy tau is told once "
+        "all prompts are through and some of them again, so fewer prompts (workload) tell it sooner, and drawn answers "
+        "by their number"
     )
 
 

@@ -222,7 +222,13 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
             f"sweep {sweep.name} ({sweep.run_id}) was made by an earlier release, which did not note the fingerprint "
             "of its target, so it cannot be checked what its winner is served with; sweep again"
         )
-    engine = engine_config(sweep)
+    engine, canary = engine_config(sweep), sweep.canary(best.trial)
+    if not canary and sweep.params.get("canary") == "true":
+        logger.warning(
+            "trial %s was not asked the canary prompts (its cohort was given up, another was faster in it, or its "
+            "engine did not answer), so a canary holds its tau against that of a running version alone",
+            best.trial.name,
+        )
     return ServingRecord(
         head=best.trial.label,
         target=sweep.params["target"],
@@ -230,7 +236,7 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
         files={},
         # a sweep that ran with code of the target's authors may be promoted; who serves it says so again
         flags={k: v for k, v in serving_flags(engine, best.trial).items() if k not in NOT_OF_A_RECORD},
-        canary=sweep.canary(best.trial),
+        canary=canary,
         num_threads=engine.get("num_threads"),
         nodes=engine.get("nodes", 1),
         evidence=evidence(sweep, best),

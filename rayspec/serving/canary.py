@@ -102,6 +102,16 @@ def refusal(
     return _below_running(new, running, record.evidence, running_record.evidence, bounds)
 
 
+def passed(new: Sequence[Answer], running: Sequence[Answer], record: ServingRecord) -> str:
+    """What is said of a version that was not refused beside a running one."""
+    same = sum(a.output_ids == b.output_ids for a, b in zip(new, running, strict=True))
+    taus = measured_tau(new, record)
+    then = "" if taus is None else f", {taus.now / taus.measured:.3f} of what it was when it was measured"
+    if record.canary and taus is None:
+        then = "; most answers are others than when it was measured, so that it was held against the running one's"
+    return f"{same} of {len(new)} answers are the running version's; tau {tau(new):.3f}{then}"
+
+
 def below_evidence(new: Sequence[Answer], record: ServingRecord, bounds: CanaryBounds) -> str | None:
     """Why a version may take no traffic, by what was measured of it alone; None where it may."""
     reason = _below_promise(new, record.evidence, bounds)

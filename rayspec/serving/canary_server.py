@@ -126,6 +126,8 @@ def check_promise(
     if reason is not None:
         raise ValueError(f"{champion.name} takes no traffic: {reason}; {way_out}")
     then = "" if taus is None else f" ({taus.now / taus.measured:.3f} of what it was when it was measured)"
+    if record.canary and taus is None:
+        then = "; most answers are others than when it was measured, so that it cannot be held against that"
     log.info("%s: tau on the canary prompts is %.3f%s", champion.name, tau(answers), then, extra=about)
 
 

@@ -89,7 +89,7 @@ class Ingress:
             found = await asked.results_async(timeout_s=TAKE_TIMEOUT_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             return unavailable(f"the replicas do not tell their counters ({type(error).__name__})")
-        told = dict(answer for answer in found if not isinstance(answer, BaseException))
+        told = [answer for answer in found if not isinstance(answer, BaseException)]
         if not told:
             return unavailable("no replica tells its counters")
         return Response(await asyncio.to_thread(merged, told), media_type=CONTENT_TYPE_LATEST)

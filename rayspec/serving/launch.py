@@ -19,6 +19,7 @@ from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import PolicyTable
 
 SERVER = (sys.executable, "-m", "sglang.launch_server")
+OTHER_DRAFTS = ("speculative-adaptive", "speculative-adaptive-config", "speculative-draft-window-size")
 MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
@@ -50,7 +51,8 @@ def server_command(
     if has_policy:
         assert champion.policy is not None, "it has one"
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
-    flags = {"max_queued_requests": MAX_QUEUED, **flags, "host": host, "port": port}
+    # tau and times under traffic are read there
+    flags = {"max_queued_requests": MAX_QUEUED, **flags, "enable_metrics": True, "host": host, "port": port}
     return [*SERVER, *arguments(flags), *more]
 
 
@@ -62,8 +64,8 @@ def meant_by(words: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def other_shape(words: Sequence[str]) -> list[str]:
-    """The words that may set another draft length than a champion was measured with."""
-    return meant_by(words, [name.replace("_", "-") for name in SHAPE])
+    """The words that may set other drafts than a champion was measured with."""
+    return meant_by(words, [*(name.replace("_", "-") for name in SHAPE), *OTHER_DRAFTS])
 
 
 def policy_flags(policy: PolicyTable, file: Path, topk: int) -> dict[str, Any]:

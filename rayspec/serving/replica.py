@@ -22,6 +22,7 @@ from rayspec.serving.canary_server import answers_of, try_version
 from rayspec.serving.figures import Totals, read_totals
 from rayspec.serving.process import HEALTH_TIMEOUT_S, STOP_TIMEOUT_S, ServerFailed
 from rayspec.serving.relay import Message, Passed, ReplicaGone, Taken, relay
+from rayspec.serving.scrape import Told
 from rayspec.serving.version import ServedVersion, logger, start_server
 
 WATCH_S = 0.5
@@ -85,12 +86,12 @@ class Replica:
         """Which version it serves; `told`: see `canary_answers`."""
         return self._version.source
 
-    async def metrics(self) -> tuple[str, str]:
-        """(this replica's name, what its server says under /metrics). Raises ServerFailed where it says none."""
+    async def metrics(self) -> Told:
+        """Raises ServerFailed where its server tells none."""
         response = await self._client.get("/metrics", timeout=METRICS_TIMEOUT_S)
         if response.status_code != 200:
             raise ServerFailed(f"SGLang's /metrics answered {response.status_code}")
-        return self._name, response.text
+        return Told(self._name, self._version.name, response.text)
 
     def stop(self) -> None:
         """End the server once what runs has ended. May be called twice."""

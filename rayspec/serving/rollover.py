@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rayspec.messages import first_line
 from rayspec.serving import events as kinds
-from rayspec.serving.canary import Answer, CanaryBounds, refusal, tau
+from rayspec.serving.canary import Answer, CanaryBounds, passed, refusal, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import Events
 from rayspec.serving.figures import Totals, WatchBounds, Window, pooled, silent, spent, window, worse
@@ -175,7 +175,8 @@ class Rollover:
             reason = self._refusal(champion, new, running)
             if reason is not None:
                 return self._refuse(version, reason, _figures(new, running))
-            self._events.record(kinds.CANARY_PASSED, version, "", _figures(new, running))
+            said = passed(new, running, champion.record)
+            self._events.record(kinds.CANARY_PASSED, version, said, _figures(new, running))
             counted = self._stage.totals(champion)  # where it was under traffic once before
             self._stage.put_in(champion, version)
         except ValueError as error:
@@ -185,10 +186,10 @@ class Rollover:
         except Exception as error:  # whatever it is, the version under traffic goes on
             log.exception("version %s was not put in", version)
             raise Postponed(f"{type(error).__name__}: {first_line(error)}") from error
-        said = f"in place of version {self.version}"
+        in_place = f"in place of version {self.version}"
         self.champion, self.version, self._before, self._owed = champion, version, before, None
         self._seen.clear()
-        self._events.record(kinds.SWAPPED, version, said)
+        self._events.record(kinds.SWAPPED, version, in_place)
         self._watch(counted, version)
 
     def _refusal(self, champion: Champion, new: Sequence[Answer], running: Sequence[Answer]) -> str | None:

@@ -67,8 +67,7 @@ def served_version(
         target=target,
         force=force,
         follows_policy=follows_policy,
-        # tau and times under traffic are read there
-        more=(*more, *(() if "--enable-metrics" in more else ("--enable-metrics",))),
+        more=tuple(more),
         num_threads=champion.record.num_threads or _threads(),
         tracking_uri=tracking_uri,
         access=access,

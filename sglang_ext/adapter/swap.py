@@ -37,8 +37,9 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     info, found = on_all_ranks(group, lambda: _looked_up(path))  # a node may lack the files
     if len(set(said_by_all(group, combined_sha256(found)))) > 1:
         raise ValueError(f"the files of {path} are not the same on all nodes; bring the same ones to each")
+    stay_everywhere = set(said_by_all(group, "here" if worker.stays(info, found) else "read")) == {"here"}
     try:
-        on_all_ranks(group, lambda: _swap(worker, info, found))
+        on_all_ranks(group, lambda: _put_in(worker, info, found, stays=stay_everywhere))
     except OtherRankFailed as error:
         worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} {error}; swap in another drafter, or start anew"
         raise RuntimeError(worker.refusal) from error
@@ -52,6 +53,8 @@ def _looked_up(path: str) -> tuple[CheckpointInfo, dict[str, str]]:
     return info, origins(info)
 
 
-def _swap(worker: Any, info: CheckpointInfo, found: Mapping[str, str]) -> None:
-    if not worker.run_again(info, found):
+def _put_in(worker: Any, info: CheckpointInfo, found: Mapping[str, str], *, stays: bool) -> None:
+    if stays:
+        worker.run_again(info, found)
+    else:
         worker.swap(info, read_tensors(info, worker.held(found)), found)

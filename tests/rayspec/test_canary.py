@@ -32,6 +32,7 @@ from rayspec.serving.canary import (
     below_evidence,
     expected_ratio,
     measured_tau,
+    passed,
     refusal,
     requests,
     tau,
@@ -131,6 +132,12 @@ def test_tau_is_that_of_prompts_and_answers_that_were_measured() -> None:
         assert (found.prompts if found else 0) == prompts
         if found:
             assert found.now - found.measured == pytest.approx(0.5)
+
+
+def test_what_is_said_of_one_that_passed() -> None:
+    record = dataclasses.replace(champion("1").record, canary=as_measured(answers(1.5)))
+    said = passed(answers(1.45, different=[3]), answers(1.5), record)
+    assert said == "15 of 16 answers are the running version's; tau 2.462, 0.987 of what it was when it was measured"
 
 
 def test_the_ratio_that_evidence_promises() -> None:

@@ -1,5 +1,6 @@
 """The rules of a cohort, on engines that answer at once and die when they are told to."""
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from rayspec.sweep.plan.placement import Placement
 from rayspec.sweep.record.events import CanaryAnswered, RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
 from rayspec.sweep.record.journal import Journal, read
 from rayspec.sweep.record.measured import SweepState, read_state
-from rayspec.workloads.canary import CANARY_PROMPTS
+from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS
 
 CANDIDATES = 3
 
@@ -211,19 +212,81 @@ def test_the_fastest_answers_the_canary_prompts_once(tmp_path: Path) -> None:
         journal.write_bytes(b"".join(before_its_end[: len(before_its_end) - cut]))
         engines = FaultyEngines(lambda head, n: None)
         assert measure(journal, overrides, engines)[-1].is_done
-        assert engines.asked == ({"d3": 1} if cut else {})
+        assert engines.asked == ({"d3": len(CANARY_PROMPTS)} if cut else {})
         assert asked(journal) == [event] or cut
 
 
+class Unwilling(FaultyEngines):
+    """The engine of d3 dies of the canary prompts, and none starts again."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda head, n: self.dead() if (head, n) == ("d3", 5) else None)
+        self.is_dead = False
+
+    def dead(self) -> Exception:
+        self.is_dead = True
+        return EngineDied("killed")
+
+    def has_speculative(self, cohort: Any) -> bool:
+        return not self.is_dead and super().has_speculative(cohort)
+
+    def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
+        if self.is_dead:
+            raise EngineFailed("CUDA out of memory")
+        return super().start_speculative(cohort, candidate)
+
+
 def test_who_does_not_answer_the_canary_prompts_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    errors = [EngineFailed("the prompt is longer than the engine takes"), EngineDied("killed")]
-    for number, error in enumerate(errors):
+    refusing = FaultyEngines(lambda head, n: EngineFailed("it is too long") if (head, n) == ("d3", 5) else None)
+    for number, engines in enumerate((refusing, Unwilling())):
         journal = tmp_path / str(number)
-        engines = FaultyEngines(lambda head, n, error=error: error if (head, n) == ("d3", 5) else None)  # type: ignore[misc]
         assert measure(journal, ["canary=true"], engines)[-1].is_done
         assert asked(journal) == []
         assert failures(journal) == {}
-        assert f"d3 did not answer the canary prompts: {error}" in caplog.text
+    assert "d3 did not answer the canary prompts: it is too long" in caplog.text
+    assert "d3 did not answer the canary prompts: killed" in caplog.text
+
+
+def test_a_sweep_that_only_lacks_the_canary_fails_nothing_where_no_engine_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a killed one is resumed while others have the memory."""
+    journal = tmp_path / "j"
+    measure(journal, ["canary=false"], FakeEngines(CANDIDATES))
+    *before_its_end, _ = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(before_its_end))
+    engines = Unwilling()
+    engines.is_dead = True
+    assert measure(journal, ["canary=true"], engines)[-1].is_done
+    assert failures(journal) == {}
+    assert "d3 did not answer the canary prompts: CUDA out of memory" in caplog.text
+
+
+def test_it_is_asked_as_a_served_version_is(tmp_path: Path) -> None:
+    """Whatever the sweep asks for."""
+    seen: list[Load] = []
+
+    class Listening(FakeEngines):
+        def use(self, candidate: Candidate | None) -> Any:
+            engine = super().use(candidate)
+
+            class Heard(FakeEngine):
+                def measure(self, load: Load) -> Measured:
+                    seen.append(load)
+                    return super().measure(load)
+
+            return Heard(engine.gain, engine.draft_steps)
+
+        def load(self, prompts: Any, traffic: Any, **options: Any) -> Load:
+            own = {"temperature": 0.7, "ignore_eos": True, "chat_template": False}
+            own["max_new_tokens"] = options.get("max_new_tokens") or 2
+            return dataclasses.replace(super().load(prompts, traffic, **options), **own)
+
+    measure(tmp_path / "j", ["canary=true"], Listening(CANDIDATES))
+    own = [load for load in seen if load.prompts[0].category == "canary"]
+    assert [load.prompts[0].turns for load in own] == [(prompt,) for prompt in CANARY_PROMPTS]
+    found = {(x.temperature, x.ignore_eos, x.chat_template, x.max_new_tokens, x.traffic.concurrency) for x in own}
+    assert found == {(0.0, False, True, CANARY_TOKENS, 1)}
 
 
 def test_where_there_is_room_for_one_engine_the_fastest_takes_its_turn(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def test_a_good_version_is_put_in(world: World, tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.metrics["canary_tau"] == pytest.approx(tau(answers(1.5)))
     lines = Path(world.client.download_artifacts(run.info.run_id, FILE, str(tmp_path))).read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["found", "canary_passed", "swapped", "kept"]
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events] == ["found", "canary_passed", "swapped", "kept"]
+    assert all(event["reason"] for event in events)
+    assert events[1]["reason"] == "16 of 16 answers are the running version's; tau 2.494"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The counters of several replicas as one text."""
 
 from rayspec.serving.figures import read_totals
-from rayspec.serving.scrape import merged
+from rayspec.serving.scrape import Told, merged
 
 TOLD = """\
 # HELP rayspec_verified_requests_total Verify steps.
@@ -24,18 +24,18 @@ sglang:token_usage 0.25
 
 def test_samples_say_whose_they_are_and_add_up() -> None:
     one, other = TOLD.format(steps=10, accepted=6, requests=2), TOLD.format(steps=30, accepted=10, requests=4)
-    text = merged({"a": one, "b": other}).decode()
+    text = merged([Told("a", "drafter version 1", one), Told("b", "drafter version 2", other)]).decode()
     assert read_totals(text) == read_totals(one) + read_totals(other)
     lines = text.splitlines()
-    assert 'rayspec_verified_requests_total{draft_steps="4",replica="b"} 30.0' in lines
-    assert 'sglang:e2e_request_latency_seconds_bucket{le="+Inf",replica="a"} 2.0' in lines
+    assert 'rayspec_verified_requests_total{draft_steps="4",replica="b",version="drafter version 2"} 30.0' in lines
+    assert 'sglang:e2e_request_latency_seconds_bucket{le="+Inf",replica="a",version="drafter version 1"} 2.0' in lines
     assert [line for line in lines if line.startswith("sglang:token_usage{")] == [
-        'sglang:token_usage{replica="a"} 0.25',
-        'sglang:token_usage{replica="b"} 0.25',
+        'sglang:token_usage{replica="a",version="drafter version 1"} 0.25',
+        'sglang:token_usage{replica="b",version="drafter version 2"} 0.25',
     ]
     described = [line for line in lines if line.startswith("# TYPE")]
     assert len(described) == len(set(described)) == 4, "a metric is one group"
 
 
 def test_no_counters_are_none() -> None:
-    assert merged({"a": "", "b": "# nothing\n"}) == b""
+    assert merged([Told("a", "1", ""), Told("b", "1", "# nothing\n")]) == b""

@@ -395,18 +395,40 @@ def test_one_whose_files_have_changed_is_read_again(
 
 @pytest.mark.usefixtures("hosts")
 def test_where_memory_is_short_those_that_stay_go(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    s = Swapping(worker, monkeypatch)
+    s, short = Swapping(worker, monkeypatch), Exception("Capture cuda graph failed: CUDA out of memory")
     first = s.state
-    s.errors = [torch.OutOfMemoryError("CUDA out of memory")]
-    s.to(DRAFTERS["specvocab"])
+    s.errors = [short]
+    found = s.to(DRAFTERS["specvocab"])
     assert all(graphs.is_empty for graphs in first[2:4])
+    assert found[:2] == first[:2], "the backends that there were"
     assert worker.refusal is None
-    s.errors = [torch.OutOfMemoryError("CUDA out of memory")] * 2
+    assert worker._residents == ()
+    s.to(DRAFTERS["full"])
+    s.errors = [short] * 2
     with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):
-        s.to(DRAFTERS["full"])
-    s.to(DRAFTERS["truncated"])
+        s.to(DRAFTERS["truncated"])
+    s.to(DRAFTERS["specvocab"])
     assert worker.refusal is None
     assert worker._residents == (), "what failed is not kept"
+
+
+@pytest.mark.usefixtures("hosts")
+def test_of_several_ranks_none_makes_room_alone(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=2))
+    s.errors = [Exception("Capture cuda graph failed: CUDA out of memory")]
+    with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):
+        s.to(DRAFTERS["specvocab"])
+    assert s.captured == ["truncated"]
+
+
+@pytest.mark.usefixtures("hosts")
+def test_the_running_one_is_not_captured_again(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    for resident in (0, 2):
+        before = s.to(DRAFTERS["specvocab"], resident)
+        assert s.to(DRAFTERS["specvocab"], resident) == before
+    assert s.captured == ["truncated", "specvocab"]
 
 
 @dataclass
@@ -426,10 +448,14 @@ class Ranks:
 @pytest.mark.parametrize(
     ("words", "message", "is_left"),
     [
-        ([None, "the same", None], None, True),
+        ([None, "the same", "here", None], None, True),  # which reads it all the same, as this one does
         (["no drafter weights at /node/two"], "on tensor-parallel rank 1: no drafter weights at /node/two", True),
         ([None, "0" * 64], "the files of .* are not the same on all nodes", True),
-        ([None, "the same", "CUDA out of memory"], "could not be captured .* rank 1: CUDA out of memory; swap", False),
+        (
+            [None, "the same", "read", "CUDA out of memory"],
+            "could not be captured .* rank 1: CUDA out of memory; swap",
+            False,
+        ),
     ],
 )
 def test_ranks_swap_together_or_say_that_they_did_not(

@@ -38,7 +38,7 @@ from rayspec.sweep.record.events import (
 from rayspec.sweep.record.journal import JournalWriter
 from rayspec.sweep.record.measured import SweepState
 from rayspec.sweep.record.results import speedups
-from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS, canary_conversations
+from rayspec.workloads.canary import CANARY_TOKENS, canary_conversations
 from sglang_ext.drafters.counting import StepShape
 
 logger = logging.getLogger(__name__)
@@ -214,40 +214,47 @@ class CohortRun:
         self._time_heads()
 
     def _ask_canary(self) -> None:
-        """Ask the fastest candidate of each traffic the canary prompts. Who does not answer fails nothing by it."""
+        """Ask the fastest candidate of each traffic the canary prompts. What does not answer, or does not start again
+        for it, fails nothing by it: all that was to be measured is."""
         fastest = dict.fromkeys(filter(None, map(self._fastest, self.plan.traffic))) if self.config.canary else ()
         for candidate in fastest:
             trials = self._trials(candidate)
             if self.state.canary.keys() >= set(trials):
                 continue
-            load = self.engines.load(canary_conversations(), Traffic(concurrency=1), max_new_tokens=CANARY_TOKENS)
-            load = replace(load, temperature=0.0, ignore_eos=False, chat_template=True)  # as who serves it asks
             try:
-                if self.engines.placement.side_by_side:
-                    self._start_speculative()
-                else:
-                    self._take_turn(candidate)
-                requests = self.engines.use(candidate).measure(load).requests
+                answers = self._canary_answers(candidate)
             except EngineFailed as error:
                 logger.warning("%s did not answer the canary prompts: %s", candidate.label, first_line(error))
                 continue
-            answers = tuple(
-                CanaryAnswer(
-                    prompt=prompt,
-                    output_sha256=ids_sha256(r.output_ids),
-                    verify_steps=r.verify_steps,
-                    accepted_drafts=r.accepted_drafts,
-                )
-                for prompt, r in zip(CANARY_PROMPTS, requests, strict=True)
-            )
             names = tuple(t.name for t in trials)
             self._record(CanaryAnswered(cohort=self.cohort.name, trials=names, answers=answers))
+
+    def _canary_answers(self, candidate: Candidate) -> tuple[CanaryAnswer, ...]:
+        """As who serves it asks: greedily, one after the other, in the target's chat template. Raises EngineFailed."""
+        if not self.engines.placement.side_by_side:
+            self.engines.stop_plain()
+        if not self.engines.has_speculative(self.cohort):
+            self._started(f"steps{self.cohort.draft_steps}", self.engines.start_speculative(self.cohort, candidate))
+        engine, answers = self.engines.use(candidate), list[CanaryAnswer]()
+        for conversation in canary_conversations():  # each by itself, since a block has its time
+            load = self.engines.load((conversation,), Traffic(concurrency=1), max_new_tokens=CANARY_TOKENS)
+            load = replace(load, temperature=0.0, ignore_eos=False, chat_template=True)
+            (answer,) = engine.measure(load).requests
+            answers.append(
+                CanaryAnswer(
+                    prompt=conversation.turns[0],
+                    output_sha256=ids_sha256(answer.output_ids),
+                    verify_steps=answer.verify_steps,
+                    accepted_drafts=answer.accepted_drafts,
+                )
+            )
+        return tuple(answers)
 
     def _fastest(self, traffic: Traffic) -> Candidate | None:
         """The cohort's candidate that may be chosen under this traffic; None where no speed-up is known."""
 
         def rank(interval: Interval) -> tuple[bool, float]:
-            return (interval.low or 0.0) > 1, interval.value
+            return round(interval.low or 0.0, 2) > 1, interval.value  # as the report decides
 
         trials = [t for t in self.cohort.trials if t.traffic == traffic and self._is_candidate(t)]
         found = {t.candidate: i["plain"] for t in trials if "plain" in (i := self._speedups(t))}

@@ -19,10 +19,16 @@ from rayspec.sweep.plan.trials import PLAIN, Trial
 from rayspec.sweep.record.metric_names import metric_name
 from rayspec.sweep.record.results import TrialResult
 from rayspec.tracking import TrackingError, redacted
-from sglang_ext.settings import build
+from sglang_ext.json_text import parse_json
+from sglang_ext.settings import Settings, build
 
 PAGE = 1000  # runs a call
 CANARY = "canary.json"  # artifact of a trial: what it answered to the canary prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CanaryAnswers(Settings):
+    answers: tuple[CanaryAnswer, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +72,13 @@ class StoredSweep:
         return [json.loads(line) for line in text.splitlines()]
 
     def canary(self, trial: Trial) -> tuple[CanaryAnswer, ...]:
-        """What a trial answered to the canary prompts; empty where it was not asked."""
+        """What a trial answered to the canary prompts; empty where it was not asked. Raises ValueError for a file that
+        somebody has changed."""
         run_id = self.run_ids[trial]
         if not any(file.path == CANARY for file in self.client.list_artifacts(run_id)):
             return ()
-        return tuple(build(CanaryAnswer, answer) for answer in json.loads(self._artifact(run_id, CANARY)))
+        stored = {"answers": parse_json(self._artifact(run_id, CANARY).encode())}
+        return build(_CanaryAnswers, stored, f"{CANARY} of run {run_id}").answers
 
     def config_yaml(self) -> str:
         return self._artifact(self.run_id, "config.yaml")

@@ -253,6 +253,7 @@ class HostsHead(nn.Module, ABC):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load body and head. Raises ValueError unless names and shapes are exactly the checkpoint's."""
+        self.origins = self._origins()  # before they are read: files may be exchanged at any time
         tensors = {self.info.body.own_name(name): tensor for name, tensor in weights}
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors(tensors, self.info)
@@ -261,7 +262,14 @@ class HostsHead(nn.Module, ABC):
         _load_head(self.lm_head, tensors, self.info)
         self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
-        self.origins = origins(self.info)
+
+    def _origins(self) -> dict[str, str]:
+        """Empty for files that are not ours alone, such as those of a hub's name: a swap then reads all that it
+        needs."""
+        try:
+            return origins(self.info)
+        except ValueError:
+            return {}
 
     @property
     def hosted(self) -> Hosted:

@@ -6,6 +6,7 @@ are SGLang's; only their top-k is replaced by the head's. Drafters that are not 
 draft_tree hands on all candidates of the loop, and its pruner instead of EAGLE-2 chooses what is verified.
 """
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -68,47 +69,81 @@ class HeadDraftWorker(EagleDraftWorker):
         """Names of another drafter's tensors that need not be read for it."""
         return self.draft_runner.model.held(origins)
 
-    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
-        """Host a drafter that has stayed; whether it has, of these very files."""
-        found = next((r for r in self._residents if (r.hosted.info, r.hosted.origins) == (info, origins)), None)
-        if found is None:
-            return False
-        others = tuple(r for r in self._residents if r is not found)
-        self._residents = others if self.refusal is not None else (*others, self._running())
-        self.draft_runner.model.host_again(found.hosted)
-        found.graphs.put_in(self)
-        self.refusal = None
+    def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
+        """Whether a drafter of these very files is here already, running or beside the running one."""
+        return self.refusal is None and any(
+            (h.info, h.origins) == (info, origins)
+            for h in (self.draft_runner.model.hosted, *(r.hosted for r in self._residents))
+        )
+
+    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> None:
+        """Host one that stays."""
+        running = self._running()
+        every = {id(r): r for r in (running, *self._residents)}
+        found = next(r for r in every.values() if (r.hosted.info, r.hosted.origins) == (info, origins))
+        if found is not running:
+            self._residents = (*(r for r in self._residents if r is not found), running)
+            self.draft_runner.model.host_again(found.hosted)
+            found.graphs.put_in(self)
         self._let_go(self.resident)
-        return True
 
     def _running(self) -> Resident:
         return Resident(hosted=self.draft_runner.model.hosted, graphs=GraphSet.of(self))
 
     def _let_go(self, kept: int) -> None:
         """All but so many of those that stay, the oldest first."""
-        gone = len(self._residents) - kept
-        for resident in self._residents[: max(0, gone)]:
+        gone = max(0, len(self._residents) - kept)
+        for resident in self._residents[:gone]:
             resident.graphs.free()
-        self._residents = self._residents[max(0, gone) :]
+        self._residents = self._residents[gone:]
 
     def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of the same body shapes. Raises ValueError; the running one is then unchanged. Raises
         RuntimeError where capturing the draft passes fails: no drafter is left, and no request may come until a swap
         succeeds (`engine.swap_drafter` sees to it)."""
+        self._let_go(max(0, self.resident - 1))  # room for the new head, and then for the running one beside it
         before = self._running()
-        stays = self.draft_runner.model.swap(info, tensors, origins) and self.resident > 0 and self.refusal is None
-        self._residents = (*self._residents, before) if stays else self._residents
-        self._let_go(self.resident if stays else 0)
+        keeps = self.resident > 0 and self.refusal is None
+        if self.draft_runner.model.swap(info, tensors, origins) and keeps:
+            self._residents = (*self._residents, before)
+        else:
+            self._let_go(0)
         self.refusal = (
             f"the draft passes of {info.path} {NOT_CAPTURED} (the log says why); swap in another drafter, or start "
             "anew, with a lower --mem-fraction-static if memory was short"
         )
         try:
-            self._capture_beside() if stays else self._capture_again()
+            if not (self._residents and self._is_captured_beside(before.graphs)):
+                self._capture_again()
         except Exception as error:  # whatever of CUDA's
             logger.exception("capturing the draft passes of %s failed", info.path)
             raise RuntimeError(self.refusal) from error
         self.refusal = None
+
+    def _is_captured_beside(self, before: GraphSet) -> bool:
+        """Capture beside those that stay, the one that ran as `before` among them. Whether that has succeeded: where it
+        has not, for want of memory for the most part, all of them have gone. Several ranks would not know of each
+        other, so that there the error is raised."""
+        if not before.runners:  # a device without graphs
+            return True
+        try:
+            with self._capturing():
+                self.init_attention_backend()
+                self._capture_cuda_graphs()
+            return True
+        except Exception as error:  # SGLang makes one of its own of what CUDA raises
+            if get_parallel().tp_size > 1:
+                raise
+            logger.warning("%d drafters cannot stay beside the running one (%s)", len(self._residents), error)
+        failed = GraphSet.of(self)  # behind the handler, whose traceback holds what was half made
+        if failed.runners != before.runners:
+            failed.free()
+        before.without_graphs().put_in(self)
+        self._let_go(0)
+        gc.collect()
+        if has_accelerator():
+            torch.cuda.empty_cache()
+        return False
 
     def _capture_again(self) -> None:
         """The graphs that hold addresses of a head, in the place of the running ones. Those of prefills stay: they hold
@@ -116,25 +151,6 @@ class HeadDraftWorker(EagleDraftWorker):
         GraphSet.of(self).free()
         with self._capturing():
             self._capture_cuda_graphs()
-
-    def _capture_beside(self) -> None:
-        """The same beside those that stay, or in their place where memory is short on a single rank: of several, the
-        others would wait for a pass that this one does again alone."""
-        if not GraphSet.of(self).runners:  # a device without graphs
-            return
-        try:
-            with self._capturing():
-                self.init_attention_backend()
-                self._capture_cuda_graphs()
-        except torch.OutOfMemoryError:
-            if get_parallel().tp_size > 1:
-                raise
-            logger.warning("no memory to keep %d drafters beside the running one; they go", len(self._residents))
-            GraphSet.of(self).free()  # as far as they are captured
-            self._let_go(0)
-            torch.cuda.empty_cache()
-            with self._capturing():
-                self._capture_cuda_graphs()
 
     @contextmanager
     def _capturing(self) -> Iterator[None]:

@@ -58,8 +58,7 @@ class CarriedDrafting:
         """Names of another drafter's tensors that need not be read for it: none, since a whole new one is made."""
         return set()
 
-    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
-        """No other one has stayed."""
+    def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
         return False
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:

@@ -1,7 +1,7 @@
 """Drafters that stay beside the running one, each a head with the graphs of its own, so that a swap back to one costs
 nothing. All share the running body: a swap that changes it lets them go."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_ext.adapter.models.hosted_head import Hosted
@@ -25,6 +25,9 @@ class GraphSet:
     def runners(self) -> list[Any]:
         """None where this device has no graphs."""
         return [r for r in (self.cuda_graph_runner, self.cuda_graph_runner_for_draft_extend) if r is not None]
+
+    def without_graphs(self) -> "GraphSet":
+        return replace(self, cuda_graph_runner=None, cuda_graph_runner_for_draft_extend=None)
 
     def put_in(self, worker: Any) -> None:
         for name in self.__dataclass_fields__:
