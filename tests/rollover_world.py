@@ -14,13 +14,19 @@ from typing import Any
 
 import httpx
 import torch
+from canary_answers import as_measured
 from fixture_models import TARGET
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 
-from rayspec.serving.champion import PINNED
+from rayspec.records import CanaryAnswer
+from rayspec.serving.access import Access
+from rayspec.serving.canary_server import answers_of_a_canary
+from rayspec.serving.champion import PINNED, find_champion
+from rayspec.serving.process import LOOPBACK
 from rayspec.serving.record import ServingRecord, files_sha256
+from rayspec.serving.version import Serving
 from rayspec.sweep.record.folder import target_files_sha256
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
@@ -45,6 +51,7 @@ def write_champion(
     target: Path = TARGET,
     flags: Mapping[str, Any] = FLAGS,
     policy: Path | None = None,
+    canary: tuple[CanaryAnswer, ...] = (),
     damage: Callable[[Path], None] | None = None,
 ) -> str:
     """A champion's folder with evidence of that tau; the fingerprint of its record. `damage`: to its files, before the
@@ -62,6 +69,7 @@ def write_champion(
         files=files_sha256(folder),
         flags={**CHAIN, **flags},
         num_threads=1,
+        canary=canary,
         evidence=evidence | {"target": str(target), "speedup_vs_plain": "1.5"},
     )
     return record.write(folder)
@@ -72,6 +80,32 @@ def edit_weights(folder: Path, name: str, edit: Callable[[torch.Tensor], torch.T
     tensors = load_file(folder / WEIGHTS)
     found = next(full for full in tensors if full.startswith(name))
     tensors[found] = edit(tensors[found])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def canary_of(folder: Path, drafter: Path) -> tuple[CanaryAnswer, ...]:
+    """What a server of a drafter answers to the canary prompts, for the evidence of its versions."""
+    write_champion(folder, drafter, tau=2.0)
+    serving = Serving(
+        host=LOOPBACK,
+        port=0,
+        access=Access(),
+        target=None,
+        force=False,
+        follows_policy=False,
+        more=(),
+        tracking_uri=None,
+    )
+    return as_measured(answers_of_a_canary(serving.version(find_champion(str(folder), None), str(folder))))
+
+
+def add_noise(folder: Path, share: float = 0.1) -> None:
+    """To each matrix, of this share of its standard deviation: its drafts are worse, and all else is as it was."""
+    tensors, generator = load_file(folder / WEIGHTS), torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensors[name] = (tensor.float() + share * tensor.float().std() * noise).to(tensor.dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -100,11 +134,9 @@ def cut_short(folder: Path) -> None:
     os.truncate(folder / WEIGHTS, 1000)
 
 
-def register(
-    client: MlflowClient, folder: Path, drafter: Path, *, tau: float, damage: Callable[[Path], None] | None = None
-) -> str:
-    """A new version of MODEL, its files in `folder`."""
-    pinned = write_champion(folder, drafter, tau=tau, damage=damage)
+def register(client: MlflowClient, folder: Path, drafter: Path, *, tau: float, **options: Any) -> str:
+    """A new version of MODEL, its files in `folder`; `options`: see `write_champion`."""
+    pinned = write_champion(folder, drafter, tau=tau, **options)
     with suppress(MlflowException):  # it is there
         client.create_registered_model(MODEL)
     return str(client.create_model_version(MODEL, folder.as_uri(), tags={PINNED: pinned}).version)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from rollover_world import (
     ALIAS,
     FLAGS,
     MODEL,
+    add_noise,
     ask,
+    canary_of,
     cut_short,
     make_random,
     name_other_target,
@@ -47,6 +50,7 @@ TOKENS = 32
 # {fault: (damage before the version's record is made, after it is registered, what is said of it)}
 BAD: dict[str, tuple[Callable[[Path], None] | None, Callable[[Path], None] | None, str]] = {
     "random": (make_random, None, "tau on the canary prompts is"),
+    "worse": (add_noise, None, "on the 16 canary prompts that it answers as when it was measured is"),
     "nan": (put_nan, None, "fc.weight holds NaN or Inf"),
     "other-target": (name_other_target, None, "was trained for target"),
     "cut-short": (None, cut_short, "model.safetensors was cut short"),
@@ -107,10 +111,13 @@ def is_healthy(port: int) -> bool:
 @pytest.mark.engine
 def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
-    second = register(store, tmp_path / "second", DRAFTERS["full"], tau=3.0)
+    known = {kind: canary_of(tmp_path / f"asked-{kind}", DRAFTERS[kind]) for kind in ("full", "slimspec")}
+    first, second = (
+        register(store, tmp_path / name, DRAFTERS[kind], tau=3.0, canary=known[kind])
+        for name, kind in (("first", "full"), ("second", "slimspec"))
+    )
     bad = {
-        fault: register(store, tmp_path / fault, DRAFTERS["full"], tau=3.0, damage=damage)
+        fault: register(store, tmp_path / fault, DRAFTERS["full"], tau=3.0, canary=known["full"], damage=damage)
         for fault, (damage, _, _) in BAD.items()
     }
     for fault, (_, damage, _) in BAD.items():
@@ -201,11 +208,17 @@ def kill_again_and_again(process: subprocess.Popen[bytes], old: set[int], log: P
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize(("damage", "reason"), [("slow", "ms under traffic"), ("dies", "3 of its servers died")])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [("slow", "ms under traffic"), ("dies", "3 of its servers died"), ("drafts less", "tau under traffic")],
+)
 def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, damage: str, reason: str) -> None:
-    """Which the canary could not see: its server becomes slow, or dies, once it is in."""
-    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    first, second = (register(store, tmp_path / name, DRAFTERS["full"], tau=3.0) for name in ("first", "second"))
+    """Which the canary could not see: its server becomes slow, or dies, once it is in, or its evidence promised no more
+    than it gives."""
+    store, noise = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db"), partial(add_noise, share=0.15)
+    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
+    worse = {"tau": 2.1, "damage": noise} if damage == "drafts less" else {"tau": 3.0}
+    second = register(store, tmp_path / "second", DRAFTERS["full"], **worse)
     point_at(store, first)
     prompts = prompt_texts(6)
     expected = plain_answers(prompts, tmp_path)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import mlflow.artifacts
 import pytest
+from canary_answers import as_measured
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 from synthetic import SyntheticSweep
-from versions import answers, as_measured
+from versions import answers
 
 from rayspec.driver.publish import Publisher
 from rayspec.provenance import provenance

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canary_answers import as_measured
 from fixture_models import TARGET
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import (
@@ -22,7 +23,7 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayTaskError,
 )
-from versions import EVIDENCE, answers, as_measured, champion
+from versions import EVIDENCE, answers, champion
 
 from rayspec.serving import canary_server, cluster
 from rayspec.serving.access import Access

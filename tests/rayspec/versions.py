@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayspec.records import CanaryAnswer, ids_sha256
 from rayspec.serving.canary import Answer
 from rayspec.serving.champion import Champion
 from rayspec.serving.record import ServingRecord
@@ -32,16 +31,3 @@ def answers(accepted: float, *, different: Sequence[int] = ()) -> list[Answer]:
             )
         )
     return found
-
-
-def as_measured(answered: Sequence[Answer]) -> tuple[CanaryAnswer, ...]:
-    """What a sweep would have noted of these answers."""
-    return tuple(
-        CanaryAnswer(
-            prompt=prompt,
-            output_sha256=ids_sha256(answer.output_ids),
-            verify_steps=answer.verify_steps,
-            accepted_drafts=answer.accepted_drafts,
-        )
-        for prompt, answer in zip(CANARY_PROMPTS, answered, strict=True)
-    )
