@@ -105,11 +105,17 @@ def refusal(
 def passed(new: Sequence[Answer], running: Sequence[Answer], record: ServingRecord) -> str:
     """What is said of a version that was not refused beside a running one."""
     same = sum(a.output_ids == b.output_ids for a, b in zip(new, running, strict=True))
-    taus = measured_tau(new, record)
-    then = "" if taus is None else f", {taus.now / taus.measured:.3f} of what it was when it was measured"
-    if record.canary and taus is None:
-        then = "; most answers are others than when it was measured, so that it was held against the running one's"
-    return f"{same} of {len(new)} answers are the running version's; tau {tau(new):.3f}{then}"
+    return f"{same} of {len(new)} answers are the running version's; {said_of_tau(new, record)}"
+
+
+def said_of_tau(new: Sequence[Answer], record: ServingRecord) -> str:
+    """Of a version that was not refused."""
+    taus, said = measured_tau(new, record), f"tau on the canary prompts is {tau(new):.3f}"
+    if taus is not None:
+        return f"{said}, {taus.now / taus.measured:.3f} of what it was when it was measured"
+    if record.canary:
+        return f"{said}; most answers are others than when it was measured, so that it cannot be held against that"
+    return said
 
 
 def below_evidence(new: Sequence[Answer], record: ServingRecord, bounds: CanaryBounds) -> str | None:

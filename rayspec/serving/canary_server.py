@@ -16,10 +16,10 @@ from rayspec.serving.canary import (
     Answer,
     CanaryBounds,
     below_evidence,
-    measured_tau,
     promised_tau,
     read_answer,
     requests,
+    said_of_tau,
     tau,
 )
 from rayspec.serving.champion import Champion
@@ -122,13 +122,10 @@ def check_promise(
         log.warning(
             "%s: its evidence holds no tau, so only speculation itself is looked for", champion.name, extra=about
         )
-    reason, taus = below_evidence(answers, record, CanaryBounds()), measured_tau(answers, record)
+    reason = below_evidence(answers, record, CanaryBounds())
     if reason is not None:
         raise ValueError(f"{champion.name} takes no traffic: {reason}; {way_out}")
-    then = "" if taus is None else f" ({taus.now / taus.measured:.3f} of what it was when it was measured)"
-    if record.canary and taus is None:
-        then = "; most answers are others than when it was measured, so that it cannot be held against that"
-    log.info("%s: tau on the canary prompts is %.3f%s", champion.name, tau(answers), then, extra=about)
+    log.info("%s: %s", champion.name, said_of_tau(answers, record), extra=about)
 
 
 def answers_of(server: ServerProcess, target: str, version: ServedVersion) -> list[Answer]:

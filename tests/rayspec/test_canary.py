@@ -138,7 +138,11 @@ def test_tau_is_that_of_prompts_and_answers_that_were_measured() -> None:
 def test_what_is_said_of_one_that_passed() -> None:
     record = dataclasses.replace(champion("1").record, canary=as_measured(answers(1.5)))
     said = passed(answers(1.45, different=[3]), answers(1.5), record)
-    assert said == "15 of 16 answers are the running version's; tau 2.462, 0.987 of what it was when it was measured"
+    of_tau = "tau on the canary prompts is 2.462"
+    assert said == f"15 of 16 answers are the running version's; {of_tau}, 0.987 of what it was when it was measured"
+    others = dataclasses.replace(record, canary=as_measured(answers(1.5, different=range(9))))
+    assert f"{of_tau}; most answers are others than when" in passed(answers(1.45), answers(1.5), others)
+    assert passed(answers(1.45), answers(1.5), champion("1").record).endswith(of_tau)
 
 
 def test_the_ratio_that_evidence_promises() -> None:
@@ -181,7 +185,7 @@ def test_the_first_version_is_held_against_its_evidence(caplog: pytest.LogCaptur
     first = champion("1")
     measured = dataclasses.replace(first, record=dataclasses.replace(first.record, canary=as_measured(answers(1.5))))
     check_promise(measured, answers(1.45))
-    assert "tau on the canary prompts is 2.462 (0.987 of what" in caplog.text
+    assert "tau on the canary prompts is 2.462, 0.987 of what" in caplog.text
     with pytest.raises(ValueError, match=r"takes no traffic: .* 0\.920 of the 2\.494 .*with --no-canary"):
         check_promise(measured, answers(1.3))
     check_promise(measured, answers(1.3), ["--speculative-num-steps=1"])

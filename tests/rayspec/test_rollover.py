@@ -58,7 +58,7 @@ def test_a_good_version_is_put_in(world: World, tmp_path: Path) -> None:
     events = [json.loads(line) for line in lines]
     assert [event["event"] for event in events] == ["found", "canary_passed", "swapped", "kept"]
     assert all(event["reason"] for event in events)
-    assert events[1]["reason"] == "16 of 16 answers are the running version's; tau 2.494"
+    assert events[1]["reason"] == "16 of 16 answers are the running version's; tau on the canary prompts is 2.494"
 
 
 @pytest.mark.parametrize(

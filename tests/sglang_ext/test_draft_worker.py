@@ -413,6 +413,29 @@ def test_where_memory_is_short_those_that_stay_go(worker: Any, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("hosts")
+def test_those_that_stay_go_for_another_head(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    first = s.state
+    s.to(DRAFTERS["specvocab"])
+    outcomes = iter([torch.OutOfMemoryError("CUDA out of memory"), None, torch.OutOfMemoryError("CUDA out of memory")])
+    make = hosted_head._head_of
+
+    def head_of(info: Any) -> DraftHead:
+        error = next(outcomes)
+        if error is not None:
+            raise error
+        return make(info)
+
+    monkeypatch.setattr(hosted_head, "_head_of", head_of)
+    found = s.to(DRAFTERS["full"])
+    assert all(graphs.is_empty for graphs in first[2:4])
+    worker._residents = ()
+    with pytest.raises(torch.OutOfMemoryError):
+        s.to(DRAFTERS["truncated"])
+    assert s.state == found, "nothing has changed"
+
+
+@pytest.mark.usefixtures("hosts")
 def test_of_several_ranks_none_makes_room_alone(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     s = Swapping(worker, monkeypatch)
     monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=2))

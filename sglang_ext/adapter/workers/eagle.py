@@ -104,7 +104,7 @@ class HeadDraftWorker(EagleDraftWorker):
         self._let_go(max(0, self.resident - 1))  # room for the new head, and then for the running one beside it
         before = self._running()
         keeps = self.resident > 0 and self.refusal is None
-        if self.draft_runner.model.swap(info, tensors, origins) and keeps:
+        if self._host(info, tensors, origins) and keeps:
             self._residents = (*self._residents, before)
         else:
             self._let_go(0)
@@ -119,6 +119,22 @@ class HeadDraftWorker(EagleDraftWorker):
             logger.exception("capturing the draft passes of %s failed", info.path)
             raise RuntimeError(self.refusal) from error
         self.refusal = None
+
+    def _host(self, *drafter: Any) -> bool:
+        """Whether the body has stayed. Those that stay go where there is no memory for another head."""
+        try:
+            return self.draft_runner.model.swap(*drafter)
+        except torch.OutOfMemoryError:  # before anything has changed
+            if not self._residents or get_parallel().tp_size > 1:
+                raise
+        self._make_room()
+        return self.draft_runner.model.swap(*drafter)
+
+    def _make_room(self) -> None:
+        self._let_go(0)
+        gc.collect()  # runners and their backends name each other
+        if has_accelerator():
+            torch.cuda.empty_cache()
 
     def _is_captured_beside(self, before: GraphSet) -> bool:
         """Capture beside those that stay, the one that ran as `before` among them. Whether that has succeeded: where it
@@ -139,10 +155,7 @@ class HeadDraftWorker(EagleDraftWorker):
         if failed.runners != before.runners:
             failed.free()
         before.without_graphs().put_in(self)
-        self._let_go(0)
-        gc.collect()
-        if has_accelerator():
-            torch.cuda.empty_cache()
+        self._make_room()
         return False
 
     def _capture_again(self) -> None:
