@@ -755,7 +755,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_attention_backend",
         ("self",),
-        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_beside, for a set of graphs of its own",
+        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._is_captured_beside",
     ),
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.apply_runtime_state",
