@@ -29,7 +29,7 @@ from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
 from rayspec.serving.flags import ranks_of
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
-from rayspec.serving.launch import other_shape
+from rayspec.serving.launch import ADAPTIVE, meant_by, other_shape
 from rayspec.serving.logs import log
 from rayspec.serving.proxy import VARIABLES
 from rayspec.serving.rollover import Postponed, Rollover, RolloverSettings
@@ -109,7 +109,7 @@ class RayStage:
         self._live, self._live_scale = live, serving.scale
         self._versions = {live.folder: live}  # a roll-back needs no files of a version that are gone from here by then
         self._is_counted = True  # as far as is known
-        self.follows_policy = serving.follows_policy
+        self.follows_policy, self.adapts = serving.follows_policy, bool(meant_by(serving.more, ADAPTIVE))
 
     def check(self, version: str) -> Champion:
         with outages_postpone():

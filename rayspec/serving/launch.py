@@ -19,7 +19,8 @@ from sglang_ext.folder_kinds import POLICY
 from sglang_ext.policy.table import PolicyTable
 
 SERVER = (sys.executable, "-m", "sglang.launch_server")
-OTHER_DRAFTS = ("speculative-adaptive", "speculative-adaptive-config", "speculative-draft-window-size")
+ADAPTIVE = ("speculative-adaptive", "speculative-adaptive-config")
+OTHER_DRAFTS = (*ADAPTIVE, "speculative-draft-window-size")
 MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
@@ -36,7 +37,7 @@ def server_command(
         )
     record = champion.record
     has_policy = follows_policy and champion.policy is not None
-    if has_policy and (changed := meant_by(more, [name.replace("_", "-") for name in SHAPE])):
+    if has_policy and (changed := other_shape(more)):
         raise ValueError(
             f"{changed[0]} behind -- would change the drafts that the policy of {champion.name} was measured with; add "
             "--no-policy, which drafts as said at every load"

@@ -50,6 +50,7 @@ class Registry(Protocol):
 
 class Stage(Protocol):
     follows_policy: bool
+    adapts: bool  # by SGLang's own flags: draft lengths of its servers, whatever their version, differ with their load
 
     def check(self, version: str) -> Champion:
         """Raises ValueError for what may not take traffic, Postponed for an outage."""
@@ -285,7 +286,7 @@ class Rollover:
             self._events.record(kinds.POSTPONED, version, reason)
 
     def _has_policy(self, champion: Champion) -> bool:
-        return self._stage.follows_policy and champion.policy is not None
+        return self._stage.adapts or (self._stage.follows_policy and champion.policy is not None)
 
     def _remember(self) -> None:
         """The counters of the running version, back to one window before now, or as far as it takes for enough

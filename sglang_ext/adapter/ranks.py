@@ -8,21 +8,25 @@ import torch
 T = TypeVar("T")
 
 
-class OtherRankFailed(RuntimeError):
-    """It succeeded here, and not on another rank, whose error the message holds."""
+class RanksDiffer(RuntimeError):
+    """It succeeded on some ranks and not on others, one of whose errors the message holds."""
 
 
 def on_all_ranks(group: Any, work: Callable[[], T]) -> T:
-    """work() on each rank of SGLang's `group`. Raises its error, or OtherRankFailed where it raised on others alone."""
+    """work(), which must not wait for another rank, on each rank of SGLang's `group`. Raises its error where it fails
+    on all of them, and RanksDiffer on each where it fails on some."""
+    result, failed = None, None
     try:
         result = work()
     except Exception as error:
-        said_by_all(group, str(error) or type(error).__name__)
-        raise
-    for rank, said in enumerate(said_by_all(group, None)):
-        if said is not None:
-            raise OtherRankFailed(f"on tensor-parallel rank {rank}: {said}")
-    return result
+        failed = error
+    said = said_by_all(group, None if failed is None else str(failed) or type(failed).__name__)
+    errors = [(rank, words) for rank, words in enumerate(said) if words is not None]
+    if errors and len(errors) < len(said):
+        raise RanksDiffer("on tensor-parallel rank {}: {}".format(*errors[0])) from failed
+    if failed is not None:
+        raise failed
+    return result  # type: ignore[return-value]  # it has not failed
 
 
 def said_by_all(group: Any, word: str | None) -> list[str | None]:

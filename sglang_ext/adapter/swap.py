@@ -1,11 +1,11 @@
 """Live swap: replace drafter and head in a running scheduler, without a restart."""
 
 import logging
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sglang_ext.adapter.metrics import metrics
-from sglang_ext.adapter.ranks import OtherRankFailed, on_all_ranks, said_by_all
+from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks, said_by_all
 from sglang_ext.drafters.checkpoint import origins, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
 from sglang_ext.fingerprints import combined_sha256
@@ -21,11 +21,12 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
 
     Graphs of the draft passes are captured again, but for one that has stayed: so many that ran before stay beside the
     running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit or is
-    not the same on all ranks, and RuntimeError while requests run; the drafter is then unchanged. Raises RuntimeError
-    with `NOT_CAPTURED` where none is left, on any rank.
+    not the same on all ranks, RanksDiffer where some cannot read it, and RuntimeError while requests run; the drafter
+    is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left. (A capture that fails on one of
+    several ranks leaves the others waiting for it: SGLang's watchdog ends that.)
     """
     worker = scheduler.draft_worker.draft_worker
-    if not hasattr(worker, "swap"):
+    if not hasattr(worker, "check_swappable"):
         raise ValueError(
             f"the running {type(worker).__name__} is none of rayspec's; start the engine with a drafter of rayspec"
         )
@@ -33,16 +34,21 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     worker.resident = resident
-    group = scheduler.tp_group
-    info, found = on_all_ranks(group, lambda: _looked_up(path))  # a node may lack the files
-    if len(set(said_by_all(group, combined_sha256(found)))) > 1:
+    together = partial(on_all_ranks, scheduler.tp_group)
+    info, found = together(lambda: _looked_up(path))  # a node may lack the files
+    if len(set(said_by_all(scheduler.tp_group, combined_sha256(found)))) > 1:
         raise ValueError(f"the files of {path} are not the same on all nodes; bring the same ones to each")
-    stay_everywhere = set(said_by_all(group, "here" if worker.stays(info, found) else "read")) == {"here"}
-    try:
-        on_all_ranks(group, lambda: _put_in(worker, info, found, stays=stay_everywhere))
-    except OtherRankFailed as error:
-        worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} {error}; swap in another drafter, or start anew"
-        raise RuntimeError(worker.refusal) from error
+    stay = said_by_all(scheduler.tp_group, "here" if worker.stays(info, found) else "read")
+    if set(stay) == {"here"}:
+        worker.run_again(info, found)
+    else:
+        tensors = together(lambda: read_tensors(info, worker.held(found)))
+        try:
+            together(lambda: worker.host(info, tensors, found))
+        except RanksDiffer as error:
+            worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} ({error}); swap in another, or start anew"
+            raise RuntimeError(worker.refusal) from error
+        worker.capture()
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)
@@ -51,10 +57,3 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
 def _looked_up(path: str) -> tuple[CheckpointInfo, dict[str, str]]:
     info = read_info(path)
     return info, origins(info)
-
-
-def _put_in(worker: Any, info: CheckpointInfo, found: Mapping[str, str], *, stays: bool) -> None:
-    if stays:
-        worker.run_again(info, found)
-    else:
-        worker.swap(info, read_tensors(info, worker.held(found)), found)

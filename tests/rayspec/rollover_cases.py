@@ -58,7 +58,7 @@ sglang:http_requests_total{endpoint="/health",method="GET"} 50.0
 class FakeStage:
     """Versions by number: what `canary` gives, or the error that `check` raises."""
 
-    follows_policy = False
+    follows_policy = adapts = False
 
     def __init__(self) -> None:
         self.canaries: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def follow_again(world: World, start: Start, monkeypatch: pytest.MonkeyPatch) ->
     def end(seconds: float) -> None:
         raise Ended
 
-    serving: Any = SimpleNamespace(version=lambda *_: None)
+    serving: Any = SimpleNamespace(version=lambda *_: None, more=(), follows_policy=False)
     monkeypatch.setattr(cluster, "RayStage", lambda *_: world.stage)
     settings = RolloverSettings(watch_s=0)
     following = Following(client=world.client, alias=ALIAS, settings=settings, wait=end, standing=start.standing)

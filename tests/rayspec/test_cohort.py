@@ -15,6 +15,7 @@ from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.records import Measured
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.cohort import CohortRun, PassResult
+from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.plan.placement import Placement
 from rayspec.sweep.record.events import CanaryAnswered, RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
 from rayspec.sweep.record.journal import Journal, read
@@ -299,3 +300,35 @@ def test_where_no_speed_up_is_known_nobody_is_asked(tmp_path: Path) -> None:
     engines = FaultyEngines(lambda head, n: EngineFailed("refused") if head == "plain" else None)
     measure(tmp_path / "j", ["canary=true"], engines)
     assert asked(tmp_path / "j") == []
+
+
+def test_an_engine_that_did_not_start_is_none_to_swap_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prepared = fake_sweep(CANDIDATES, ["draft_steps=[2]"])
+    cohort = prepared.plan.cohorts[0]
+    outcomes = iter([{"start_s": 1.0, "machine": {}}, EngineFailed("CUDA out of memory")])
+    stopped: list[str] = []
+
+    class Handle:
+        is_alive = True
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def begin_start(self) -> None: ...
+
+        def finish_start(self, ref: Any, timeout_s: float) -> dict[str, Any]:
+            found = next(outcomes)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        def stop(self) -> None:
+            stopped.append("stopped")
+
+    monkeypatch.setattr("rayspec.sweep.measure.engines.RuntimeHandle", Handle)
+    engines = Engines(prepared.config, Placement(num_cpus=0, num_gpus=0), prepared.target, tmp_path)
+    engines.start_speculative(cohort, cohort.candidates[0])
+    assert engines.has_speculative(cohort)
+    with pytest.raises(EngineFailed, match="out of memory"):
+        engines.start_speculative(cohort, cohort.candidates[1])
+    assert not engines.has_speculative(cohort)
+    assert len(stopped) == 2

@@ -410,7 +410,9 @@ def test_a_replica_has_the_gpus_of_its_own_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "put_in", lambda version, scale, board: asked.append(("put in", scale.gpus)))
     nothing: Any = None
     live: Any = SimpleNamespace(folder="m-1")
-    serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(gpus=1.0), version=lambda champion, source: source)
+    serving: Any = SimpleNamespace(
+        follows_policy=False, more=(), scale=Scale(gpus=1.0), version=lambda champion, source: source
+    )
     wide = champion("2")
     wide = replace(wide, record=replace(wide.record, flags={**wide.record.flags, "tp_size": 2}))
     stage = RayStage(MODEL, nothing, serving, nothing, live)
@@ -433,7 +435,7 @@ def test_a_version_goes_back_in_though_its_files_are_gone_from_here(monkeypatch:
         return SimpleNamespace(source=source, folder=champion.folder.name)
 
     nothing: Any = None
-    serving: Any = SimpleNamespace(follows_policy=False, scale=Scale(), version=version)
+    serving: Any = SimpleNamespace(follows_policy=False, more=(), scale=Scale(), version=version)
     of = {number: replace(champion(number), folder=Path(f"{MODEL}-{number}")) for number in "12"}
     live: Any = version(of["1"], ONE)
     stage = RayStage(MODEL, nothing, serving, nothing, live)
@@ -480,7 +482,7 @@ def test_a_board_that_is_gone_is_no_count_of_nothing(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cluster.ray, "get", get)
     board: Any = SimpleNamespace(totals=SimpleNamespace(remote=lambda name: None))
-    serving: Any = SimpleNamespace(follows_policy=False, scale=None)
+    serving: Any = SimpleNamespace(follows_policy=False, more=(), scale=None)
     nothing: Any = None
     live: Any = SimpleNamespace(folder="m-1")
     assert RayStage(MODEL, nothing, serving, board, live).totals(champion("1")) is None
@@ -534,7 +536,7 @@ def test_a_replica_tells_of_its_servers_death(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ServerFailed, match="SGLang's /metrics answered 503"):
         asyncio.run(replica.metrics())
     way.is_up = True
-    assert asyncio.run(replica.metrics()) == (replica._name, "")
+    assert asyncio.run(replica.metrics()) == (replica._name, "a", "")
     asyncio.run(replica.check_health())
     assert deaths(replica) == 0
     server.is_alive = False

@@ -22,7 +22,7 @@ from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import swap
 from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
-from sglang_ext.adapter.ranks import on_all_ranks
+from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks
 from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers import extend_graphs
@@ -202,7 +202,8 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
     monkeypatch.setattr(EagleDraftWorker, "init_cuda_graphs", lambda worker: pytest.fail("captured the prefills too"))
-    worker.swap(SimpleNamespace(path="other"), {}, {})
+    worker.host(SimpleNamespace(path="other"), {}, {})
+    worker.capture()
     assert emptied == [True, True], "the old graphs hold memory that the new ones may need"
     assert worker.draft_runner.prefill_cuda_graph_runner == "as captured"
     assert worker.refusal is None
@@ -467,44 +468,71 @@ class Ranks:
         found[:] = [own, own if other == "the same" else other]
 
 
+READ: list[str | None] = [None, "the same", "read"]  # it has looked the drafter up, and has to read it
+
+
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(
     ("words", "message", "is_left"),
     [
-        ([None, "the same", "here", None], None, True),  # which reads it all the same, as this one does
+        ([None, "the same", "here", None, None], None, True),  # it reads all the same, as this one does
         (["no drafter weights at /node/two"], "on tensor-parallel rank 1: no drafter weights at /node/two", True),
         ([None, "0" * 64], "the files of .* are not the same on all nodes", True),
-        (
-            [None, "the same", "read", "CUDA out of memory"],
-            "could not be captured .* rank 1: CUDA out of memory; swap",
-            False,
-        ),
+        ([*READ, "no whole file"], "on tensor-parallel rank 1: no whole file", True),
+        ([*READ, None, "out of memory"], "could not be captured .*rank 1: out of memory.*; swap in another", False),
     ],
 )
 def test_ranks_swap_together_or_say_that_they_did_not(
     words: list[str | None], message: str | None, is_left: bool, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s = Swapping(worker, monkeypatch)
-    before, s.scheduler.tp_group = s.state, Ranks(words)
+    before, s.scheduler.tp_group, left = s.state, Ranks([*words]), s.captured.copy()
     monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
     with nullcontext() if message is None else pytest.raises((ValueError, RuntimeError), match=message):
         s.to(DRAFTERS["specvocab"])
     assert (worker.refusal is None) == is_left
-    has_changed = message is None or not is_left
-    assert (s.state[-1] is before[-1]) != has_changed
-    assert words == [], "all ranks take part in every exchange, or wait for each other for ever"
+    assert (s.captured == left) == (message is not None), "who waits in a capture for one that is not there?"
+    assert (s.state[-1] is before[-1]) == (message is not None and is_left)
+    assert s.scheduler.tp_group.words == [], "all ranks take part in every exchange, or wait for each other for ever"
 
 
-def test_a_rank_that_fails_itself_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, told = Ranks([None]), list[Any]()
-    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda found, own, group: told.append(own))
+@pytest.mark.usefixtures("hosts")
+def test_this_rank_alone_fails_to_host(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Swapping(worker, monkeypatch)
+    s.scheduler.tp_group = Ranks([*READ, None, None])
+    monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
+    monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=2))
+
+    def head_of(info: Any) -> DraftHead:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(hosted_head, "_head_of", head_of)
+    with pytest.raises(RuntimeError, match=r"could not be captured .*rank 0: CUDA out of memory"):
+        s.to(DRAFTERS["specvocab"])
+    assert worker.refusal is not None, "the other one has the new drafter"
+
+
+def test_what_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Any]()
+
+    def exchange(other: str | None) -> None:
+        def gather(found: list[Any], own: Any, group: None) -> None:
+            told.append(own)
+            found[:] = [own, other]
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
 
     def work() -> None:
         raise ValueError("it does not fit")
 
+    exchange("it does not fit")
     with pytest.raises(ValueError, match=r"^it does not fit$"):
-        on_all_ranks(group, work)
-    assert told == ["it does not fit"]
+        on_all_ranks(Ranks([]), work)
+    exchange(None)
+    with pytest.raises(RanksDiffer, match="rank 0: it does not fit"):
+        on_all_ranks(Ranks([]), work)
+    assert told == ["it does not fit"] * 2
+    assert on_all_ranks(Ranks([]), lambda: 7) == 7
 
 
 def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(

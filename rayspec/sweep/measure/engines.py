@@ -6,7 +6,7 @@ from typing import Any
 
 from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Load, Traffic
-from rayspec.farm.runtime import EngineDied, EngineSpec
+from rayspec.farm.runtime import EngineDied, EngineFailed, EngineSpec
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.placement import Placement
@@ -45,7 +45,11 @@ class Engines:
         """Replace the speculative engine; {seconds, machine} of its start."""
         self.stop_speculative()
         self.speculative = self._handle(candidate, f"{cohort.name}.{candidate.label}")
-        started = self._finish(self.speculative, self.speculative.begin_start())
+        try:
+            started = self._finish(self.speculative, self.speculative.begin_start())
+        except EngineFailed:
+            self.stop_speculative()  # what has not started is none to swap in
+            raise
         self._serves = candidate.engine
         self._loaded = candidate.label
         return started
@@ -63,8 +67,7 @@ class Engines:
     def stop_speculative(self) -> None:
         if self.speculative is not None:
             self.speculative.stop()
-        self.speculative = None
-        self._loaded = None
+        self.speculative = self._serves = self._loaded = None
 
     def stop(self) -> None:
         """End both."""

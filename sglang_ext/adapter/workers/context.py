@@ -39,7 +39,7 @@ class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+    def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter with a body of the same shapes. Raises ValueError; the running one is then unchanged."""
         drafter = self.model.checked(info, tensors)
         self._draft_with(info, drafter)

@@ -43,6 +43,7 @@ class HeadDraftWorker(EagleDraftWorker):
     refusal: str | None = None  # why there are no graphs to serve a request with
     resident = 0  # drafters that may stay beside the running one
     _residents: tuple[Resident, ...] = ()  # the last that ran comes last
+    _left: GraphSet  # of the one before what was hosted last
 
     @property
     def _is_ours(self) -> bool:
@@ -97,38 +98,47 @@ class HeadDraftWorker(EagleDraftWorker):
             resident.graphs.free()
         self._residents = self._residents[gone:]
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
-        """Host another drafter of the same body shapes. Raises ValueError; the running one is then unchanged. Raises
-        RuntimeError where capturing the draft passes fails: no drafter is left, and no request may come until a swap
-        succeeds (`engine.swap_drafter` sees to it)."""
-        self._let_go(max(0, self.resident - 1))  # room for the new head, and then for the running one beside it
+    def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+        """Take another drafter of the same body shapes; `capture` follows. Raises ValueError; the running one is then
+        unchanged."""
         before = self._running()
         keeps = self.resident > 0 and self.refusal is None
-        if self._host(info, tensors, origins) and keeps:
+        self._left = before.graphs
+        if self._taken(info, tensors, origins) and keeps:
             self._residents = (*self._residents, before)
-        else:
-            self._let_go(0)
+        self._let_go(self.resident if keeps else 0)
         self.refusal = (
             f"the draft passes of {info.path} {NOT_CAPTURED} (the log says why); swap in another drafter, or start "
             "anew, with a lower --mem-fraction-static if memory was short"
         )
-        try:
-            if not (self._residents and self._is_captured_beside(before.graphs)):
-                self._capture_again()
-        except Exception as error:  # whatever of CUDA's
-            logger.exception("capturing the draft passes of %s failed", info.path)
-            raise RuntimeError(self.refusal) from error
-        self.refusal = None
 
-    def _host(self, *drafter: Any) -> bool:
-        """Whether the body has stayed. Those that stay go where there is no memory for another head."""
+    def _taken(self, *drafter: Any) -> bool:
+        """Whether the body has stayed. Those that stood on another go, and all of them where there is no memory for
+        another head."""
         try:
-            return self.draft_runner.model.swap(*drafter)
+            stays = self.draft_runner.model.swap(*drafter)
         except torch.OutOfMemoryError:  # before anything has changed
             if not self._residents or get_parallel().tp_size > 1:
                 raise
-        self._make_room()
-        return self.draft_runner.model.swap(*drafter)
+            stays = None
+        if stays is None:
+            self._make_room()
+            stays = self.draft_runner.model.swap(*drafter)
+        if not stays:
+            self._let_go(0)
+        return bool(stays)
+
+    def capture(self) -> None:
+        """The draft passes of what was hosted. Raises RuntimeError where that fails: no drafter is left, and no request
+        may come until a swap succeeds (`engine.swap_drafter` sees to it)."""
+        try:
+            if not (self._residents and self._is_captured_beside(self._left)):
+                self._capture_again()
+        except Exception as error:  # whatever of CUDA's
+            logger.exception("capturing the draft passes failed")
+            assert self.refusal is not None, "it was hosted"
+            raise RuntimeError(self.refusal) from error
+        self.refusal = None
 
     def _make_room(self) -> None:
         self._let_go(0)
@@ -148,13 +158,14 @@ class HeadDraftWorker(EagleDraftWorker):
                 self._capture_cuda_graphs()
             return True
         except Exception as error:  # SGLang makes one of its own of what CUDA raises
-            if get_parallel().tp_size > 1:
-                raise
             logger.warning("%d drafters cannot stay beside the running one (%s)", len(self._residents), error)
-        failed = GraphSet.of(self)  # behind the handler, whose traceback holds what was half made
+            failed, said = GraphSet.of(self), error if get_parallel().tp_size > 1 else None
+        # behind the handler, whose traceback holds what was half made
         if failed.runners != before.runners:
             failed.free()
         before.without_graphs().put_in(self)
+        if said is not None:
+            raise said
         self._make_room()
         return False
 

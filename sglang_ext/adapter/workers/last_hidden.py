@@ -61,6 +61,9 @@ class CarriedDrafting:
     def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
         return False
 
+    def capture(self) -> None:
+        """Drafting is never captured in graphs."""
+
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
         with naming(info.path):
@@ -194,7 +197,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def check_swappable(self) -> None:
         """Drafting is never captured in graphs."""
 
-    def swap(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+    def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
         is_others = family(info.kind).serving.worker != family(self.info.kind).serving.worker
         if is_others or info.body.has_cache:
