@@ -99,7 +99,7 @@ def canary_of(folder: Path, drafter: Path) -> tuple[CanaryAnswer, ...]:
     return as_measured(answers_of_a_canary(serving.version(find_champion(str(folder), None), str(folder))))
 
 
-def add_noise(folder: Path, share: float = 0.1) -> None:
+def add_noise(folder: Path, share: float = 0.2) -> None:
     """To each matrix, of this share of its standard deviation: its drafts are worse, and all else is as it was."""
     tensors, generator = load_file(folder / WEIGHTS), torch.Generator().manual_seed(0)
     for name, tensor in tensors.items():

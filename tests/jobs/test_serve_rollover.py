@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +214,9 @@ def kill_again_and_again(process: subprocess.Popen[bytes], old: set[int], log: P
 def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, damage: str, reason: str) -> None:
     """Which the canary could not see: its server becomes slow, or dies, once it is in, or its evidence promised no more
     than it gives."""
-    store, noise = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db"), partial(add_noise, share=0.15)
+    store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
-    worse = {"tau": 2.1, "damage": noise} if damage == "drafts less" else {"tau": 3.0}
+    worse = {"tau": 2.1, "damage": add_noise} if damage == "drafts less" else {"tau": 3.0}
     second = register(store, tmp_path / "second", DRAFTERS["full"], **worse)
     point_at(store, first)
     prompts = prompt_texts(6)
