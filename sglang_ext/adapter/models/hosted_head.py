@@ -275,8 +275,8 @@ class HostsHead(nn.Module, ABC):
     def hosted(self) -> Hosted:
         return Hosted(info=self.info, head=self.lm_head, pruner=self.pruner, origins=self.origins)
 
-    def host_again(self, hosted: Hosted) -> None:
-        """One that was hosted before, of the running body."""
+    def take_over(self, hosted: Hosted) -> None:
+        """All of a drafter but the body."""
         self.info, self.lm_head, self.pruner, self.origins = hosted.info, hosted.head, hosted.pruner, hosted.origins
 
     @property
@@ -301,10 +301,10 @@ class HostsHead(nn.Module, ABC):
         reference = next(self.model.parameters())
         head = _head_of(info).to(reference.device, reference.dtype)
         _load_head(head, tensors, info)
-        self.pruner = _pruner_of(info, tensors, self._device)
+        pruner = _pruner_of(info, tensors, self._device)
         body = {n for n in tensors if is_of_body(n)}
         held = self.held(origins)
-        self.lm_head, self.info, self.origins = shared_over_ranks(head), info, origins
+        self.take_over(Hosted(info=info, head=shared_over_ranks(head), pruner=pruner, origins=origins))
         self._load_body({name: tensor for name, tensor in tensors.items() if name not in held})
         return body <= held
 

@@ -84,7 +84,7 @@ class HeadDraftWorker(EagleDraftWorker):
         found = next(r for r in every.values() if (r.hosted.info, r.hosted.origins) == (info, origins))
         if found is not running:
             self._residents = (*(r for r in self._residents if r is not found), running)
-            self.draft_runner.model.host_again(found.hosted)
+            self.draft_runner.model.take_over(found.hosted)
             found.graphs.put_in(self)
         self._let_go(self.resident)
 
