@@ -223,7 +223,7 @@ def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, dama
     expected = plain_answers(prompts, tmp_path)
     port, log = free_port(), tmp_path / "serve.log"
     options = ["--follow", "--replicas", "1", "--poll-seconds", "2", "--drain-seconds", "30"]
-    options += ["--watch-seconds", "120" if damage == "slow" else "900"]
+    options += ["--watch-seconds", "900" if damage == "dies" else "120"]
     with served(tmp_path, port, *options, "--", "--log-level", "warning") as process:
         wait_for(lambda: "started" in tags(store, first).get("rollover", ""), START_TIMEOUT_S, process, log)
         wait_for(lambda: is_healthy(port), 120, process, log)
