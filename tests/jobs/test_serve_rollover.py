@@ -215,8 +215,8 @@ def test_a_version_that_is_bad_under_traffic_is_rolled_back(tmp_path: Path, dama
     """Which the canary could not see: its server becomes slow, or dies, once it is in, or its evidence promised no more
     than it gives."""
     store = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.0)
-    worse = {"tau": 2.1, "damage": add_noise} if damage == "drafts less" else {"tau": 3.0}
+    first = register(store, tmp_path / "first", DRAFTERS["full"], tau=3.6)
+    worse = {"tau": 1.0, "damage": make_random} if damage == "drafts less" else {"tau": 3.6}
     second = register(store, tmp_path / "second", DRAFTERS["full"], **worse)
     point_at(store, first)
     prompts = prompt_texts(6)
