@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol, Self
 
 from pydantic import Field
 
@@ -46,6 +46,19 @@ class RequestRecord:
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
+class Counted(Protocol):
+    """An answer, and what was drafted for it."""
+
+    @property
+    def output_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def verify_steps(self) -> int: ...
+
+    @property
+    def accepted_drafts(self) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryAnswer(Settings):
     """What a drafter did on a canary prompt, with which a greedy answer of the same tokens is compared later."""
@@ -54,6 +67,15 @@ class CanaryAnswer(Settings):
     output_sha256: str  # see `ids_sha256`
     verify_steps: Annotated[int, Field(ge=0, le=MOST_COUNTED)]
     accepted_drafts: Annotated[int, Field(ge=0, le=MOST_COUNTED)]
+
+    @classmethod
+    def of(cls, prompt: str, answer: "Counted") -> Self:
+        return cls(
+            prompt=prompt,
+            output_sha256=ids_sha256(answer.output_ids),
+            verify_steps=answer.verify_steps,
+            accepted_drafts=answer.accepted_drafts,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

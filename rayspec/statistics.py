@@ -41,6 +41,15 @@ class Interval:
         return (self.high - self.low) / self.value
 
 
+def beats_one(interval: Interval) -> bool | None:
+    """True or False where the whole interval, in the two decimals that are shown, is above or below 1; else None."""
+    if interval.low is None or interval.high is None:
+        return None
+    if round(interval.low, 2) > 1:
+        return True
+    return False if round(interval.high, 2) < 1 else None
+
+
 class Pair(NamedTuple):
     """One pass of candidate and baseline over the same prompts: output tokens and the seconds that they took."""
 

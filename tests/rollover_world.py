@@ -14,19 +14,15 @@ from typing import Any
 
 import httpx
 import torch
-from canary_answers import as_measured
+from canary_answers import as_measured, served_answers
 from fixture_models import TARGET
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 
 from rayspec.records import CanaryAnswer
-from rayspec.serving.access import Access
-from rayspec.serving.canary_server import answers_of_a_canary
-from rayspec.serving.champion import PINNED, find_champion
-from rayspec.serving.process import LOOPBACK
+from rayspec.serving.champion import PINNED
 from rayspec.serving.record import ServingRecord, files_sha256
-from rayspec.serving.version import Serving
 from rayspec.sweep.record.folder import target_files_sha256
 from sglang_ext.drafters.complete import write_complete
 from sglang_ext.fingerprints import combined_sha256
@@ -86,17 +82,7 @@ def edit_weights(folder: Path, name: str, edit: Callable[[torch.Tensor], torch.T
 def canary_of(folder: Path, drafter: Path) -> tuple[CanaryAnswer, ...]:
     """What a server of a drafter answers to the canary prompts, for the evidence of its versions."""
     write_champion(folder, drafter, tau=2.0)
-    serving = Serving(
-        host=LOOPBACK,
-        port=0,
-        access=Access(),
-        target=None,
-        force=False,
-        follows_policy=False,
-        more=(),
-        tracking_uri=None,
-    )
-    return as_measured(answers_of_a_canary(serving.version(find_champion(str(folder), None), str(folder))))
+    return as_measured(served_answers(str(folder))[1])
 
 
 def add_noise(folder: Path, share: float = 0.2) -> None:

@@ -20,7 +20,7 @@ from scipy import optimize, stats
 from tqdm import tqdm
 
 from rayspec.provenance import provenance
-from rayspec.records import CanaryAnswer, ids_sha256
+from rayspec.records import CanaryAnswer
 from rayspec.serving.canary import Answer, CanaryBounds, refusal
 from rayspec.serving.record import ServingRecord
 from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS
@@ -57,15 +57,7 @@ def answers(right_PL: np.ndarray) -> list[Answer]:
 
 
 def noted(answered: list[Answer]) -> tuple[CanaryAnswer, ...]:
-    return tuple(
-        CanaryAnswer(
-            prompt=prompt,
-            output_sha256=ids_sha256(a.output_ids),
-            verify_steps=a.verify_steps,
-            accepted_drafts=a.accepted_drafts,
-        )
-        for prompt, a in zip(CANARY_PROMPTS, answered, strict=True)
-    )
+    return tuple(CanaryAnswer.of(prompt, a) for prompt, a in zip(CANARY_PROMPTS, answered, strict=True))
 
 
 def is_refused(rng: np.random.Generator, mean: float, spread: float, loss: float, by: str) -> bool:

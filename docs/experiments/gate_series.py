@@ -1,7 +1,7 @@
 """Real gates of a drafter against itself, or against a worse one, one after the other on one engine, each as if it were
 alone; or of two servers.
 
-python docs/experiments/gate_series.py --out FILE [--runs 10] [--minutes 10]
+PYTHONPATH=.:tests python docs/experiments/gate_series.py --out FILE [--runs 10] [--minutes 10]
     [--slower 0.05 | --noise 0.01 | --against ADDRESS] DRAFTER_OR_ADDRESS [key=value ...]
 
 `--slower`: the candidate is a copy whose speed is lower by this share, since each pass of the engine sleeps
@@ -24,9 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from rollover_world import add_noise
 from scipy import stats
 from slow_drafter import SLOW, install
 
@@ -115,19 +113,8 @@ def made_worse(options: argparse.Namespace, place: Path) -> str:
     if options.slower:
         os.environ |= install(place, slowdown=1 / (1 - options.slower) - 1)
     else:
-        add_noise(copy / "model.safetensors", options.noise)
+        add_noise(copy, options.noise)
     return str(copy)
-
-
-def add_noise(file: Path, share: float) -> None:
-    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.ndim == 2:
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensors[name] = (tensor.float() + share * tensor.float().std() * noise).to(tensor.dtype)
-    save_file(tensors, file, metadata=metadata)
 
 
 def summary(asked: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:

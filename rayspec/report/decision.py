@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayspec.farm.load import Traffic
-from rayspec.statistics import Interval
+from rayspec.statistics import Interval, beats_one
 
 if TYPE_CHECKING:
     from rayspec.sweep.record.results import TrialResult
@@ -101,14 +101,6 @@ def ratio(interval: Interval | None) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.value:.2f}x"
     return f"{interval.value:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def beats_one(interval: Interval) -> bool | None:
-    """True or False where the whole interval, in the two decimals that are shown, is above or below 1; else None."""
-    low, high = _bounds(interval)
-    if round(low, 2) > 1:
-        return True
-    return False if round(high, 2) < 1 else None
 
 
 def _choice(traffic: Traffic, results: "Sequence[TrialResult]") -> Choice:

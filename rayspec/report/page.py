@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rayspec.plotting import attempt, save_figures
 from rayspec.report.categories import category_speedups, prompt_counts
-from rayspec.report.decision import beats_one, choices, decision, enumeration, ratio, verdict
+from rayspec.report.decision import choices, decision, enumeration, ratio, verdict
 from rayspec.report.figures import sweep_figures
 from rayspec.report.head_figures import prediction_error
 from rayspec.report.html import to_html
 from rayspec.report.speed_figures import bounds, category_speedup_figure
 from rayspec.report.table import busy, latency_table, mismatches, notes, results_table
 from rayspec.serving.flags import serve_command
-from rayspec.statistics import Interval
+from rayspec.statistics import Interval, beats_one
 from rayspec.sweep.plan.trials import Trial
 from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep

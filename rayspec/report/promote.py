@@ -223,7 +223,7 @@ def _record(sweep: StoredSweep, best: TrialResult) -> ServingRecord:
             "of its target, so it cannot be checked what its winner is served with; sweep again"
         )
     engine, canary = engine_config(sweep), sweep.canary(best.trial)
-    if not canary and sweep.params.get("canary") == "true":
+    if not canary and sweep.params.get("canary") == "True":
         logger.warning(
             "trial %s was not asked the canary prompts (its cohort was given up, another was faster in it, or its "
             "engine did not answer), so a canary holds its tau against that of a running version alone",

@@ -12,10 +12,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from rayspec.farm.load import Traffic
 from rayspec.plotting import colour, counted, legend_below, marker, panels, shortened, steps_entries
-from rayspec.report.decision import beats_one
 from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.point_labels import CLEAR
-from rayspec.statistics import Interval
+from rayspec.statistics import Interval, beats_one
 
 if TYPE_CHECKING:
     from rayspec.sweep.record.results import TrialResult

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from canary_answers import served_answers
 from fixture_models import DRAFTERS, PROMPTS, drafters_setting, prompt_texts, sweep_settings
 from hostile import ask
 from mlflow import MlflowClient
@@ -26,12 +27,7 @@ from mlflow.entities import Run
 from safetensors.torch import load_file, save_file
 from servers import START_TIMEOUT_S, ray_head
 
-from rayspec.serving.access import Access
 from rayspec.serving.canary import measured_tau
-from rayspec.serving.canary_server import answers_of_a_canary
-from rayspec.serving.champion import find_champion
-from rayspec.serving.process import LOOPBACK
-from rayspec.serving.version import Serving
 from rayspec.sweep.record.metric_names import metric_name
 from rayspec.workloads.canary import CANARY_PROMPTS
 
@@ -271,19 +267,9 @@ def test_its_winner_is_served_as_it_was_measured(finished: Sweep, monkeypatch: p
     assert answer.code == 0, answer
     (model,) = finished.client.search_registered_models()
     source = f"models:/{model.name}/1"
-    champion = find_champion(source, finished.client, force=True)
+    champion, answers = served_answers(source, finished.client)
     assert [a.prompt for a in champion.record.canary] == list(CANARY_PROMPTS)
-    serving = Serving(
-        host=LOOPBACK,
-        port=0,
-        access=Access(),
-        target=None,
-        force=True,
-        follows_policy=False,
-        more=(),
-        tracking_uri=f"sqlite:///{finished.home}/mlflow.db",
-    )
-    found = measured_tau(answers_of_a_canary(serving.version(champion, source)), champion.record)
+    found = measured_tau(answers, champion.record)
     assert found is not None
     assert found.prompts == len(CANARY_PROMPTS)
     assert found.now == found.measured > 1

@@ -7,9 +7,9 @@ import pytest
 
 from rayspec.driver.publish import standing
 from rayspec.farm.load import Traffic
-from rayspec.report.decision import beats_one, choices, decision, enumeration, verdicts
+from rayspec.report.decision import choices, decision, enumeration, verdicts
 from rayspec.report.table import summary
-from rayspec.statistics import Interval
+from rayspec.statistics import Interval, beats_one
 from rayspec.sweep.record.metric_names import metric_name
 from rayspec.sweep.record.results import TrialResult
 

@@ -137,18 +137,24 @@ CHANGED: dict[str, Callable[[Store], object]] = {
 }
 
 
-def test_a_version_says_what_it_answered_to_the_canary_prompts(store: Store, tmp_path: Path) -> None:
+def test_a_version_says_what_it_answered_to_the_canary_prompts(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store.promote()
+    assert "was not asked" not in caplog.text
     found = measured_tau(answers(1.4), read_record(download_champion(store.client, MODEL, tmp_path / "copy")))
     assert found is not None
     assert (found.prompts, round(found.now, 2), round(found.measured, 2)) == (16, 2.39, 2.49)
 
 
-def test_where_nobody_asked_a_version_says_nothing_of_them(store: Store, tmp_path: Path) -> None:
+def test_where_nobody_asked_a_version_says_nothing_of_them(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (kept,) = tmp_path.rglob(f"{store.run_id}/artifacts/canary.json")
     kept.unlink()
     store.promote()
     assert read_record(download_champion(store.client, MODEL, tmp_path / "copy")).canary == ()
+    assert "was not asked the canary prompts" in caplog.text
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -17,8 +17,8 @@ from rayspec.farm.actor import RuntimeHandle
 from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineDied, EngineFailed
 from rayspec.messages import first_line
-from rayspec.records import CanaryAnswer, Measured, ids_sha256
-from rayspec.statistics import Interval
+from rayspec.records import CanaryAnswer, Measured
+from rayspec.statistics import Interval, beats_one
 from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.measure.stopping import hopeless, is_finished
@@ -240,21 +240,14 @@ class CohortRun:
             load = self.engines.load((conversation,), Traffic(concurrency=1), max_new_tokens=CANARY_TOKENS)
             load = replace(load, temperature=0.0, ignore_eos=False, chat_template=True)
             (answer,) = engine.measure(load).requests
-            answers.append(
-                CanaryAnswer(
-                    prompt=conversation.turns[0],
-                    output_sha256=ids_sha256(answer.output_ids),
-                    verify_steps=answer.verify_steps,
-                    accepted_drafts=answer.accepted_drafts,
-                )
-            )
+            answers.append(CanaryAnswer.of(conversation.turns[0], answer))
         return tuple(answers)
 
     def _fastest(self, traffic: Traffic) -> Candidate | None:
         """The cohort's candidate that may be chosen under this traffic; None where no speed-up is known."""
 
         def rank(interval: Interval) -> tuple[bool, float]:
-            return round(interval.low or 0.0, 2) > 1, interval.value  # as the report decides
+            return beats_one(interval) is True, interval.value  # as the report decides
 
         trials = [t for t in self.cohort.trials if t.traffic == traffic and self._is_candidate(t)]
         found = {t.candidate: i["plain"] for t in trials if "plain" in (i := self._speedups(t))}
