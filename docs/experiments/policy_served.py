@@ -3,8 +3,8 @@
 python docs/experiments/policy_served.py --prompts FILE --out FILE [--streams 1 4 16 32] [--blocks 12] [--limit 160]
     [--new-tokens 96] policy=ADDRESS plain=ADDRESS [NAME=ADDRESS ...]
 
-Each ADDRESS (http://127.0.0.1:30000) is a server that runs already, with an engine of its own; `policy` is `rayspec
-serve`. All answer the same blocks of chat requests in turn, in an order drawn for each block: the first turns of the
+Each ADDRESS (http://127.0.0.1:30000) is a server that runs already, with an engine of its own and the administrator's
+key of $RAYSPEC_ADMIN_KEY, which empties its cache before each block; `policy` is `rayspec serve`. All answer the same blocks of chat requests in turn, in an order drawn for each block: the first turns of the
 first `--limit` lines of FILE, greedy, `--new-tokens` each, as many at once as there are streams. FILE of --out gets,
 after each block, tokens and seconds of all blocks, the ratios with 95% intervals (bootstrap over blocks), and how many
 verify steps of requests the policy took with each draft length. Two plain servers show what two of the same differ by.
@@ -13,6 +13,7 @@ verify steps of requests the policy took with each draft length. Two plain serve
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
 from rayspec.provenance import provenance
+from rayspec.serving.access import ADMIN_VARIABLE
 from sglang_ext.whole import write_whole
 
 TIMEOUT_S = 600
@@ -68,7 +70,8 @@ def main() -> None:
 async def answered(address: str, asked: Sequence[str], new_tokens: int) -> tuple[int, float]:
     """Tokens and seconds of a block, no prompt of which the server knows from before."""
     async with httpx.AsyncClient(base_url=address, timeout=TIMEOUT_S) as client:
-        (await client.post("/flush_cache")).raise_for_status()
+        key = {"Authorization": f"Bearer {os.environ[ADMIN_VARIABLE]}"}
+        (await client.post("/flush_cache", headers=key)).raise_for_status()
         name = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         settings = {"model": name, "temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True}
 
