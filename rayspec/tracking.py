@@ -28,7 +28,11 @@ from alembic.util.exc import CommandError
 from mlflow import MlflowClient, entities
 from mlflow.data.dataset import Dataset
 from mlflow.entities import DatasetInput, InputTag, LoggedModelInput, Metric, Param, RunTag
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_HTTP_REQUEST_MAX_RETRIES
+from mlflow.environment_variables import (
+    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
+    MLFLOW_HTTP_REQUEST_TIMEOUT,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.mlflow_tags import (
@@ -51,6 +55,7 @@ PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
 METRICS_LIMIT = 1000
 RETRY_S = 5.0
+FEW_RETRIES_TIMEOUT_S = 20
 SYSTEM_METRICS_INTERVAL_S = 10
 
 
@@ -386,16 +391,17 @@ def how_to_look(uri: str) -> str:
 
 @contextlib.contextmanager
 def few_retries() -> Iterator[None]:
-    """MLflow tries for minutes; who mistyped an address should not wait for that. What the user has set, stays."""
-    variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
-    if variable.is_set():
-        yield
-        return
-    variable.set(1)
+    """MLflow tries for minutes, and waits two for each; who mistyped an address, or has traffic to watch, should not.
+    What the user has set, stays."""
+    wanted = ((MLFLOW_HTTP_REQUEST_MAX_RETRIES, 1), (MLFLOW_HTTP_REQUEST_TIMEOUT, FEW_RETRIES_TIMEOUT_S))
+    ours = [(variable, value) for variable, value in wanted if not variable.is_set()]
+    for variable, value in ours:
+        variable.set(value)
     try:
         yield
     finally:
-        variable.unset()
+        for variable, _ in ours:
+            variable.unset()
 
 
 @contextlib.contextmanager

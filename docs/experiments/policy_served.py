@@ -4,10 +4,11 @@ python docs/experiments/policy_served.py --prompts FILE --out FILE [--streams 1 
     [--new-tokens 96] policy=ADDRESS plain=ADDRESS [NAME=ADDRESS ...]
 
 Each ADDRESS (http://127.0.0.1:30000) is a server that runs already, with an engine of its own and the administrator's
-key of $RAYSPEC_ADMIN_KEY, which empties its cache before each block; `policy` is `rayspec serve`. All answer the same blocks of chat requests in turn, in an order drawn for each block: the first turns of the
-first `--limit` lines of FILE, greedy, `--new-tokens` each, as many at once as there are streams. FILE of --out gets,
-after each block, tokens and seconds of all blocks, the ratios with 95% intervals (bootstrap over blocks), and how many
-verify steps of requests the policy took with each draft length. Two plain servers show what two of the same differ by.
+key of $RAYSPEC_ADMIN_KEY, which empties its cache before each block; `policy` is `rayspec serve`. All answer the same
+blocks of chat requests in turn, in an order drawn for each block: the first turns of the first `--limit` lines of FILE,
+greedy, `--new-tokens` each, as many at once as there are streams. FILE of --out gets, after each block, tokens and
+seconds of all blocks, the ratios with 95% intervals (bootstrap over blocks), and how many verify steps of requests the
+policy took with each draft length. Two plain servers show what two of the same differ by.
 """
 
 import argparse

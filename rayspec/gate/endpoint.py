@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from rayspec.gate.config import GateConfig
 from rayspec.gate.sides import Answer, BlockAnswers, MeasureFailed, Side
-from rayspec.gate.wire import MAX_COUNT, Chunk, ModelList, SpecDetails, Usage
+from rayspec.gate.wire import MAX_COUNT, Chunk, ModelList, ServerInfo, SpecDetails, Usage
 from rayspec.messages import escaped, shortened
 from rayspec.serving.access import KEY_VARIABLE
 from rayspec.workloads import Conversation
@@ -383,14 +383,27 @@ class EndpointSide(Side):
             self._refuse(status, body, path)
         return body
 
+    def adapts(self) -> bool:
+        """Whether SGLang chooses its draft length as it goes; False where nobody says so."""
+        if self.model.server != "sglang":
+            return False
+        try:
+            told = ServerInfo.model_validate_json(self._beside("/server_info"))
+        except (httpx.HTTPError, ValidationError):
+            return False
+        return bool(told.speculative_adaptive or told.speculative_adaptive_config)
+
+    def _beside(self, path: str) -> bytes:
+        """What the server says beside OpenAI's routes, whatever its status. Raises httpx.HTTPError."""
+        parts = urlsplit(self.label)
+        return self._run(self._fetch(f"{parts.scheme}://{parts.netloc}{path}", path))[1]
+
     def _counters(self) -> tuple[float, float] | None:
         """vLLM's (drafts, accepted tokens) since its start; None of another server, and without speculation."""
         if self.model.server != "vllm":
             return None
-        parts = urlsplit(self.label)
         try:
-            _, body = self._run(self._fetch(f"{parts.scheme}://{parts.netloc}/metrics", "/metrics"))
-            text = body.decode(errors="replace")
+            text = self._beside("/metrics").decode(errors="replace")
             samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
         except (httpx.HTTPError, ValueError, IndexError):  # the parser's, of what is no such text
             return None

@@ -114,7 +114,9 @@ def text(finding: Finding) -> str:
         f"{finding.rounds} rounds (A B B A) over {finding.prompts} prompts in {finding.seconds:.0f} s",
     ]
     if finding.tau is None:
-        lines.append("tau: a side does not tell verify steps, so speed alone was judged")
+        lines.append(
+            "tau: a side does not tell verify steps, or chooses its draft length as it goes, so speed alone was judged"
+        )
     if finding.compared:
         different = len(finding.mismatches)
         first = f"; the first is prompt {finding.mismatches[0]}" if different else ""

@@ -50,7 +50,7 @@ def run_gate(
     are_endpoints = _are_endpoints(sources)
     begin = deadline - 60 * config.max_minutes
     with (
-        _endpoints(config, sources, options, deadline) if are_endpoints else _drafters(config, sources, options)
+        endpoints(config, sources, options, deadline) if are_endpoints else _drafters(config, sources, options)
     ) as ready:
         gate = Gate(config, ready.sides, ready.prompts, has_tau=ready.has_tau)
         if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ def _checked_endpoints(
 
 
 @contextmanager
-def _endpoints(
+def endpoints(
     config: GateConfig, sources: Sequence[str], options: Sequence[EndpointOptions], deadline: float
 ) -> Iterator[Ready]:
     prompts, checked = _checked_endpoints(config, sources, options)
@@ -137,7 +137,11 @@ def _endpoints(
         notes = [] if compares else [f"other models ({base.name}, {own.name}): outputs were not compared"]
         ignoring = [s.label for s in sides if config.ignore_eos and not s.takes_ignore_eos]
         notes += [f"{label} is not known to take ignore_eos: not sent" for label in ignoring]
-        has_tau = all(side.tells_tau for side in sides)
+        adapting = [side.label for side in sides if side.adapts()]
+        notes += [
+            f"{label} chooses its draft length as it goes (rayspec serve --no-policy keeps one)" for label in adapting
+        ]
+        has_tau = not adapting and all(side.tells_tau for side in sides)
         yield Ready(sides=sides, prompts=prompts, has_tau=has_tau, compares=compares, notes=tuple(notes))
 
 

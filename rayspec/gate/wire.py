@@ -66,3 +66,10 @@ class ListedModel(_Message):
 
 class ModelList(_Message):
     data: list[ListedModel]
+
+
+class ServerInfo(_Message):
+    """Part of SGLang's /server_info: its own flag, and the file of one of its rules or of a policy of ours."""
+
+    speculative_adaptive: bool = False
+    speculative_adaptive_config: str | None = None

@@ -1,5 +1,6 @@
 """Whether a new version may take traffic: it answers a few prompts beside the running one, greedily, and its tokens
-must be the same. Where none is running yet, its drafts alone are looked at.
+must be those of the running one, now or while that was measured. Where none is running yet, its drafts alone are
+looked at.
 
 Its tau is held against what it was on these very prompts while it was measured, over those whose answers are the same
 tokens as then: of that it may lose 5%. Where the sweep did not ask them, or most answers are others (rounding on
@@ -89,7 +90,13 @@ def refusal(
 ) -> str | None:
     """Why the new version may take no traffic; None where it may. `compares_tau` False: the running one follows a
     policy, so that its tau is one of other draft lengths."""
-    differ = [n for n, (a, b) in enumerate(zip(new, running, strict=True)) if a.output_ids != b.output_ids]
+    # An answer that the running version gave alone, while it was measured, is its own as well: beside traffic its
+    # batches are larger, and in bf16 rounding with them.
+    differ = [
+        n
+        for n, (prompt, a, b) in enumerate(zip(CANARY_PROMPTS, new, running, strict=True))
+        if a.output_ids != b.output_ids and not _is_measured(running_record, prompt, a)
+    ]
     if len(differ) > bounds.mismatches:
         at = _first_difference(new[differ[0]].output_ids, running[differ[0]].output_ids)
         return (
@@ -146,12 +153,17 @@ def measured_tau(new: Sequence[Answer], record: ServingRecord) -> MeasuredTau | 
     pairs = [
         (own, known[prompt])
         for prompt, own in zip(CANARY_PROMPTS, new, strict=True)
-        if prompt in known and known[prompt].output_sha256 == ids_sha256(own.output_ids)
+        if _is_measured(record, prompt, own)
     ]
     now, measured = tau([own for own, _ in pairs]), tau([then for _, then in pairs])
     if len(pairs) < len(new) / 2 or now is None or measured is None:
         return None
     return MeasuredTau(prompts=len(pairs), now=now, measured=measured)
+
+
+def _is_measured(record: ServingRecord, prompt: str, answer: Answer) -> bool:
+    """Whether the version of the record gave it while it was measured, token for token."""
+    return any(a.prompt == prompt and a.output_sha256 == ids_sha256(answer.output_ids) for a in record.canary)
 
 
 def _below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: CanaryBounds) -> str | None:

@@ -19,7 +19,7 @@ from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.processes import environment
 from rayspec.home import artifact_uri
 from rayspec.messages import first_line
-from rayspec.serving import events as kinds
+from rayspec.serving import kinds
 from rayspec.serving.alias import MlflowRegistry
 from rayspec.serving.canary import Answer
 from rayspec.serving.canary_actor import canary_on_ray, outages_postpone
@@ -90,6 +90,7 @@ def follow(champion: Champion, source: str, serving: Serving, following: Followi
     version = source.rpartition("/")[2]
     standing = following.standing or Standing(kept=version)
     events = _events(client, following.alias, version, standing, lambda: following.wait(settings.poll_s))
+    events.count = board.count.remote
     stage = RayStage(model, client, serving, board, serving.version(champion, source))
     try:
         events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")

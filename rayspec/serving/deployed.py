@@ -24,7 +24,7 @@ from rayspec.serving.board import Board
 from rayspec.serving.canary_actor import PLACE_TIMEOUT_S, canary_on_ray
 from rayspec.serving.canary_server import check_promise
 from rayspec.serving.champion import MODEL, Champion
-from rayspec.serving.ingress import DEPLOYMENT, SERVERS
+from rayspec.serving.ingress import BOARD, DEPLOYMENT, NAMESPACE, SERVERS
 from rayspec.serving.logs import adopt_loggers, log
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
@@ -36,7 +36,6 @@ HEAD = "node:__internal_head__"  # resource of Ray's head node
 GONE_TIMEOUT_S = 30.0  # for Ray to see that a driver has died
 LEFT_TIMEOUT_S = 60.0  # for a server to say what it serves, and for one that has not come up to end
 INGRESS = "rayspec-ingress"  # application
-BOARD = "rayspec-board"
 NO_ROOM = "to be scheduled"  # of replicas that wait for resources, in Ray Serve's words
 POSTPONED = f"\n{Postponed.__module__}.{Postponed.__qualname__}: "  # where a traceback names its error
 REMOVE = "end what is left with `serve shutdown --yes --address http://HEAD:8265` (Ray's dashboard)"
@@ -153,7 +152,8 @@ def _only_board() -> Any:
     deadline = time.monotonic() + GONE_TIMEOUT_S
     while True:
         try:
-            return ray.remote(num_cpus=0)(Board).options(name=BOARD, scheduling_strategy=here).remote()
+            options = {"name": BOARD, "namespace": NAMESPACE, "scheduling_strategy": here}
+            return ray.remote(num_cpus=0)(Board).options(**options).remote()
         except ValueError as error:
             if time.monotonic() > deadline:
                 raise ValueError(

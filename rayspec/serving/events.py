@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,16 +13,14 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from rayspec.serving.kinds import CANARY_PASSED, FOUND, KEPT, REFUSED, ROLLBACK_FAILED, ROLLED_BACK, SWAPPED
 from rayspec.serving.logs import event_log
-from rayspec.tracking import Run, is_refusal
+from rayspec.tracking import Run, few_retries, is_refusal
 from sglang_ext.settings import Settings, build
 
 logger = logging.getLogger(__name__)
 FILE = "events.jsonl"
 TAG = "rollover"
-STARTED, FOUND, POSTPONED, REFUSED = "started", "found", "postponed", "refused"
-CANARY_PASSED, SWAPPED, KEPT, ROLLED_BACK = "canary_passed", "swapped", "kept", "rolled_back"
-ROLLBACK_FAILED, WATCH_ENDED = "rollback_failed", "watch_ended"
 # what a version that was not kept is called, by its last event
 REFUSALS = {REFUSED: "refused", ROLLED_BACK: "rolled back", ROLLBACK_FAILED: "worse, and could not be rolled back"}
 CUT_OFF = "found, but not tried to the end"
@@ -107,7 +105,7 @@ def read_standing(client: MlflowClient, model: str, alias: str) -> Standing | No
 class Events:
     """The events of one `rayspec serve` that follows `alias` (model, alias). A store that is away loses no event: the
     next write holds all, and serving goes on. What MLflow refuses is left out of it, with a warning. `experiment_id`:
-    None for no run."""
+    None for no run. `count`: is told each event's kind."""
 
     def __init__(
         self, client: MlflowClient, alias: tuple[str, str], experiment_id: str | None, standing: Standing
@@ -119,6 +117,7 @@ class Events:
             self.run = Run(client, client.create_run(experiment_id, run_name=name, tags=tags).info.run_id)
         self.standing = standing
         self.events: list[Event] = []
+        self.count: Callable[[str], object] = lambda event: None
         self._written = 0
         self._stored: Standing | None = None
 
@@ -128,6 +127,7 @@ class Events:
         )
         event_log.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
         self.standing = self.standing.after(self.events[-1])
+        self.count(event)
         self.write()
 
     def forget(self) -> None:
@@ -137,24 +137,29 @@ class Events:
         self.write()
 
     def write(self) -> None:
-        """All that is not in MLflow yet."""
+        """All that is not in MLflow yet. A store that does not answer keeps nobody from watching a version for long."""
         try:
-            if self.standing != self._stored:
-                self._store(self.standing)
-            for step in range(self._written, len(self.events)):
-                self._write(step, self.events[step])
-                self._written = step + 1
-            if self.run is not None:
-                with _refusals("events.jsonl"):
-                    self.run.log_text("".join(json.dumps(asdict(e)) + "\n" for e in self.events), FILE)
+            with few_retries():
+                self._write_all()
         except Exception as error:  # a store of artifacts raises its own library's; serving goes on whatever it is
             logger.warning("MLflow took no event of the roll-over; the next is written with it (%s)", error)
+
+    def _write_all(self) -> None:
+        if self.standing != self._stored:
+            self._store(self.standing)
+        for step in range(self._written, len(self.events)):
+            self._write(step, self.events[step])
+            self._written = step + 1
+        if self.run is not None:
+            with _refusals("events.jsonl"):
+                self.run.log_text("".join(json.dumps(asdict(e)) + "\n" for e in self.events), FILE)
 
     def end(self) -> None:
         try:
             self.write()
             if self.run is not None:
-                self.run.finish()
+                with few_retries():
+                    self.run.finish()
         except Exception as error:  # as above
             logger.warning("MLflow's run of the roll-over stays open (%s)", error)
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import yaml
@@ -35,8 +36,10 @@ def serving_flags(engine: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
 
 
 def ranks_of(flags: Mapping[str, Any]) -> int:
-    """The GPUs of an engine with these ServerArgs fields."""
-    return int(flags.get("tp_size", 1)) * int(flags.get("pp_size", 1))
+    """The GPUs of an engine with these ServerArgs fields. Under `enable_dp_attention` the data-parallel ranks are the
+    tensor-parallel ones; without it each has an engine's."""
+    names = ("tp_size", "pp_size") if flags.get("enable_dp_attention") else ("tp_size", "pp_size", "dp_size")
+    return prod(int(flags.get(name) or 1) for name in names)
 
 
 def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import ray
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -23,17 +25,25 @@ from rayspec.serving.relay import (
     path_of,
     prompt_of,
 )
-from rayspec.serving.scrape import merged
+from rayspec.serving.scrape import merged, rollovers
 
 SERVERS, DEPLOYMENT = "rayspec-champion", "Server"  # application and deployment of the replicas
+BOARD, NAMESPACE = "rayspec-board", "rayspec"  # of the actor (board.py) that the command on the cluster holds
 TAKE_TIMEOUT_S = 15.0  # until some replica has a request
+BOARD_TIMEOUT_S = 2.0
 # before the second and the third try: a replica whose server died takes requests until it has ended itself
 PAUSES_S = (0.7, 1.4)
 METRICS = ("/metrics", "/metrics/")
+MAY_END = 2  # servers, that one request is given to: where it is why they end, the others go on
+SUSPECT = f"{MAY_END} servers have ended with this request before them, which may be why; no other was given it"
 
 
 def unavailable(reason: str) -> Response:
     return JSONResponse(error_body(reason), 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def suspect() -> Response:
+    return JSONResponse(error_body(SUSPECT), 503, {"x-should-retry": "false"})  # which OpenAI's client goes by
 
 
 class Ingress:
@@ -73,13 +83,15 @@ class Ingress:
             # Ray's prefix tree fails on empty text
             prompt=(prompt_of(body) if self._reads_prompts else "") or path,
         )
-        reason = "no replica"
+        reason, ended = "no replica", 0
         for pause_s in (0.0, *PAUSES_S):  # a client that leaves cancels this, and with it the tries
             await asyncio.sleep(pause_s)
             answer = await self._asked(passed)
             if isinstance(answer, Response):
                 return answer
-            reason = answer
+            reason, ended = answer.reason, ended + answer.was_read
+            if ended == MAY_END:
+                return suspect()
         return unavailable(reason)
 
     async def _metrics(self) -> Response:
@@ -92,13 +104,15 @@ class Ingress:
         told = [answer for answer in found if not isinstance(answer, BaseException)]
         if not told:
             return unavailable("no replica tells its counters")
-        return Response(await asyncio.to_thread(merged, told), media_type=CONTENT_TYPE_LATEST)
+        others = await _rollovers()
+        return Response(await asyncio.to_thread(merged, told, *others), media_type=CONTENT_TYPE_LATEST)
 
-    async def _asked(self, passed: Passed) -> Response | str:
+    async def _asked(self, passed: Passed) -> Response | ReplicaGone:
         """What a replica answers, or why none has begun to."""
         handle = serve.get_deployment_handle(DEPLOYMENT, SERVERS).options(stream=True)
         messages = handle.relay.remote(passed)
         rest = aiter(messages)
+        taken = None
         try:
             async with asyncio.timeout(TAKE_TIMEOUT_S):  # Python 3.11's wait_for may lose that the client has left
                 taken = await anext(rest)
@@ -110,13 +124,24 @@ class Ingress:
             messages.cancel()
             return unavailable(f"no replica took the request within {TAKE_TIMEOUT_S:g} s; send it again")
         except (RayError, RayServeException) as error:
-            return f"the replica has ended ({type(error).__name__}); send the request again"
+            said = f"the replica has ended ({type(error).__name__}); send the request again"
+            return ReplicaGone(reason=said, was_read=taken is not None)
         if isinstance(head, ReplicaGone):
-            return head.reason
+            return head
         assert isinstance(head, ResponseHead), "the answer begins with it"
         response = StreamingResponse(_events(rest), head.status) if body is None else Response(body, head.status)
         response.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in head.headers]
         return response
+
+
+async def _rollovers() -> list[Metric]:
+    """Nothing where no command holds the board, as under `serve deploy`."""
+    try:
+        board = ray.get_actor(BOARD, NAMESPACE)
+        async with asyncio.timeout(BOARD_TIMEOUT_S):
+            return [rollovers(await board.events.remote())]
+    except (ValueError, RayError, TimeoutError):
+        return []
 
 
 async def _events(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -62,9 +62,11 @@ class ResponseHead:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaGone:
-    """Sent in place of the response: nothing of an answer was sent, and another replica may be asked."""
+    """Sent in place of the response: nothing of an answer was sent, and another replica may be asked. `was_read`: the
+    server may have read the request, and ended because of it."""
 
     reason: str
+    was_read: bool
 
 
 Message = Taken | ResponseHead | ReplicaGone | bytes
@@ -150,7 +152,9 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         yield json.dumps({"error": {"message": f"no request: {error}", "type": "invalid_request_error"}}).encode()
         return
     except httpx.TransportError as error:
-        yield ReplicaGone(reason=_died(error))
+        yield ReplicaGone(
+            reason=_died(error), was_read=not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+        )
         return
     try:
         headers = [(k, _relative(k, v, request.url)) for k, v in passed_on(response.headers.multi_items())]
@@ -163,7 +167,7 @@ async def relay(client: httpx.AsyncClient, passed: Passed) -> AsyncIterator[Mess
         try:
             body = b"".join([part async for part in response.aiter_raw()])
         except httpx.TransportError as error:
-            yield ReplicaGone(reason=_died(error))
+            yield ReplicaGone(reason=_died(error), was_read=True)
             return
         yield head
         yield body

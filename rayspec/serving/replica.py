@@ -59,7 +59,7 @@ class Replica:
         """Hand a request to the server: Taken, then ResponseHead and the body's parts, or ReplicaGone."""
         if not self.server.is_alive:
             yield Taken()
-            yield ReplicaGone(reason="the server of this replica has ended; send the request again")
+            yield ReplicaGone(reason="the server of this replica has ended; send the request again", was_read=False)
             return
         async for message in relay(self._client, passed):
             yield message

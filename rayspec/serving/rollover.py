@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rayspec.messages import first_line
-from rayspec.serving import events as kinds
+from rayspec.serving import kinds
 from rayspec.serving.canary import Answer, CanaryBounds, passed, refusal, tau
 from rayspec.serving.champion import Champion
 from rayspec.serving.events import Events

@@ -146,8 +146,8 @@ def _check(champion: Champion, given: ServiceArgs) -> None:
     ranks = ranks_of(champion.record.flags)
     if 0 < given.gpus < ranks and ranks > 1:
         raise ValueError(
-            f"gpus must be at least {ranks}, the ranks that {champion.name} was measured with (tp_size x pp_size), "
-            f"or 0 without GPUs, got {given.gpus:g}"
+            f"gpus must be at least {ranks}, the ranks that {champion.name} was measured with (tp_size x pp_size x "
+            f"dp_size), or 0 without GPUs, got {given.gpus:g}"
         )
     command = server_command(champion, LOOPBACK, PORTS[0], given.flags, follows_policy=given.follows_policy)
     if given.flags:

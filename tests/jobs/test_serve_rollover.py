@@ -148,6 +148,9 @@ def test_a_roll_over_costs_no_request(tmp_path: Path) -> None:
                 wait_for(lambda v=version: tags(store, v).get("rollover") in end, START_TIMEOUT_S, process, log)
                 before = outcomes.completed
                 wait_for(lambda n=before: outcomes.completed > n + 20, 120, process, log)
+        counted = httpx.get(f"{address}/metrics", timeout=60).raise_for_status().text
+        for event, times in (("swapped", 1), ("kept", 1), ("refused", len(bad)), ("rolled_back", 0)):
+            assert f'rayspec_rollover_events_total{{event="{event}"}} {times:.1f}\n' in counted
         print(f"{outcomes.completed} completed, {outcomes.retriable} retriable, {outcomes.bad[:5]} bad")
         assert outcomes.bad == []
         assert outcomes.completed > 100

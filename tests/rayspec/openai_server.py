@@ -31,6 +31,7 @@ class Manners:
     sends_usage: bool = True
     raw: bytes | None = None  # sent instead of a stream
     listing: bytes | None = None  # sent instead of the list of models
+    info: bytes = b"{}"  # SGLang's /server_info
     metrics: list[bytes] = field(
         default_factory=list
     )  # sent one after the other instead of /metrics, and the last again
@@ -57,6 +58,8 @@ def openai_server(manners: Manners) -> Iterator[str]:
                 values = zip(names, (steps, accepted), strict=True)
                 lines = [f'# TYPE {n}_total counter\n{n}_total{{model="demo"}} {v}\n' for n, v in values]
                 self._send(200, "".join(lines).encode())
+            elif self._is_allowed() and self.path == "/server_info":
+                self._send(200, manners.info)
             elif self._is_allowed():
                 data = [{"id": m, "object": "model", "owned_by": manners.owner, "root": m} for m in manners.models]
                 listing = manners.listing or json.dumps({"object": "list", "data": data}).encode()

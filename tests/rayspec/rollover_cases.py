@@ -187,18 +187,22 @@ class Ended(Exception):
     """The command, in any way."""
 
 
-def follow_again(world: World, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command does once its replicas are up, until it has looked at the alias once."""
+def follow_again(world: World, start: Start, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command does once its replicas are up, until it has looked at the alias once. The kinds of the events
+    that the board was told."""
 
     def end(seconds: float) -> None:
         raise Ended
 
     serving: Any = SimpleNamespace(version=lambda *_: None, more=(), follows_policy=False)
     monkeypatch.setattr(cluster, "RayStage", lambda *_: world.stage)
+    counted: list[str] = []
+    board = SimpleNamespace(count=SimpleNamespace(remote=counted.append))
     settings = RolloverSettings(watch_s=0)
     following = Following(client=world.client, alias=ALIAS, settings=settings, wait=end, standing=start.standing)
     with pytest.raises(Ended):
-        follow(start.champion, start.source, serving, following, None)
+        follow(start.champion, start.source, serving, following, board)
+    return counted
 
 
 def be_slow(world: World) -> None:

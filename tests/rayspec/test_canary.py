@@ -61,6 +61,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str | None]] = {
     "better": ({"new": answers(2.0)}, None),
     "another answer": ({"new": answers(1.5, different=[3])}, r"answers to 1 of 16 .* prompt 4, token 20; 0 may differ"),
     "one that may differ": ({"new": answers(1.5, different=[3]), "bounds": CanaryBounds(mismatches=1)}, None),
+    "another answer, which the running version gave while it was measured": (
+        {"new": answers(1.5, different=[3]), "running": as_measured(answers(1.5, different=[3]))},
+        None,
+    ),
+    "another answer, which it gave itself while it was measured": (
+        {"new": answers(1.5, different=[3]), "canary": as_measured(answers(1.5, different=[3]))},
+        "answers to 1 of 16",
+    ),
     "a random head": (
         {"new": answers(0.0)},
         r"below 1\.750: less than 50% of the accepted drafts .*\(tau 2\.500 on chat",
@@ -105,14 +113,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_the_canary_refuses(case: str) -> None:
     given, message = REFUSALS[case]
-    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True, "canary": ()}
-    options |= given
+    options = {"new": answers(1.5), "evidence": {}, "bounds": CanaryBounds(), "compares_tau": True}
+    options |= {"canary": (), "running": ()} | given
     record = dataclasses.replace(champion("2", **options["evidence"]).record, canary=options["canary"])
     found = refusal(
         options["new"],
         answers(1.5),
         record,
-        champion("1").record,
+        dataclasses.replace(champion("1").record, canary=options["running"]),
         options["bounds"],
         compares_tau=options["compares_tau"],
     )

@@ -15,6 +15,7 @@ from rayspec.gate.config import GateConfig
 from rayspec.gate.decision import Verdict
 from rayspec.gate.endpoint import MAX_BODY, MAX_TOKEN_BYTES, EndpointSide, checked_address, endpoint_key
 from rayspec.gate.rounds import Gate
+from rayspec.gate.run import EndpointOptions, endpoints
 from rayspec.gate.sides import MeasureFailed
 from rayspec.gate.wire import Chunk
 from rayspec.workloads import Conversation
@@ -63,6 +64,24 @@ def test_sglang_tells_tau_with_each_answer() -> None:
     assert (asked["model"], asked["max_tokens"], asked["ignore_eos"], asked["temperature"]) == ("demo", 9, True, 0)
     last = next(r for r in manners.requests if len(r["messages"]) == 4)
     assert [m["role"] for m in last["messages"]] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("info", "adapts"),
+    [
+        (b'{"speculative_adaptive": false, "speculative_adaptive_config": null}', False),
+        (b'{"speculative_adaptive": true}', True),
+        (b'{"speculative_adaptive_config": "/policy.json"}', True),
+        (b"Not Found", False),
+    ],
+)
+def test_a_server_that_chooses_its_draft_length_is_judged_by_speed_alone(info: bytes, adapts: bool) -> None:
+    with openai_server(Manners()) as fixed, openai_server(Manners(info=info)) as other:
+        asked = [fixed, other], [EndpointOptions()] * 2
+        with endpoints(GateConfig(), *asked, deadline=time.monotonic() + 60) as ready:
+            assert ready.has_tau is not adapts
+    named = f"{other} chooses its draft length as it goes (rayspec serve --no-policy keeps one)"
+    assert list(ready.notes) == [named] * adapts
 
 
 def test_vllm_tells_tau_by_its_counters() -> None:

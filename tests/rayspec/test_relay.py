@@ -165,12 +165,19 @@ def test_a_stream_that_is_cut_off_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [httpx.ConnectError("refused"), DIED, httpx.Response(200, stream=Parts([b'{"half', DIED]))]
+    ("answer", "was_read"),
+    [
+        (httpx.ConnectError("refused"), False),
+        (httpx.ConnectTimeout("late"), False),
+        (DIED, True),
+        (httpx.Response(200, stream=Parts([b'{"half', DIED])), True),
+    ],
 )
-def test_an_answer_that_never_began_can_be_asked_for_again(answer: httpx.Response | Exception) -> None:
+def test_an_answer_that_never_began_can_be_asked_for_again(answer: httpx.Response | Exception, was_read: bool) -> None:
     found, _ = messages(answer)
     assert found[0] == Taken()
     assert isinstance(found[1], ReplicaGone)
+    assert found[1].was_read is was_read
     assert len(found) == 2
 
 
@@ -229,7 +236,8 @@ class Replicas:
             yield message
 
 
-GONE = (Taken(), ReplicaGone(reason="the server of this replica has ended"))
+GONE = (Taken(), ReplicaGone(reason="the server of this replica has ended", was_read=False))
+ENDED_WITH_IT = (Taken(), ReplicaGone(reason="the server of this replica has ended", was_read=True))
 BEGUN = (Taken(), ResponseHead(status=200, headers=[("content-type", "text/event-stream")]), b"data: 1\n\n")
 
 
@@ -244,6 +252,27 @@ def test_tries_outlast_a_replica_whose_server_has_died(monkeypatch: pytest.Monke
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
     assert replicas.asked_at == pytest.approx([0, PAUSES_S[0], sum(PAUSES_S)])
     assert sum(PAUSES_S) > replica.WATCH_S + replica.FAREWELL_S
+
+
+@pytest.mark.parametrize(
+    "found", [(ENDED_WITH_IT,), (ENDED_WITH_IT, (Taken(), ActorDiedError())), (GONE, ENDED_WITH_IT)]
+)
+def test_a_request_that_may_end_servers_is_given_to_two(
+    found: Sequence[Sequence[Message | Exception]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = Replicas(monkeypatch, *found)
+    monkeypatch.setattr("rayspec.serving.ingress.PAUSES_S", (0.0, 0.0))
+    response = asyncio.run(Ingress(32, False)(a_request()))
+    assert (response.status_code, response.headers["x-should-retry"]) == (503, "false")
+    assert "retry-after" not in response.headers
+    assert len(replicas.asked_at) == 2 + found.count(GONE)
+    assert "2 servers have ended with this request" in bytes(response.body).decode()
+
+
+def test_a_request_that_ended_one_server_is_answered_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(monkeypatch, ENDED_WITH_IT, BEGUN)
+    response = asyncio.run(Ingress(32, False)(a_request()))
+    assert (response.status_code, len(replicas.asked_at)) == (200, 2)
 
 
 def test_a_stream_that_has_begun_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,7 @@ from ray.exceptions import RayActorError
 from rollover_cases import ALIAS, METRICS, ONE, Ended, FakeStage, World, follow_again, traffic
 from versions import MODEL, answers, champion
 
-from rayspec.serving import cluster
-from rayspec.serving import events as kinds
+from rayspec.serving import cluster, kinds
 from rayspec.serving.alias import followed, pinned_source
 from rayspec.serving.board import Board
 from rayspec.serving.canary import Answer, tau

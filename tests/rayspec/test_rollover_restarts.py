@@ -7,6 +7,7 @@ import pytest
 from rollover_cases import ALIAS, ONE, SOURCE, TWO, Ended, World, be_poor, be_slow, find, follow_again
 from versions import MODEL, champion
 
+from rayspec.serving import kinds
 from rayspec.serving.champion import Champion
 from rayspec.serving.cluster import Following, _finder
 from rayspec.serving.deployed import to_keep
@@ -34,7 +35,7 @@ def test_what_was_refused_takes_no_traffic_after_a_restart(
         start = find_start(SOURCE, world.client, find, follows=True)
         assert (start.source, start.champion) == (ONE, champion("1"))
         world.stage.put.clear()
-        follow_again(world, start, monkeypatch)
+        assert follow_again(world, start, monkeypatch) == [kinds.STARTED]
         assert world.stage.put == []
         assert world.tags("2")["rollover"] == event, "the next start knows it, too"
     with pytest.raises(ValueError, match=message) as refusal:

@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from ray.exceptions import RayActorError
 from rollover_cases import World, traffic
 from versions import MODEL, champion
 
-from rayspec.serving import events as kinds
+from rayspec.serving import kinds
 from rayspec.serving.events import Event, Standing
 from rayspec.serving.figures import WatchBounds
 from rayspec.serving.rollover import Postponed, RolloverSettings
+from rayspec.tracking import FEW_RETRIES_TIMEOUT_S
 
 
 def watch_until(world: World, seconds: float, do: Callable[[], None]) -> None:
@@ -166,6 +167,20 @@ def test_a_store_that_is_away_ends_no_watch(world: World, monkeypatch: pytest.Mo
     world.move("2")
     world.rollover.poll()
     assert (world.stage.now, world.told()[-1]) == (300, (kinds.KEPT, "2"))
+
+
+def test_events_keep_nobody_waiting_for_minutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, write = [], MlflowClient.set_model_version_tag
+
+    def noted(self: MlflowClient, *given: str) -> None:
+        seen.append((MLFLOW_HTTP_REQUEST_MAX_RETRIES.get(), MLFLOW_HTTP_REQUEST_TIMEOUT.get()))
+        write(self, *given)
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", noted)
+    world.move("2")
+    world.rollover.poll()
+    assert set(seen) == {(1, FEW_RETRIES_TIMEOUT_S)}
+    assert not MLFLOW_HTTP_REQUEST_TIMEOUT.is_set()
 
 
 @pytest.mark.parametrize("lost_at", [0, 100])

@@ -1,7 +1,8 @@
 """The counters of several replicas as one text."""
 
 from rayspec.serving.figures import read_totals
-from rayspec.serving.scrape import Told, merged
+from rayspec.serving.kinds import KINDS
+from rayspec.serving.scrape import Told, merged, rollovers
 
 TOLD = """\
 # HELP rayspec_verified_requests_total Verify steps.
@@ -39,3 +40,13 @@ def test_samples_say_whose_they_are_and_add_up() -> None:
 
 def test_no_counters_are_none() -> None:
     assert merged([Told("a", "1", ""), Told("b", "1", "# nothing\n")]) == b""
+
+
+def test_events_of_roll_overs_stand_beside_them_and_begin_with_none() -> None:
+    text = merged(
+        [Told("a", "drafter version 1", TOLD.format(steps=10, accepted=6, requests=2))], rollovers({"kept": 2})
+    )
+    counted = [line for line in text.decode().splitlines() if line.startswith("rayspec_rollover_events_total{")]
+    assert len(counted) == len(KINDS)
+    assert 'rayspec_rollover_events_total{event="kept"} 2.0' in counted
+    assert 'rayspec_rollover_events_total{event="rolled_back"} 0.0' in counted

@@ -256,16 +256,26 @@ def test_arguments_of_a_ray_service_that_make_no_sense(
         servers(None)  # type: ignore[arg-type]
 
 
-def test_a_replica_needs_a_gpu_for_each_rank(champion_client: MlflowClient) -> None:
+@pytest.mark.parametrize(
+    ("measured_with", "ranks"),
+    [
+        ({"tp_size": 2}, 2),
+        ({"tp_size": 2, "dp_size": 2}, 4),
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 2),
+    ],
+)
+def test_a_replica_needs_a_gpu_for_each_rank(
+    measured_with: dict[str, Any], ranks: int, champion_client: MlflowClient
+) -> None:
     from rayspec.serving.service import ServiceArgs, _check
 
     champion = find_champion(MODEL, champion_client)
-    flags = {**champion.record.flags, "tp_size": 2}
+    flags = {**champion.record.flags, **measured_with}
     champion = replace(champion, record=replace(champion.record, flags=flags))
-    for gpus in (0, 2, 4):
+    for gpus in (0, ranks, 4):
         _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
-    for gpus in (0.5, 1):
-        with pytest.raises(ValueError, match=rf"^gpus must be at least 2, the ranks that .*, got {gpus}"):
+    for gpus in (0.5, 1, ranks - 1):
+        with pytest.raises(ValueError, match=rf"^gpus must be at least {ranks}, the ranks that .*, got {gpus}"):
             _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
 
 

@@ -2,6 +2,7 @@
 server, and through Ray Serve."""
 
 import json
+import os
 import resource
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from unittest import mock
 
 import httpx
 import pytest
@@ -23,6 +25,8 @@ from stock_server import Server, limited_server
 ROUNDS = 12
 GROWTH_MIB = 24  # of the server's processes together, from the third round on
 SETTLES_S = 60
+LOOKS_EVERY_S = 1  # SGLang, for clients that left before their whole answer; by itself every 4 s
+LONG = 1900  # tokens of an answer, which take some times as long
 STARTS = {
     "speculative": limited_server,
     "plain": partial(limited_server, speculates=False),
@@ -32,7 +36,10 @@ STARTS = {
 
 @pytest.fixture(scope="module", params=STARTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with STARTS[request.param](tmp_path_factory.mktemp("server")) as server:
+    with (
+        mock.patch.dict(os.environ, SGLANG_REQUEST_STATE_WAIT_TIMEOUT=str(LOOKS_EVERY_S)),
+        STARTS[request.param](tmp_path_factory.mktemp("server")) as server,
+    ):
         yield server
         assert {p.pid for p in server.processes()} == server.pids, "a process of the server ended"
 
@@ -106,7 +113,7 @@ def samples(server: Server, name: str) -> list[float]:
 def test_work_ends_for_clients_that_leave(server: Server, stream: bool, orders: list[bytes]) -> None:
     running, aborted = "sglang:num_running_reqs", "sglang:num_aborted_requests_total"
     before = sum(samples(server, aborted))
-    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": LONG, "ignore_eos": True}
     body = json.dumps({"text": "import os", "stream": stream, "sampling_params": sampling}).encode()
     with ExitStack() as lines:
         for _ in range(8):
