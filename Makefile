@@ -8,12 +8,12 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 # each file is compiled once, not by every process that the tests start, also where the environment keeps Python from it
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install demo drafters check smoke test test-full lint audit pins clean
+.PHONY: help install demo home-is-named drafters check smoke test test-full lint audit pins clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    fetch SmolLM2-135M (93 MB) and sweep its draft heads in SGLang on this machine"
-	@echo "make drafters RAYSPEC_HOME=FOLDER   train every drafter of configs/train; many hours on two cores"
+	@echo "make drafters RAYSPEC_HOME=FOLDER   train the drafters of configs/train; many hours on two cores"
 	@echo "make test    the tests, on three workers; make test-full: all that they can try, and those marked slow as well"
 	@echo "make check   lint, and the tests that start neither SGLang nor Ray nor a server: four minutes, the inner loop"
 	@echo "make lint    ruff and mypy"
@@ -35,12 +35,14 @@ demo: $(STAMP)
 	$(BIN)/rayspec fetch smollm2-135m
 	$(BIN)/rayspec sweep --config configs/sweep/demo.yaml
 
-# in an order in which each finds what it stands on; cut off, the same command goes on
+# all but further trainings of the drafter that ships, each behind what it stands on; cut off, the same command goes on
 STANDING_ON_THEM := heads vocabtrim_t vocabtrim_t_masked last_hidden slim_trees specformer independent eagle
 train = RAYSPEC_HOME="$(RAYSPEC_HOME)" $(BIN)/rayspec train --config configs/train/$(1).yaml
 
-drafters: $(STAMP)
-	@test -n "$(RAYSPEC_HOME)" || { echo "name a folder that has no drafters yet: make drafters RAYSPEC_HOME=FOLDER"; exit 1; }
+home-is-named:
+	@test -n "$(RAYSPEC_HOME)" || { echo "name a folder other than the demo's: make drafters RAYSPEC_HOME=FOLDER"; exit 1; }
+
+drafters: home-is-named $(STAMP)
 	RAYSPEC_HOME="$(RAYSPEC_HOME)" $(BIN)/rayspec fetch smollm2-135m
 	$(call train,drafters)
 	RAYSPEC_HOME="$(RAYSPEC_HOME)" $(BIN)/rayspec calibrate --config configs/calibrate/smollm2.yaml

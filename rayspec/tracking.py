@@ -55,7 +55,6 @@ PARAM_VALUE_LIMIT = 6000  # MLflow's own
 BATCH_LIMIT = 100  # parameters in one call
 METRICS_LIMIT = 1000
 RETRY_S = 5.0
-FEW_RETRIES_TIMEOUT_S = 20
 SYSTEM_METRICS_INTERVAL_S = 10
 
 
@@ -390,11 +389,11 @@ def how_to_look(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def few_retries() -> Iterator[None]:
-    """MLflow tries for minutes, and waits two for each; who mistyped an address, or has traffic to watch, should not.
-    What the user has set, stays."""
-    wanted = ((MLFLOW_HTTP_REQUEST_MAX_RETRIES, 1), (MLFLOW_HTTP_REQUEST_TIMEOUT, FEW_RETRIES_TIMEOUT_S))
-    ours = [(variable, value) for variable, value in wanted if not variable.is_set()]
+def few_retries(timeout_s: int | None = None) -> Iterator[None]:
+    """MLflow tries for minutes; who mistyped an address should not wait for that. `timeout_s` of each try; None:
+    MLflow's own two minutes. What the user has set, stays."""
+    wanted = ((MLFLOW_HTTP_REQUEST_MAX_RETRIES, 1), (MLFLOW_HTTP_REQUEST_TIMEOUT, timeout_s))
+    ours = [(variable, value) for variable, value in wanted if value is not None and not variable.is_set()]
     for variable, value in ours:
         variable.set(value)
     try:

@@ -62,7 +62,7 @@ def main() -> None:
                 tokens_and_seconds = asyncio.run(answered(servers[name], asked, options.new_tokens))
                 if block >= 0:
                     done[name].append(tokens_and_seconds)
-            if block > 0:
+            if block >= 0:
                 found[streams] = summary(done, steps_so_far(servers["policy"]) - before)
                 write_whole(options.out, json.dumps({**head, "by_streams": found}, indent=1) + "\n")
         print(streams, {k: v for k, v in found[streams].items() if k != "blocks"}, flush=True)

@@ -6,6 +6,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from rayspec.serving.champion import MODEL, RUN, version_of
+from rayspec.serving.events import WATCH_TIMEOUT_S
 from rayspec.serving.logs import log
 from rayspec.serving.rollover import Postponed
 from rayspec.tracking import UNREACHABLE, few_retries, is_refusal, said
@@ -38,7 +39,7 @@ class MlflowRegistry:
 
     def meant(self) -> str | None:
         try:
-            with few_retries():  # it is asked again soon
+            with few_retries(WATCH_TIMEOUT_S):  # it is asked again soon
                 version = str(self._client.get_model_version_by_alias(self._model, self._alias).version)
         except UNREACHABLE as error:
             if not is_refusal(error):

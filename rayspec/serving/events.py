@@ -26,6 +26,7 @@ REFUSALS = {REFUSED: "refused", ROLLED_BACK: "rolled back", ROLLBACK_FAILED: "wo
 CUT_OFF = "found, but not tried to the end"
 TRIALS = {FOUND: CUT_OFF, CANARY_PASSED: CUT_OFF, SWAPPED: "put in, but not watched to the end"}
 VERSION = re.compile("[0-9]+")
+WATCH_TIMEOUT_S = 20  # of a request to MLflow, while a version under traffic is to be watched
 MAX_REASON = 1000  # characters of it in the model's tag
 
 
@@ -139,7 +140,7 @@ class Events:
     def write(self) -> None:
         """All that is not in MLflow yet. A store that does not answer keeps nobody from watching a version for long."""
         try:
-            with few_retries():
+            with few_retries(WATCH_TIMEOUT_S):
                 self._write_all()
         except Exception as error:  # a store of artifacts raises its own library's; serving goes on whatever it is
             logger.warning("MLflow took no event of the roll-over; the next is written with it (%s)", error)
@@ -158,7 +159,7 @@ class Events:
         try:
             self.write()
             if self.run is not None:
-                with few_retries():
+                with few_retries(WATCH_TIMEOUT_S):
                     self.run.finish()
         except Exception as error:  # as above
             logger.warning("MLflow's run of the roll-over stays open (%s)", error)

@@ -34,8 +34,8 @@ BOARD_TIMEOUT_S = 2.0
 # before the second and the third try: a replica whose server died takes requests until it has ended itself
 PAUSES_S = (0.7, 1.4)
 METRICS = ("/metrics", "/metrics/")
-MAY_END = 2  # servers, that one request is given to: where it is why they end, the others go on
-SUSPECT = f"{MAY_END} servers have ended with this request before them, which may be why; no other was given it"
+MAY_END = 2  # so many servers may end while they have a request, then no other gets it, as it may be why they end
+SUSPECT = f"{MAY_END} servers ended while they had this request, which may be why; it was not sent to another"
 
 
 def unavailable(reason: str) -> Response:
@@ -137,8 +137,8 @@ class Ingress:
 async def _rollovers() -> list[Metric]:
     """Nothing where no command holds the board, as under `serve deploy`."""
     try:
-        board = ray.get_actor(BOARD, NAMESPACE)
         async with asyncio.timeout(BOARD_TIMEOUT_S):
+            board = await asyncio.to_thread(ray.get_actor, BOARD, NAMESPACE)  # it waits for Ray
             return [rollovers(await board.events.remote())]
     except (ValueError, RayError, TimeoutError):
         return []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from ray._private import ray_constants
-from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
@@ -121,27 +120,24 @@ def test_the_service_is_one_of_ray_serve(service: dict[str, Any]) -> None:
         service_module.servers({"source": "x", "nobody": 1})
 
 
-def test_a_pod_of_the_service_that_ends_answers_what_runs(service: dict[str, Any]) -> None:
+def test_a_worker_that_ends_answers_what_runs(service: dict[str, Any]) -> None:
     """Ray stops a replica as late as leaves it its drain time before the node's deadline, which another one has to
     start in; Kubernetes kills the pod after its grace."""
     assert hasattr(ray_constants, NODE_DRAIN)
     servers, _ = yaml.safe_load(service["serveConfigV2"])["applications"]
     drain_s = build(ServiceArgs, servers["args"]).drain_s
-    cluster = service["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    for group in service["rayClusterConfig"]["workerGroupSpecs"]:
         pod = group["template"]["spec"]
         env = {e["name"]: e["value"] for e in pod["containers"][0]["env"]}
         node_s = float(env[NODE_DRAIN])
         assert pod["terminationGracePeriodSeconds"] > node_s >= drain_s + START_S
 
 
-def test_a_pod_that_has_no_proxy_is_ready_without_it(service: dict[str, Any]) -> None:
-    """By the path that Ray's agent answers without a token."""
+def test_no_request_goes_to_a_pod_without_a_proxy(service: dict[str, Any]) -> None:
+    """KubeRay's service takes each pod that is ready, and its own probe asks for the proxy."""
     assert yaml.safe_load(service["serveConfigV2"])["proxy_location"] == "HeadOnly"
     for group in service["rayClusterConfig"]["workerGroupSpecs"]:
-        probe = group["template"]["spec"]["containers"][0]["readinessProbe"]["exec"]["command"][-1]
-        (path,) = re.findall(rf"http://localhost:{ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT}(\S+)", probe)
-        assert path in PUBLIC_EXACT_PATHS
+        assert "readinessProbe" not in group["template"]["spec"]["containers"][0]
 
 
 def test_the_ingress_of_the_service_has_a_limit_and_a_log_of_its_own() -> None:

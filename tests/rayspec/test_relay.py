@@ -266,7 +266,7 @@ def test_a_request_that_may_end_servers_is_given_to_two(
     assert (response.status_code, response.headers["x-should-retry"]) == (503, "false")
     assert "retry-after" not in response.headers
     assert len(replicas.asked_at) == 2 + found.count(GONE)
-    assert "2 servers have ended with this request" in bytes(response.body).decode()
+    assert "2 servers ended while they had this request" in bytes(response.body).decode()
 
 
 def test_a_request_that_ended_one_server_is_answered_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

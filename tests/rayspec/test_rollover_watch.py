@@ -12,10 +12,9 @@ from rollover_cases import World, traffic
 from versions import MODEL, champion
 
 from rayspec.serving import kinds
-from rayspec.serving.events import Event, Standing
+from rayspec.serving.events import WATCH_TIMEOUT_S, Event, Standing
 from rayspec.serving.figures import WatchBounds
 from rayspec.serving.rollover import Postponed, RolloverSettings
-from rayspec.tracking import FEW_RETRIES_TIMEOUT_S
 
 
 def watch_until(world: World, seconds: float, do: Callable[[], None]) -> None:
@@ -179,7 +178,7 @@ def test_events_keep_nobody_waiting_for_minutes(world: World, monkeypatch: pytes
     monkeypatch.setattr(MlflowClient, "set_model_version_tag", noted)
     world.move("2")
     world.rollover.poll()
-    assert set(seen) == {(1, FEW_RETRIES_TIMEOUT_S)}
+    assert set(seen) == {(1, WATCH_TIMEOUT_S)}
     assert not MLFLOW_HTTP_REQUEST_TIMEOUT.is_set()
 
 

@@ -26,7 +26,7 @@ ROUNDS = 12
 GROWTH_MIB = 24  # of the server's processes together, from the third round on
 SETTLES_S = 60
 LOOKS_EVERY_S = 1  # SGLang, for clients that left before their whole answer; by itself every 4 s
-LONG = 1900  # tokens of an answer, which take some times as long
+LONG = 1900  # tokens of an answer, which take several times as long as that
 STARTS = {
     "speculative": limited_server,
     "plain": partial(limited_server, speculates=False),
