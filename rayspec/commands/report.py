@@ -12,7 +12,6 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,7 @@ def _plan(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None
             check_promotion(sweep, best, model, alias)
         meant = f"a version of {model} that no alias means" if alias is None else f"{alias} of {model}"
         print(f"{'already' if before else 'to register as'} {meant}: {best.trial.name}")
-        _tell_of_one_load(sweep.results, best)
+        _tell_of_the_policy(sweep, best)
 
 
 def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> None:
@@ -133,7 +132,7 @@ def _write(sweep: StoredSweep, folder: Path, options: argparse.Namespace) -> Non
         source = done.pinned
         is_now = f"is {'still' if before else 'now'} version {done.version}"
         print(f"{done.uri} {is_now if alias else 'is registered, and no alias means it'}: {best.trial.name}")
-        _tell_of_one_load(sweep.results, best)
+        _tell_of_the_policy(sweep, best)
     if options.emit is not None:
         print("\n".join(map(str, emit(sweep, Path(options.emit), source))))
 
@@ -147,11 +146,14 @@ def _to_promote(sweep: StoredSweep, options: argparse.Namespace) -> tuple[TrialR
     return best, alias, champion_of(sweep, best, options.model, alias) if options.once and alias else None
 
 
-def _tell_of_one_load(results: Sequence[TrialResult], best: TrialResult) -> None:
-    from rayspec.serving.policy import ONE_LOAD, has_loads
+def _tell_of_the_policy(sweep: StoredSweep, best: TrialResult) -> None:
+    from rayspec.serving.policy import FEW_BLOCKS, ONE_LOAD, fewest_blocks, has_loads
+    from rayspec.statistics import MIN_BLOCKS
 
-    if not has_loads(results, best):
+    if not has_loads(sweep.results, best):
         print(f"note: {ONE_LOAD}")
+    elif (blocks := fewest_blocks(sweep, best)) < MIN_BLOCKS:
+        print(f"note: {FEW_BLOCKS.format(blocks=blocks, least=MIN_BLOCKS)}")
 
 
 def _default_folder(name: str, run_id: str) -> Path:

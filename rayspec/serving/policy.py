@@ -12,6 +12,13 @@ from rayspec.sweep.record.results import TrialResult
 from rayspec.sweep.record.stored import StoredSweep
 from sglang_ext.policy.table import FORMAT, CostCurve, PolicyTable
 
+FEW_BLOCKS = (
+    "the policy's costs are of {blocks} prompt block(s) at some load, and fewer than {least} do not say how far they "
+    "are off: a policy that takes the wrong draft length for the best is slower than the best (docs/results/"
+    "policy-smollm2); sweep a larger workload, or smaller blocks (block_prompts, at least the streams), and promote "
+    "again"
+)
+
 Request = Mapping[str, Any]  # as `StoredSweep.requests` gives them
 ONE_LOAD = (
     "its sweep measured no two loads in streams with drafts and without, so there is no policy: it drafts as much at "
@@ -52,6 +59,12 @@ def measured_policy(sweep: StoredSweep, best: TrialResult) -> PolicyTable | None
             "sweep_run_id": sweep.run_id,
         },
     )
+
+
+def fewest_blocks(sweep: StoredSweep, best: TrialResult) -> int:
+    """Of prompts, behind any cost of its policy."""
+    trials = [trial for by_streams in _trials(sweep.results, best).values() for trial in by_streams.values()]
+    return min(len({request["block"] for request in sweep.requests(trial)}) for trial in trials)
 
 
 def has_loads(results: Iterable[TrialResult], best: TrialResult) -> bool:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import huggingface_hub.constants
 import pytest
@@ -15,17 +16,19 @@ from rollover_world import cut_short, tamper
 from safetensors.torch import load_file, save_file
 
 from rayspec.champion_fields import MEASURED, NOT_OF_A_RECORD
+from rayspec.commands.report import _tell_of_the_policy
 from rayspec.report.promote import winner
 from rayspec.report.ready_files import emit
 from rayspec.serving.access import Access
 from rayspec.serving.alias import pinned_source
 from rayspec.serving.champion import PINNED, Champion, find_champion
 from rayspec.serving.launch import server_command
-from rayspec.serving.policy import beside_plain, has_loads, measured_policy
+from rayspec.serving.policy import beside_plain, fewest_blocks, has_loads, measured_policy
 from rayspec.serving.record import RECORD
 from rayspec.serving.version import ServedVersion, _checked, served_version
+from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.plan.trials import PLAIN
-from rayspec.sweep.record.stored import find_sweep
+from rayspec.sweep.record.stored import StoredSweep, find_sweep
 from rayspec.tracking import TrackingError
 from sglang_ext.adapter.server_fields import server_fields
 from sglang_ext.fingerprints import combined_sha256
@@ -292,3 +295,14 @@ def test_one_load_gives_no_policy(champion_client: MlflowClient) -> None:
     assert measured_policy(dataclasses.replace(sweep, results=tuple(alone)), best) is None
     assert not has_loads(alone, best)
     assert has_loads(sweep.results, best)
+
+
+def test_a_policy_of_few_blocks_is_told(champion_client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = find_sweep(champion_client)
+    best = winner(sweep.results)
+    blocks = {request["block"] for request in sweep.requests(best.trial)}
+    assert fewest_blocks(sweep, best) == len(blocks)
+    for number, is_told in ((MIN_BLOCKS - 1, True), (MIN_BLOCKS, False)):
+        with mock.patch.object(StoredSweep, "requests", lambda *_, n=number: [{"block": i} for i in range(n)]):
+            _tell_of_the_policy(sweep, best)
+        assert (f"note: the policy's costs are of {number} prompt block(s)" in capsys.readouterr().out) is is_told
