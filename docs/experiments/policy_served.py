@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from rayspec.provenance import provenance
 from rayspec.serving.access import ADMIN_VARIABLE
+from rayspec.serving.figures import VERIFIED
 from sglang_ext.whole import write_whole
 
 TIMEOUT_S = 600
@@ -48,6 +49,10 @@ def main() -> None:
     servers = dict(text.split("=", 1) for text in options.servers)
     if "policy" not in servers:
         parser.error("one of the servers must be called policy")
+    if ADMIN_VARIABLE not in os.environ:
+        parser.error(
+            f"set {ADMIN_VARIABLE} to the key that all servers were started with (--admin-api-key of SGLang's)"
+        )
     prompts = first_turns(options.prompts)[: options.limit]
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     found: dict[int, dict[str, Any]] = {}
@@ -92,16 +97,16 @@ def steps_so_far(address: str) -> Counter[str]:
     found = Counter[str]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "rayspec_verified_requests_total":
+            if sample.name == VERIFIED:
                 found[sample.labels["draft_steps"]] += round(sample.value)
     return found
 
 
 def summary(done: dict[str, Done], steps: Counter[str]) -> dict[str, Any]:
-    ratios = {f"{a} over {b}": interval(done[a], done[b]) for a, b in permutations(done, 2)}
+    pairs = ((a, b) for a, b in permutations(done, 2) if a.startswith(("policy", "plain")))
     return {
         "tokens_per_s": {n: sum(t for t, _ in b) / sum(s for _, s in b) for n, b in done.items()},
-        "ratios": {k: v for k, v in ratios.items() if k.startswith(("policy", "plain"))},
+        "ratios": {f"{a} over {b}": interval(done[a], done[b]) for a, b in pairs},
         "policy_steps": steps,
         "blocks": done,
     }

@@ -95,7 +95,7 @@ def refusal(
     differ = [
         n
         for n, (prompt, a, b) in enumerate(zip(CANARY_PROMPTS, new, running, strict=True))
-        if a.output_ids != b.output_ids and not _is_measured(running_record, prompt, a)
+        if a.output_ids != b.output_ids and _when_measured(running_record, prompt, a) is None
     ]
     if len(differ) > bounds.mismatches:
         at = _first_difference(new[differ[0]].output_ids, running[differ[0]].output_ids)
@@ -149,11 +149,10 @@ class MeasuredTau:
 
 def measured_tau(new: Sequence[Answer], record: ServingRecord) -> MeasuredTau | None:
     """None where that is less than half of them, or nothing was drafted. The answers are in the prompts' order."""
-    known = {answer.prompt: answer for answer in record.canary}
     pairs = [
-        (own, known[prompt])
+        (own, then)
         for prompt, own in zip(CANARY_PROMPTS, new, strict=True)
-        if _is_measured(record, prompt, own)
+        if (then := _when_measured(record, prompt, own)) is not None
     ]
     now, measured = tau([own for own, _ in pairs]), tau([then for _, then in pairs])
     if len(pairs) < len(new) / 2 or now is None or measured is None:
@@ -161,9 +160,10 @@ def measured_tau(new: Sequence[Answer], record: ServingRecord) -> MeasuredTau | 
     return MeasuredTau(prompts=len(pairs), now=now, measured=measured)
 
 
-def _is_measured(record: ServingRecord, prompt: str, answer: Answer) -> bool:
-    """Whether the version of the record gave it while it was measured, token for token."""
-    return any(a.prompt == prompt and a.output_sha256 == ids_sha256(answer.output_ids) for a in record.canary)
+def _when_measured(record: ServingRecord, prompt: str, answer: Answer) -> CanaryAnswer | None:
+    """The same answer, token for token, as the version of the record gave it while it was measured."""
+    asked = (prompt, ids_sha256(answer.output_ids))
+    return next((a for a in record.canary if (a.prompt, a.output_sha256) == asked), None)
 
 
 def _below_promise(new: Sequence[Answer], evidence: Mapping[str, str], bounds: CanaryBounds) -> str | None:
