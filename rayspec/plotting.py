@@ -26,6 +26,7 @@ T = TypeVar("T")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 USUAL_LEGEND_ROWS = 3  # the panels' height allows for them
+ENTRY_WIDTH, LETTER_WIDTH = 0.6, 0.075  # inches, at the font size of STYLE
 DASHES = ("--", ":", "-.", (0, (5, 1)))
 # Scripts that matplotlib's own font lacks; those that are not installed are left out
 MORE_FONTS: tuple[str, ...] = (
@@ -80,8 +81,9 @@ def panels(
 
 
 def legend_below(figure: Figure, entries: Sequence[tuple[Artist, str]], columns: int = 6) -> None:
-    """One legend below all panels, which keep their size under a long one."""
+    """One legend below all panels, which keep their size under a long one; of fewer `columns` where they do not fit."""
     handles, labels = zip(*entries, strict=True)
+    columns = min(columns, max(1, int(figure.get_figwidth() / (ENTRY_WIDTH + LETTER_WIDTH * max(map(len, labels))))))
     rows = -(-len(entries) // columns)
     figure.set_figheight(figure.get_figheight() + 0.22 * max(0, rows - USUAL_LEGEND_ROWS))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(entries)))
@@ -95,6 +97,14 @@ def steps_entries(steps: Iterable[int]) -> list[tuple[Artist, str]]:
 def shortened(name: str, limit: int = 30) -> str:
     """A name for a figure, which has little room: of a longer one the beginning and the end."""
     return name if len(name) <= limit else f"{name[: limit - 11]}…{name[-10:]}"
+
+
+def shortened_apart(names: Sequence[str]) -> list[str]:
+    """Unlike names for a figure, shortened so far that they stay unlike."""
+    limit = 30
+    while len(set(short := [shortened(name, limit) for name in names])) < len(set(names)):
+        limit += 10
+    return short
 
 
 def counted(draft_steps: int) -> str:

@@ -8,7 +8,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from rayspec.plotting import PALETTE, colour, shortened
+from rayspec.plotting import PALETTE, colour, shortened_apart
 
 if TYPE_CHECKING:
     from rayspec.sweep.record.results import TrialResult
@@ -33,6 +33,10 @@ class DrafterStyles:
         return cls(names=tuple(kinds), kinds=tuple(kinds.values()))
 
     @property
+    def short_names(self) -> list[str]:
+        return shortened_apart(self.names)
+
+    @property
     def is_crowded(self) -> bool:
         return len(self.names) > len(PALETTE)
 
@@ -42,7 +46,8 @@ class DrafterStyles:
 
     def label(self, label: str) -> str:
         """The name in a legend, with its number where points carry it."""
-        return f"{self.names.index(label) + 1} {shortened(label)}" if self.is_crowded else shortened(label)
+        number = self.names.index(label)
+        return f"{number + 1} {self.short_names[number]}" if self.is_crowded else self.short_names[number]
 
     def point(self, axis: Axes, x: float, y: float, label: str, shape: str, numbered: bool = True) -> None:
         """A marker, with the head's number where colours do not suffice."""

@@ -103,8 +103,8 @@ def category_figure(results: "Sequence[TrialResult]", requests: RequestsOf | Non
     axis.set_xlabel("tau (tokens per verify step)" + (", 95% CI over the n prompts" if counts else ""))
     axis.set_title(f"tau by prompt category, {lightest}, {counted(longest)}")
     entries = [
-        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), shortened(head))
-        for i, head in enumerate(heads.names)
+        (Line2D([], [], color=heads.colour(head), marker=marker(i), linestyle="none"), short)
+        for i, (head, short) in enumerate(zip(heads.names, heads.short_names, strict=True))
     ]
     legend_below(figure, entries, columns=4)
     return figure
@@ -178,6 +178,7 @@ def shortlist_figure(results: "Sequence[TrialResult]") -> Figure | None:
                 heads.point(axis, r.metrics["shortlist_mean"], r.metrics["rho"], r.trial.label, marker(steps.index(s)))
         axis.set_title(counted(s))
         axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set_xlabel("tokens scored for a row, mean")
     axes[0].set_ylabel(f"tau relative to {results[0].baseline} (rho)")
     legend_below(figure, heads.entries(), columns=4)

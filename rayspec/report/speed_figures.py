@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from rayspec.farm.load import Traffic
-from rayspec.plotting import colour, counted, legend_below, marker, panels, shortened, steps_entries
+from rayspec.plotting import LETTER_WIDTH, colour, counted, legend_below, marker, panels, shortened, steps_entries
 from rayspec.report.drafter_styles import DrafterStyles
 from rayspec.report.point_labels import CLEAR
 from rayspec.statistics import Interval, beats_one
@@ -36,7 +36,8 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
         return None
     heads, (steps, traffics) = DrafterStyles.of(results), axes_of(results)
     height = 1.3 + 0.3 * len(heads.names) * max(2, len(steps))
-    figure, axes = panels(len(traffics), width=4.4, height=height, share=True, columns=3)
+    width = 3.2 + LETTER_WIDTH * max(map(len, heads.short_names)) / min(3, len(traffics))
+    figure, axes = panels(len(traffics), width=width, height=height, share=True, columns=3)
     gap = 0.6 / len(steps)
     for axis, traffic in zip(axes, traffics, strict=True):
         for r in (r for r in results if r.trial.traffic == traffic):
@@ -59,7 +60,7 @@ def speedup_figure(results: "Sequence[TrialResult]") -> Figure | None:
             )
         axis.axvline(1, color="black", linestyle="--", linewidth=1)
         axis.margins(x=0.12)
-        axis.set_yticks(range(len(heads.names)), map(shortened, heads.names))
+        axis.set_yticks(range(len(heads.names)), heads.short_names)
         axis.set_title(str(traffic))
         axis.set_xlabel("speed-up over plain decoding (x, 95% CI)")
     axes[0].set_ylim(len(heads.names) - 0.5, -0.5)

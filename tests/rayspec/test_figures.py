@@ -149,6 +149,30 @@ def test_more_heads_than_colours_are_numbered(results: list[TrialResult], tmp_pa
     assert "12 head-7" not in names
 
 
+def test_many_heads_of_long_names_are_told_apart_and_lie_inside_the_figure(results: list[TrialResult]) -> None:
+    more = []
+    for r in (r for r in results if r.trial.label == "slimspec-r64"):
+        for n in range(12):
+            assert r.trial.candidate is not None
+            candidate = dataclasses.replace(r.trial.candidate, label=f"truncated-size6144-by-the-rule-{n}-of-vocabtrim")
+            metrics = {**r.metrics, "shortlist_mean": 512.0 + 1000 * n}
+            trial = dataclasses.replace(r.trial, candidate=candidate)
+            more.append(dataclasses.replace(r, trial=trial, metrics=metrics))
+    found = sweep_figures([*results, *more])
+    for name in ("speedup", "prediction", "tau_by_category", "tau_by_shortlist"):
+        figure = found[name]
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        assert figure.bbox.containsx(legend.get_window_extent().x0), name
+        assert figure.bbox.containsx(legend.get_window_extent().x1), name
+        for axis in figure.axes:
+            assert figure.bbox.containsx(axis.xaxis.label.get_window_extent().x1), name
+            assert not any("$" in tick.get_text() for tick in axis.get_xticklabels()), name
+    styles = DrafterStyles.of([*results, *more])
+    assert len(set(styles.short_names)) == len(styles.names)
+    plt.close("all")
+
+
 def test_shapes_of_one_drafter_are_a_line_over_the_budget(results: list[TrialResult], tmp_path: Path) -> None:
     more = []
     for nodes in (8, 16, 32):
