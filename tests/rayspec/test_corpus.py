@@ -10,7 +10,7 @@ from documents import CODE, make_document
 from fixture_models import PROMPTS, TARGET
 from transformers import AutoTokenizer
 
-from rayspec.training.data.corpus import cut_prompts, held_out_documents, training_documents
+from rayspec.training.data.corpus import cut_prompt_records, held_out_documents, training_documents
 from rayspec.training.data.sources import (
     STDLIB,
     STDLIB_TESTS,
@@ -86,7 +86,8 @@ class WordTokenizer:
 
 
 def test_prompts_are_whole_lines_of_the_documents(documents: list[Document]) -> None:
-    prompts = cut_prompts(WordTokenizer(), documents, count=50, prompt_tokens=(3, 12), seed=1)
+    records = cut_prompt_records(WordTokenizer(), documents, count=50, prompt_tokens=(3, 12), seed=1)
+    prompts = [record.text for record in records]
     texts = [d.text for d in documents]
     assert len(prompts) == 50
     for prompt in prompts:
@@ -96,13 +97,13 @@ def test_prompts_are_whole_lines_of_the_documents(documents: list[Document]) -> 
 
 
 def test_prompts_follow_the_seed(documents: list[Document]) -> None:
-    cuts = [cut_prompts(WordTokenizer(), documents, count=20, prompt_tokens=(3, 12), seed=s) for s in (1, 1, 2)]
+    cuts = [cut_prompt_records(WordTokenizer(), documents, count=20, prompt_tokens=(3, 12), seed=s) for s in (1, 1, 2)]
     assert cuts[0] == cuts[1] != cuts[2]
 
 
 def test_too_few_prompts_is_an_error(documents: list[Document]) -> None:
     with pytest.raises(ValueError, match="of 10 prompts"):
-        cut_prompts(WordTokenizer(), documents[:1], count=10, prompt_tokens=(500, 600), seed=0)
+        cut_prompt_records(WordTokenizer(), documents[:1], count=10, prompt_tokens=(500, 600), seed=0)
 
 
 def test_bad_config_names_the_setting() -> None:

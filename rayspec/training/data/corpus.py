@@ -1,7 +1,7 @@
 """Python source that every installation carries, split by content into training and held-out files.
 
-sources.discover() → training_documents() / held_out_documents() → cut_prompts(). Which side a file is on depends on
-nothing but its content, so two machines never disagree about a file they share.
+sources.discover() → training_documents() / held_out_documents() → cut_prompt_records(). Which side a file is on depends
+on nothing but its content, so two machines never disagree about a file they share.
 """
 
 from __future__ import annotations
@@ -87,18 +87,6 @@ def cut_prompt_records(
             f"only {len(prompts)} of {count} prompts of {prompt_tokens} tokens in {len(documents)} documents"
         )
     return list(prompts.values())
-
-
-def cut_prompts(
-    tokenizer: Encoder,
-    documents: Sequence[Document],
-    count: int,
-    prompt_tokens: tuple[int, int],
-    seed: int,
-    is_allowed: Callable[[str], bool] = lambda text: True,
-) -> list[str]:
-    """The texts of `cut_prompt_records`."""
-    return [p.text for p in cut_prompt_records(tokenizer, documents, count, prompt_tokens, seed, is_allowed)]
 
 
 def _capped(documents: Iterable[Document], cap_bytes: int) -> list[Document]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rayspec.training.data.answers import AnswersConfig, Prompt
 from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.corpus import CORPUS, Encoder, cut_prompts
+from rayspec.training.data.corpus import CORPUS, Encoder, cut_prompt_records
 from rayspec.training.data.self_prompts import prompt_hash, write_prompts
 from rayspec.training.data.sources import CorpusConfig, Document, Package
 from rayspec.workloads import Conversation, load_workload
@@ -147,7 +147,7 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
 
 
 def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder, avoid: set[str]) -> list[Prompt]:
-    texts = cut_prompts(
+    pieces = cut_prompt_records(
         tokenizer,
         _documents(config.prompts, corpus_config),
         config.count,
@@ -155,7 +155,7 @@ def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder,
         config.seed,
         lambda text: prompt_hash(text) not in avoid,
     )
-    return [Prompt(text, tokenizer.encode(text)) for text in texts]
+    return [Prompt(piece.text, tokenizer.encode(piece.text)) for piece in pieces]
 
 
 def _check_is_text(source: str, file: Path, content: bytes) -> None:
