@@ -31,16 +31,16 @@ from rayspec.training.data.corpus import CORPUS
 from rayspec.training.data.prompts import (
     SELF,
     check_source,
-    evaluation_hashes,
     given_prompts,
     is_text,
     own_prompts,
 )
-from rayspec.training.data.self_prompts import prompt_hash, written_prompts
+from rayspec.training.data.self_prompts import written_prompts
 from rayspec.training.data.shards import PATTERN
 from rayspec.training.drafter_config import SETS, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.hidden_states import are_stored, plan_states, with_states
+from rayspec.workloads.prompt_hashes import evaluation_hashes, prompt_hash
 
 
 class WorkFolderInUse(ValueError):
@@ -152,6 +152,7 @@ def make_all_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
         return
     chat = _chat(target.tokenizer)
     given, avoid = given_sets(config, target.tokenizer, chat)
+    evaluated = evaluation_hashes()
     with _answerers(config, target) if any(not s.as_given for s in missing.values()) else nullcontext() as pool:
         for name, settings in missing.items():
             prompts = given.get(name)
@@ -161,7 +162,7 @@ def make_all_answers(config: DrafterTrainConfig, target: FrozenTarget) -> None:
                 prompts = own_prompts(settings, name, folder, chat, pool, avoid)
                 avoid |= _hashes(prompts)
             made_by = TargetName(config.target_name, target.sha256)
-            make_answers(config.work_folder / name, made_by, settings, prompts, pool, chat)
+            make_answers(config.work_folder / name, made_by, settings, prompts, pool, chat, evaluated)
 
 
 def given_sets(

@@ -28,6 +28,6 @@ def activate() -> str | None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
     # A step is hundreds of tiny parallel regions. OpenMP threads that spin between them cost a factor of ten and more
-    # as soon as anything else wants a core (measured: docs/cpu-profile.md); sleeping ones cost microseconds.
+    # as soon as anything else wants a core (docs/results/archive/profile.md); sleeping ones cost microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return "sglang_ext.adapter.cpu.platform.CpuPlatform"

@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from rayspec.training import prepare
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.prompts import check_source, evaluation_hashes, given_prompts, hashes, own_prompts
-from rayspec.training.data.self_prompts import prompt_hash
+from rayspec.training.data.prompts import check_source, given_prompts, own_prompts
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.workloads import load_workload
+from rayspec.workloads.prompt_hashes import prompt_hash
 from sglang_ext.heads import parse_head
 
 CONFIG = AnswersConfig(
@@ -185,19 +185,6 @@ def test_messages_need_a_chat_template(tiny_target: FrozenTarget, workload: Path
     for source in ("self", str(workload)):
         with pytest.raises(ValueError, match="messages of a chat, but the target's tokenizer has no chat template"):
             found(replace(CONFIG, prompts=source), tmp_path, tiny_target.tokenizer)
-
-
-def test_what_ships_and_what_lies_under_the_data_folder_is_for_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAYSPEC_DATA", raising=False)
-    ours = hashes(load_workload("chat"))
-    assert len(ours) > 50
-    assert evaluation_hashes() == ours
-    (tmp_path / "mt_bench").mkdir()
-    (tmp_path / "mt_bench" / "question.jsonl").write_text('{"turns": ["Name a fruit.", "Another one?"]}\n')
-    monkeypatch.setenv("RAYSPEC_DATA", str(tmp_path))
-    assert evaluation_hashes() == ours | {prompt_hash("name a fruit"), prompt_hash("another one")}
 
 
 def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluation(
@@ -371,6 +358,22 @@ def test_only_answers_are_learnt_and_a_second_turn_follows_an_ended_one(chat: Ch
     assert list(follow_ups[0].prompt_ids) == opened
     assert all(r.temperature == 0 for r in first + second)
     assert all(r.temperature > 0 for r in follow_ups)
+
+
+def test_a_second_turn_that_is_evaluated_is_not_asked(chat: ChatTemplate, tmp_path: Path) -> None:
+    config = replace(CONFIG, count=2, batch_size=2, follow_up_share=1.0)
+    prompts = [Prompt(text, chat.first_turn(text)) for text in ("Name a fruit.", "Name a bird.")]
+    answer = Scripted(
+        chat.tokenizer,
+        ["fig<|im_end|>", "wren<|im_end|>"],
+        ["Why so?<|im_end|>", "Sure?<|im_end|>"],
+        ["Yes.<|im_end|>"],
+    )
+    make_answers(tmp_path / "a", TargetName("chat", "0"), config, prompts, answer, chat, {prompt_hash("why so")})
+    assert stored(tmp_path / "a") == [
+        marked(chat, "Name a fruit.", "fig<|im_end|>"),
+        marked(chat, "Name a bird.", "wren<|im_end|>", "Sure?", "Yes.<|im_end|>"),
+    ]
 
 
 def test_an_answer_ends_as_the_template_says_once_the_conversation_goes_on(

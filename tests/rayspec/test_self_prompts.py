@@ -9,7 +9,8 @@ from chats import Scripted, chat_tokenizer
 
 from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.training.data.self_prompts import is_sensible, new_and_sensible, prompt_hash, write_prompts
+from rayspec.training.data.self_prompts import is_sensible, new_and_sensible, write_prompts
+from rayspec.workloads.prompt_hashes import prompt_hash
 
 CONFIG = AnswersConfig(count=3, batch_size=2, max_prompt_tokens=40, openings=[""])
 FIG, ELM, OAK, ASH = (

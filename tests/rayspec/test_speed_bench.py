@@ -15,9 +15,9 @@ from rayspec.metrics import category_key, tau_by_category
 from rayspec.sweep.config import EngineConfig, SweepConfig
 from rayspec.sweep.plan.prepare import prepare
 from rayspec.training.data.answers import AnswersConfig
-from rayspec.training.data.prompts import check_source, evaluation_hashes
-from rayspec.training.data.self_prompts import prompt_hash
+from rayspec.training.data.prompts import check_source
 from rayspec.workloads import load_workload
+from rayspec.workloads.prompt_hashes import evaluation_hashes, prompt_hash
 
 DOMAINS = ("coding", "math", "humanities", "stem", "writing", "summarization", "roleplay", "rag", "multilingual",
            "reasoning", "qa")  # fmt: skip

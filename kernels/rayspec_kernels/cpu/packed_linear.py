@@ -2,7 +2,8 @@
 
 Speculative decoding multiplies 2 to 64 rows at a time. There torch's default (BLAS on the plain layout) is several
 times slower than at one row, so that verifying five tokens costs as much as decoding four; on the blocked layout it
-costs little more than one (docs/cpu-profile.md). The packed copy is made once; the plain weight stays with its owner.
+costs little more than one (docs/results/archive/profile.md). The packed copy is made once; the plain weight stays with
+its owner.
 """
 
 import torch

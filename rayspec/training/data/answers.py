@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from rayspec.identity import differences
 from rayspec.training.data.asking import Asking, Pool, Request, seed_of
 from rayspec.training.data.shards import Row, read_shard, shard_files, write_shard
+from rayspec.workloads.prompt_hashes import prompt_hash
 from sglang_ext.settings import Settings, require
 from sglang_ext.whole import write_whole
 
@@ -214,9 +215,11 @@ def make_answers(
     prompts: Sequence[Prompt],
     pool: Pool | None,
     chat: ChatTemplate | None = None,
+    avoid: Collection[str] = (),
 ) -> None:
     """Answer the prompts into `folder`; shards that exist are kept. `pool`: who answers; None where the answers are
-    given. `chat`: for prompts with later turns, follow-ups and answers as given. Raises ValueError as `check_index`."""
+    given. `chat`: for prompts with later turns, follow-ups and answers as given. `avoid`: hashes of what no follow-up
+    may be. Raises ValueError as `check_index`."""
     check_index(folder, target.sha256, config)
     folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
@@ -233,7 +236,9 @@ def make_answers(
         done = ((shard, _as_given(*piece, config, chat)) for shard, piece in own.items())
     else:
         assert pool is not None, "asked for only with engines"
-        done = pool.run({shard: partial(_converse, folder.name, *piece, config, chat) for shard, piece in own.items()})
+        done = pool.run(
+            {shard: partial(_converse, folder.name, *piece, config, chat, avoid) for shard, piece in own.items()}
+        )
     with tqdm(desc=f"answers: {folder.name}", unit="sequence", total=config.count, disable=not own) as bar:
         bar.update(config.count - sum(map(len, batches.values())))
         tokens, since = 0, time.monotonic()
@@ -254,7 +259,12 @@ def batch_of(config: AnswersConfig, shard: int) -> range:
 
 
 def _converse(
-    purpose: str, numbers: range, prompts: Sequence[Prompt], config: AnswersConfig, chat: ChatTemplate | None
+    purpose: str,
+    numbers: range,
+    prompts: Sequence[Prompt],
+    config: AnswersConfig,
+    chat: ChatTemplate | None,
+    avoid: Collection[str],
 ) -> Asking[list[Row]]:
     """A batch of conversations, turn by turn. One goes on where its last answer was ended by the target itself."""
     rows = [_new_row(n, prompt, config) for n, prompt in zip(numbers, prompts, strict=True)]
@@ -274,7 +284,7 @@ def _converse(
             asking = [i for i in ended if not later_turns[i] and config.has_follow_up(numbers[i])]
             texts = yield from _follow_ups(purpose, [rows[i] for i in asking], config, chat)
             for i, text in zip(asking, texts, strict=True):
-                later_turns[i] += [] if text is None else [text]
+                later_turns[i] += [] if text is None or prompt_hash(text) in avoid else [text]
         active = []
         for i in (i for i in ended if later_turns[i]):
             assert chat is not None, "only chats have later turns"

@@ -1,7 +1,7 @@
 """Where prompts come from: written by the target, a workload of conversations, or pieces cut from text files.
 
 Prompts to train on and prompts to measure with are different ones, told by the hash of their text: the held-out set is
-made first, and neither it nor any evaluation set of this machine is trained on.
+made first, and neither it nor any evaluation set is trained on.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rayspec.training.data.answers import AnswersConfig, Prompt
 from rayspec.training.data.asking import Pool
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.corpus import CORPUS, Encoder, cut_prompt_records
-from rayspec.training.data.self_prompts import prompt_hash, write_prompts
+from rayspec.training.data.self_prompts import write_prompts
 from rayspec.training.data.sources import CorpusConfig, Document, Package
-from rayspec.workloads import Conversation, load_workload
+from rayspec.workloads import load_workload
+from rayspec.workloads.prompt_hashes import hashes, prompt_hash
 from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
 from rayspec.workloads.selection import parse_selection
 
@@ -113,16 +114,6 @@ def _needed(chat: ChatTemplate | None, config: AnswersConfig, name: str) -> Chat
             "name a folder of text files, whose beginnings the target continues"
         )
     return chat
-
-
-def hashes(conversations: Iterable[Conversation]) -> set[str]:
-    """The hash of every turn of the user."""
-    return {prompt_hash(turn) for c in conversations for turn in c.turns}
-
-
-def evaluation_hashes() -> set[str]:
-    """The hashes of all prompts that are for evaluation and lie on this machine."""
-    return {h for found in evaluation_sets() for h in hashes(found)}
 
 
 def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: set[str]) -> list[Prompt]:

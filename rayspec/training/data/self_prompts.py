@@ -8,9 +8,7 @@ write batches side by side: as many as it takes if every message is usable, then
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,15 +18,11 @@ from tqdm import tqdm
 from rayspec.training.data.answers import WRITING_TEMPERATURE, AnswersConfig
 from rayspec.training.data.asking import Asking, Pool, Request, in_order, seed_of
 from rayspec.training.data.chat import ChatTemplate
+from rayspec.workloads.prompt_hashes import prompt_hash
 from sglang_ext.whole import write_whole
 
 MIN_CHARS = 12
 MAX_BATCHES_PER_WANTED = 4  # a target that writes fewer usable prompts than one in four is no chat model
-
-
-def prompt_hash(text: str) -> str:
-    """Hash of the letters and digits alone, so that case, spaces and punctuation make no other prompt."""
-    return hashlib.sha256(re.sub(r"\W+", "", text).casefold().encode()).hexdigest()[:16]
 
 
 def is_sensible(text: str) -> bool:
