@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -89,8 +90,8 @@ def follow(champion: Champion, source: str, serving: Serving, following: Followi
     client, settings, (model, alias) = following.client, following.settings, following.alias
     version = source.rpartition("/")[2]
     standing = following.standing or Standing(kept=version)
-    events = _events(client, following.alias, version, standing, lambda: following.wait(settings.poll_s))
-    events.count = board.count.remote
+    wait = partial(following.wait, settings.poll_s)
+    events = _events(client, following.alias, version, standing, wait, board.count.remote)
     stage = RayStage(model, client, serving, board, serving.version(champion, source))
     try:
         events.record(kinds.STARTED, version, f"alias {alias} is looked at every {settings.poll_s:g} s")
@@ -178,12 +179,17 @@ def _with_resources(scale: Scale, champion: Champion) -> Scale:
 
 
 def _events(
-    client: MlflowClient, alias: tuple[str, str], version: str, standing: Standing, wait: Callable[[], object]
+    client: MlflowClient,
+    alias: tuple[str, str],
+    version: str,
+    standing: Standing,
+    wait: Callable[[], object],
+    count: Callable[[str], object] = lambda event: None,
 ) -> Events:
     """The events, as soon as MLflow takes them; serving does not wait for it. Without a run where it refuses one."""
     while True:
         try:
-            return Events(client, alias, _experiment(client, alias[0], version), standing)
+            return Events(client, alias, _experiment(client, alias[0], version), standing, count)
         except UNREACHABLE as error:
             if is_refusal(error):
                 log.warning(
@@ -191,7 +197,7 @@ def _events(
                     "events are on stdout. Restore the experiment, or let this login write, and start again",
                     first_line(error),
                 )
-                return Events(client, alias, None, standing)
+                return Events(client, alias, None, standing, count)
             log.warning("MLflow takes no events of a roll-over yet (%s); it is asked again", first_line(error))
             wait()
 

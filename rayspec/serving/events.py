@@ -109,7 +109,12 @@ class Events:
     None for no run. `count`: is told each event's kind."""
 
     def __init__(
-        self, client: MlflowClient, alias: tuple[str, str], experiment_id: str | None, standing: Standing
+        self,
+        client: MlflowClient,
+        alias: tuple[str, str],
+        experiment_id: str | None,
+        standing: Standing,
+        count: Callable[[str], object] = lambda event: None,
     ) -> None:
         self._client, (self._model, self._alias) = client, alias
         self.run: Run | None = None
@@ -118,7 +123,7 @@ class Events:
             self.run = Run(client, client.create_run(experiment_id, run_name=name, tags=tags).info.run_id)
         self.standing = standing
         self.events: list[Event] = []
-        self.count: Callable[[str], object] = lambda event: None
+        self._count = count
         self._written = 0
         self._stored: Standing | None = None
 
@@ -128,7 +133,7 @@ class Events:
         )
         event_log.info("%s version %s: %s", event, version, reason, extra=asdict(self.events[-1]))
         self.standing = self.standing.after(self.events[-1])
-        self.count(event)
+        self._count(event)
         self.write()
 
     def forget(self) -> None:
