@@ -84,8 +84,10 @@ def test_a_file_that_is_no_text_is_named(text_folder: Path, tmp_path: Path, tiny
         found(replace(CONFIG, prompts=str(tmp_path / "texts")), tmp_path, tiny_target.tokenizer)
 
 
-def test_a_workload_of_one_s_own(chat: ChatTemplate, workload: Path, tmp_path: Path) -> None:
-    """All of its turns; what is too long or in another set is passed over."""
+def test_a_workload_of_one_s_own(
+    chat: ChatTemplate, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of its turns; what is too long or in another set is passed over, and the second is said."""
     config = replace(CONFIG, prompts=str(workload), max_prompt_tokens=90)
     seen = {prompt_hash("Name a tree")}
     prompts = found(config, tmp_path, chat.tokenizer, chat, avoid=seen)
@@ -93,6 +95,7 @@ def test_a_workload_of_one_s_own(chat: ChatTemplate, workload: Path, tmp_path: P
     assert all(p.ids == chat.first_turn(p.text) for p in prompts)
     with pytest.raises(ValueError, match=r"own.jsonl holds 1 prompts of 8 to 90 tokens that are in no other"):
         found(config, tmp_path, chat.tokenizer, chat, avoid=seen | {prompt_hash("another one")})
+    assert "own.jsonl: 2 conversation(s) are left out, since a turn of theirs is evaluated" in capsys.readouterr().out
 
 
 @pytest.fixture

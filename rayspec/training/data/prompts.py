@@ -118,6 +118,7 @@ def _needed(chat: ChatTemplate | None, config: AnswersConfig, name: str) -> Chat
 
 def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: set[str]) -> list[Prompt]:
     prompts: list[Prompt] = []
+    left_out: list[str] = []
     for conversation in load_workload(config.prompts, config.seed):
         if len(prompts) == config.count:
             break
@@ -125,8 +126,15 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
         fits = config.min_prompt_tokens <= len(ids) <= config.max_prompt_tokens
         if config.as_given:  # an answer that was given under a message of `system` is none without it
             fits = fits and bool(conversation.answers) and conversation.system is None
-        if fits and not hashes([conversation]) & avoid:
+        if fits and hashes([conversation]) & avoid:
+            left_out.append(conversation.id)
+        elif fits:
             prompts.append(Prompt(conversation.turns[0], ids, conversation.turns[1:], conversation.answers))
+    if left_out:
+        print(
+            f"{name}.prompts={config.prompts}: {len(left_out)} conversation(s) are left out, since a turn of theirs is "
+            f"evaluated or in another set of this training; the first is {left_out[0]}"
+        )
     if len(prompts) < config.count:
         given = " with an answer and without a message of `system`" if config.as_given else ""
         raise ValueError(
