@@ -211,6 +211,12 @@ def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
         prepare(real_config(workload=f"{PROMPTS}:8", stop=StopConfig(ci_width=0.1)))
 
 
+def test_a_plan_says_that_there_will_be_no_interval() -> None:
+    few = prepare(real_config(workload=f"{PROMPTS}:8", block_prompts=4)).describe()
+    assert "warning: speed-ups will have no confidence interval: 8 prompts in blocks of block_prompts=4 are 2" in few
+    assert "interval" not in prepare(real_config(workload=f"{PROMPTS}:8", block_prompts=2)).describe()
+
+
 def test_in_an_open_loop_the_speed_up_is_that_of_latency(make_request: Callable[..., RequestRecord]) -> None:
     """Twice as fast from arrival to the last token; the arrivals make the walls equal."""
     traffic = Traffic(request_rate=1.0)

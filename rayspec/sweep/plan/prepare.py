@@ -35,6 +35,12 @@ class Prepared:
             lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
             lines.append(f"{self.dropped} prompts are too long and left out.")
+        if (blocks := len(self.plan.spans)) < MIN_BLOCKS:
+            lines.append(
+                f"warning: speed-ups will have no confidence interval: {len(self.prompts)} prompts in blocks of "
+                f"block_prompts={self.config.block_prompts} are {blocks} block(s), and an interval takes {MIN_BLOCKS}; "
+                "take more prompts or smaller blocks"
+            )
         lines += stream_warnings(self.config, self.plan)
         if others := not_measured(self.config.engine.extra):
             lines.append(
