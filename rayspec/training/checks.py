@@ -15,9 +15,12 @@ from rayspec.target import check_weights
 from rayspec.training.data.answers import AnswersConfig, missing_shards
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import is_text
+from rayspec.training.data.self_prompts import written_prompts
+from rayspec.training.data.shards import shard_files, stored_prompts
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.origin import check_base, completed, origin_of
+from rayspec.workloads.prompt_hashes import evaluation_hashes, part_hashes
 from sglang_ext.adapter.server_fields import check_overrides
 from sglang_ext.adapter.target_hosts import check_host
 from sglang_ext.drafters import body_for
@@ -89,6 +92,23 @@ def _check_engines(config: DrafterTrainConfig) -> None:
 def _check_sets(config: DrafterTrainConfig, target: FrozenTarget) -> None:
     for name in ("answers", "held_out"):
         _check_answers(getattr(config, name), name, config.work_folder / name, target)
+    _check_none_is_evaluated(config)
+
+
+def _check_none_is_evaluated(config: DrafterTrainConfig) -> None:
+    """Of what was written and answered already, maybe before a set lay on this machine or its hashes shipped."""
+    folder, written = config.work_folder / "answers", config.work_folder / "answers_prompts"
+    there = {file: stored_prompts(file) for file in shard_files(folder).values()}
+    there[written] = written_prompts(written, config.answers.count)
+    avoid = evaluation_hashes()
+    for file, prompts in there.items():
+        found = next((prompt for prompt in prompts if part_hashes(prompt) & avoid), None)
+        if found is not None:
+            raise ValueError(
+                f"{file} holds a prompt that is for evaluation ({found[:60]!r}), and a drafter trained on it would be "
+                f"measured on what it has seen; delete {folder} and {written} to have other ones, or choose another "
+                "work_dir"
+            )
 
 
 def _check_device(config: DrafterTrainConfig) -> None:

@@ -20,10 +20,11 @@ LATENCY = "sglang_inter_token_latency_seconds_bucket"
 COURSES = {
     "RayspecServerDown": {'up{job="rayspec", instance="a"}': ("1x1500", "0x60")},
     "RayspecRollover": {'rayspec_rollover_events_total{event="refused"}': ("0x1500", "1x60")},
-    "RayspecTauFell": {
-        'rayspec_verified_requests_total{draft_steps="3"}': ("0+100x1500", "150000+100x60"),
-        'rayspec_verified_requests_total{draft_steps="0"}': ("0x1500", "0+900x60"),  # plain steps have no say
-        'rayspec_accepted_drafts_total{position="1"}': ("0+100x1500", "150000+50x60"),
+    "RayspecAcceptanceFell": {  # a policy drafts twice, then once from minute 600 on, which is no fall
+        'rayspec_drafted_total{position="1"}': ("0+100x1500", "150000+100x60"),
+        'rayspec_drafted_total{position="2"}': ("0+100x600 60000+0x899", "60000+0x60"),
+        'rayspec_accepted_drafts_total{position="1"}': ("0+60x1500", "90000+30x60"),
+        'rayspec_accepted_drafts_total{position="2"}': ("0+30x600 18000+0x899", "18000+0x60"),
     },
     "RayspecTokensSlow": {
         f'{LATENCY}{{le="0.1"}}': ("0+100x1500", "150000+0x60"),

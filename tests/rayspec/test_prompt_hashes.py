@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from rayspec.workloads import load_workload
-from rayspec.workloads.prompt_hashes import PUBLISHED_HASHES, evaluation_hashes, hashes, prompt_hash
-from rayspec.workloads.published import DATA_VARIABLE, load_named
-
-REPORTED = ("gsm8k", "humaneval", "mt_bench", "spec_bench")
+from rayspec.workloads.prompt_hashes import (
+    PUBLISHED_HASHES,
+    REPORTED,
+    evaluation_hashes,
+    hashes,
+    part_hashes,
+    prompt_hash,
+)
+from rayspec.workloads.published import DATA_VARIABLE, PUBLISHED, load_named
 
 
 def shipped() -> dict[str, list[str]]:
@@ -29,7 +34,12 @@ def test_a_published_set_is_told_where_its_file_is_not(monkeypatch: pytest.Monke
         "Compose an engaging travel blog post about a recent trip to Hawaii, highlighting cultural experiences and "
         "must-see attractions."
     )
-    assert {prompt_hash(janet), prompt_hash(hawaii)} <= evaluation_hashes()
+    greatest = (
+        "def greatest_common_divisor(a: int, b: int) -> int:\n"
+        '    """ Return a greatest common divisor of two integers a and b\n'
+        '    >>> greatest_common_divisor(3, 5)\n    1\n    >>> greatest_common_divisor(25, 15)\n    5\n    """\n'
+    )
+    assert {prompt_hash(text) for text in (janet, hawaii, greatest)} <= evaluation_hashes()
     assert hashes(load_workload("chat")) <= evaluation_hashes()
     assert prompt_hash("Name a fruit.") not in evaluation_hashes()
 
@@ -44,9 +54,22 @@ def test_what_lies_under_the_data_folder_is_for_evaluation(tmp_path: Path, monke
     assert found <= evaluation_hashes()
 
 
-@pytest.mark.skipif(DATA_VARIABLE not in os.environ, reason=f"${DATA_VARIABLE} names no folder of the published sets")
+def test_a_prompt_is_told_however_it_is_set() -> None:
+    same = ["Is a Café open?", "is a cafe\u0301 open", "```python\nIs a Café open?\n```", "Is a\u200b CAFÉ\topen?!"]
+    assert len({prompt_hash(text) for text in same}) == 1
+    assert prompt_hash("Is a café shut?") not in {prompt_hash(text) for text in same}
+
+
+def test_a_prompt_is_told_as_a_paragraph() -> None:
+    found = part_hashes("Answer this:\n\nIs a café open?\n \nThink first.")
+    assert {prompt_hash("Is a café open?"), prompt_hash("Think first.")} < found
+    assert prompt_hash("Is a café open?") not in part_hashes("Answer this: Is a café open?")
+
+
 @pytest.mark.parametrize("name", REPORTED)
 def test_what_ships_are_the_hashes_of_the_published_file(name: str) -> None:
+    if not (Path(os.environ.get(DATA_VARIABLE, "")) / PUBLISHED[name].file).is_file():
+        pytest.skip(f"${DATA_VARIABLE} has no {PUBLISHED[name].file}")
     assert shipped()[name] == sorted(hashes(load_named(name)))
 
 

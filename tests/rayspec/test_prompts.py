@@ -11,9 +11,11 @@ from chats import HARMONY, SYSTEM, TURNS, Scripted, chat_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from rayspec.training import prepare
+from rayspec.training.checks import check_answers
 from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, make_answers, read_answers
 from rayspec.training.data.chat import ChatTemplate
 from rayspec.training.data.prompts import check_source, given_prompts, own_prompts
+from rayspec.training.data.shards import Row, write_shard
 from rayspec.training.data.sources import CorpusConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
@@ -193,13 +195,15 @@ def test_messages_need_a_chat_template(tiny_target: FrozenTarget, workload: Path
 def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluation(
     tiny_target: FrozenTarget, tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target says for both sets the same, and what ships for evaluation, too."""
+    """The target says for both sets the same, and what ships for evaluation, too, first and as a second turn."""
     measured = load_workload("chat")[0].turns[0]
     tokenizer = chat_tokenizer(tiny_target_folder)
     target = replace(tiny_target, tokenizer=tokenizer)
     fig, elm, oak = (f"Tell me about the {tree}<|im_end|>" for tree in ("fig tree", "elm tree", "oak tree"))
     said = [measured + "<|im_end|>", fig]
-    answer = Scripted(tokenizer, said, ["It is red.<|im_end|>"], said, [fig, elm], [elm, oak], ["It is.<|im_end|>"] * 2)
+    second = [measured + "<|im_end|>", "Why?<|im_end|>"], ["So.<|im_end|>"]
+    answers = ["It is.<|im_end|>"] * 2
+    answer = Scripted(tokenizer, said, ["It is red.<|im_end|>"], said, [fig, elm], [elm, oak], answers, *second)
 
     class Engines:
         def __init__(self, *_: Any) -> None: ...
@@ -212,7 +216,7 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
     config = DrafterTrainConfig(
         target=str(tiny_target_folder),
         work_dir=str(tmp_path),
-        answers=replace(CONFIG, max_prompt_tokens=200),
+        answers=replace(CONFIG, max_prompt_tokens=200, follow_up_share=1.0),
         held_out=replace(CONFIG, count=1, max_prompt_tokens=200),
         drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
     )
@@ -223,6 +227,37 @@ def test_the_sets_of_a_training_share_no_prompt_with_each_other_nor_with_evaluat
         wanted = [chat.first_turn(text.removesuffix("<|im_end|>")) for text in texts]
         starts = [ids[:n].tolist() for ids, n in zip(rows.token_ids_NL, rows.prompt_length_N, strict=True)]
         assert starts == wanted
+    texts = [tokenizer.decode(ids) for ids in read_answers(tmp_path / "answers").token_ids_NL]
+    assert ["Why?" in text for text in texts] == [False, True]
+    assert not any(measured in text for text in texts)
+
+
+def test_answers_that_are_there_are_looked_up(
+    tiny_target: FrozenTarget, tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    """They may be of before a set lay on this machine."""
+    measured = load_workload("chat")[0].turns[0]
+    target = chat_target(tiny_target_folder, tmp_path / "chat")
+    config = DrafterTrainConfig(
+        target=str(tmp_path / "chat"),
+        work_dir=str(tmp_path),
+        answers=replace(CONFIG, max_prompt_tokens=52),
+        held_out=replace(CONFIG, max_prompt_tokens=52),
+        drafters=[DrafterEntry(name="full", draft_head=parse_head({"kind": "full"}))],
+    )
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers_prompts").mkdir()
+    for prompt in ("Name a fruit.", f"Be brief.\n\n{measured}"):
+        write_shard(tmp_path / "answers", 0, [Row(0, prompt, 1, 0.0, [1, 2], [False, True])])
+        if prompt == "Name a fruit.":
+            check_answers(config, target)
+        else:
+            with pytest.raises(ValueError, match=r"answers-00000.parquet holds a prompt that is for evaluation"):
+                check_answers(config, target)
+    (tmp_path / "answers" / "answers-00000.parquet").unlink()
+    (tmp_path / "answers_prompts" / "prompts-00000.jsonl").write_text(json.dumps({"turns": [measured]}) + "\n")
+    with pytest.raises(ValueError, match=r"answers_prompts holds a prompt that is for evaluation .*or choose another"):
+        check_answers(config, target)
 
 
 class NoEngines:

@@ -19,7 +19,7 @@ from rayspec.training.data.corpus import CORPUS, Encoder, cut_prompt_records
 from rayspec.training.data.self_prompts import write_prompts
 from rayspec.training.data.sources import CorpusConfig, Document, Package
 from rayspec.workloads import load_workload
-from rayspec.workloads.prompt_hashes import hashes, prompt_hash
+from rayspec.workloads.prompt_hashes import part_hashes
 from rayspec.workloads.published import EVALUATION_ONLY, evaluation_sets
 from rayspec.workloads.selection import parse_selection
 
@@ -126,7 +126,7 @@ def _of_workload(config: AnswersConfig, name: str, chat: ChatTemplate, avoid: se
         fits = config.min_prompt_tokens <= len(ids) <= config.max_prompt_tokens
         if config.as_given:  # an answer that was given under a message of `system` is none without it
             fits = fits and bool(conversation.answers) and conversation.system is None
-        if fits and hashes([conversation]) & avoid:
+        if fits and any(part_hashes(turn) & avoid for turn in conversation.turns):
             left_out.append(conversation.id)
         elif fits:
             prompts.append(Prompt(conversation.turns[0], ids, conversation.turns[1:], conversation.answers))
@@ -152,7 +152,7 @@ def _cut(config: AnswersConfig, corpus_config: CorpusConfig, tokenizer: Encoder,
         config.count,
         (config.min_prompt_tokens, config.max_prompt_tokens),
         config.seed,
-        lambda text: prompt_hash(text) not in avoid,
+        lambda text: not part_hashes(text) & avoid,
     )
     return [Prompt(piece.text, tokenizer.encode(piece.text)) for piece in pieces]
 

@@ -101,6 +101,14 @@ def shard_files(folder: Path) -> dict[int, Path]:
     return found
 
 
+def stored_prompts(file: Path) -> list[str]:
+    """What was asked in a shard; nothing of one of an earlier release, or of one that `read_shard` would refuse."""
+    try:
+        return [] if file.suffix != ".parquet" else pq.read_table(file, columns=["prompt"])["prompt"].to_pylist()
+    except (pa.ArrowException, OSError, KeyError):
+        return []
+
+
 def write_shard(folder: Path, number: int, rows: Sequence[Row]) -> None:
     """Whole or not at all. Raises OSError where the disk refuses."""
     columns = {
