@@ -16,7 +16,7 @@ from rayspec.workloads.published import evaluation_sets, load_named
 from rayspec.workloads.records import Conversation
 
 REPORTED = ("gsm8k", "humaneval", "mt_bench", "spec_bench")
-# {set: hashes of its turns, sorted}; with the sets under $RAYSPEC_DATA it is written anew by
+# {set: hashes of its turns, sorted, with spaces between}; with the sets under $RAYSPEC_DATA it is written anew by
 #   python -c "from rayspec.workloads import prompt_hashes as p; p.PUBLISHED_HASHES.write_text(p.published_hashes())"
 PUBLISHED_HASHES = ASSETS / "prompts" / "evaluation_hashes.json"
 FENCE = re.compile(r"^\s*(```|~~~)\w*\s*$", re.MULTILINE)
@@ -43,10 +43,10 @@ def hashes(conversations: Iterable[Conversation]) -> set[str]:
 def evaluation_hashes() -> set[str]:
     """Of all prompts that are for evaluation: MT-Bench's, HumanEval's, GSM8K's and Spec-Bench's, those that ship, and
     those of any published set under $RAYSPEC_DATA."""
-    published = json.loads(PUBLISHED_HASHES.read_text())
-    return {h for found in evaluation_sets() for h in hashes(found)}.union(*published.values())
+    published = json.loads(PUBLISHED_HASHES.read_text()).values()
+    return {h for found in evaluation_sets() for h in hashes(found)}.union(*(of_set.split() for of_set in published))
 
 
 def published_hashes() -> str:
     """The text of PUBLISHED_HASHES. Raises ValueError where a set is not there."""
-    return json.dumps({name: sorted(hashes(load_named(name))) for name in REPORTED}, indent=1) + "\n"
+    return json.dumps({name: " ".join(sorted(hashes(load_named(name)))) for name in REPORTED}, indent=1) + "\n"
