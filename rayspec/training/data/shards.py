@@ -103,8 +103,10 @@ def shard_files(folder: Path) -> dict[int, Path]:
 
 def stored_prompts(file: Path) -> list[str]:
     """What was asked in a shard; nothing of one of an earlier release, or of one that `read_shard` would refuse."""
+    if file.suffix != ".parquet":
+        return []
     try:
-        return [] if file.suffix != ".parquet" else pq.read_table(file, columns=["prompt"])["prompt"].to_pylist()
+        return pq.read_table(file, columns=["prompt"])["prompt"].drop_null().to_pylist()
     except (pa.ArrowException, OSError, KeyError):
         return []
 
