@@ -202,9 +202,10 @@ def drafter_shapes(path: str | Path, dtype: torch.dtype = torch.float32) -> Draf
                 found = _read_named(info, [f"{name}.{own}" for own in head.maps])
                 head.take_maps({own: found[f"{name}.{own}"] for own in head.maps})
     if info.tree is not None:
-        with naming(info.path), _open(_weights_file(info)) as handle:
+        with naming(info.path):
             tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
-            tree.load_state_dict({name: handle.get_tensor(TREE_PREFIX + name) for name in tree.state_dict()})
+            found = _read_named(info, [TREE_PREFIX + name for name in tree.state_dict()])
+            tree.load_state_dict({name.removeprefix(TREE_PREFIX): tensor for name, tensor in found.items()})
             tree.check()
         drafter.draft_tree = tree
     return drafter

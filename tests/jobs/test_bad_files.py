@@ -156,7 +156,10 @@ def test_streams_that_a_block_cannot_fill_earn_a_warning(world: World, place: Pa
     answer = ask("sweep", *base("sweep", world, place), "concurrency=[1,5,8]")
     assert answer.code == 0, answer
     assert "warning: concurrency [5, 8], but a block has 4 prompts" in answer.out
-    assert "warning: concurrency" not in ask("sweep", *base("sweep", world, place), "concurrency=[1,8]", "block_prompts=8").out
+    assert (
+        "warning: concurrency"
+        not in ask("sweep", *base("sweep", world, place), "concurrency=[1,8]", "block_prompts=8").out
+    )
 
 
 def test_an_argument_that_no_champion_may_bring_earns_a_warning(world: World, place: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from head_cases import SPECS, V, seeded
+from safetensors.torch import load_file
 from test_last_hidden import TARGET, embed, make_drafter, rows
 from torch import Tensor
 
-from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.checkpoint import drafter_shapes, load_drafter, save_drafter
+from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.trees.slim import SlimOptions, SlimProposer, SlimTree
 from sglang_ext.trees.static import StaticProposer
 
@@ -160,6 +162,19 @@ def test_round_trip(counted: bool, tmp_path: Path) -> None:
     loaded, _ = load_drafter(tmp_path / "d")
     assert loaded.draft_tree.options == drafter.draft_tree.options
     assert torch.equal(log_r(loaded.draft_tree), log_r(drafter.draft_tree))
+
+
+def test_pairs_that_another_drafter_holds_are_read_there(tmp_path: Path) -> None:
+    """By who loads the drafter, and by who counts what it costs."""
+    drafter = make_drafter("medusa", SPECS["slimspec"])
+    drafter.draft_tree = make_tree(hypotheses=7)
+    save_drafter(tmp_path / "first", drafter, TARGET)
+    drafter.draft_tree = make_tree(hypotheses=3)
+    save_drafter(tmp_path / "second", drafter, TARGET, share_with=tmp_path / "first")
+    assert not any("bigram" in name for name in load_file(tmp_path / "second" / WEIGHTS))
+    for found in (load_drafter(tmp_path / "second")[0], drafter_shapes(tmp_path / "second")):
+        assert found.draft_tree.options == drafter.draft_tree.options
+        assert torch.equal(log_r(found.draft_tree), log_r(drafter.draft_tree))
 
 
 FAULTS: dict[str, tuple[Callable[[dict], Any], str]] = {
