@@ -36,7 +36,7 @@ demo: $(STAMP)
 	$(BIN)/rayspec sweep --config configs/sweep/demo.yaml
 
 # all but further trainings of the drafter that ships, each behind what it stands on; cut off, the same command goes on
-STANDING_ON_THEM := heads low_rank vocabtrim_t vocabtrim_t_masked last_hidden slim_trees specformer independent eagle
+STANDING_ON_THEM := heads vocabtrim_t vocabtrim_t_masked last_hidden slim_trees specformer independent eagle
 train = RAYSPEC_HOME="$(RAYSPEC_HOME)" $(BIN)/rayspec train --config configs/train/$(1).yaml
 
 home-is-named:
