@@ -6,11 +6,13 @@ Weights are files of holes, since a plan reads names and shapes alone.
 import gzip
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fixture_models import TARGET
 from safetensors.torch import save_file
@@ -36,6 +38,16 @@ NAME = "smollm2-135m"
 PAIRS = 5
 BCL_SIZE = 8000  # whatever the rule would choose
 DTYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+@contextmanager
+def planned_home(home: Path) -> Iterator[Path]:
+    """This folder as the home, with the published sets, within the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYSPEC_HOME", str(home))
+        patch.setenv("RAYSPEC_DATA", str(home / "data"))
+        make_workloads(home / "data")
+        yield home
 
 
 def make_target(home: Path, name: str = NAME, config: PreTrainedConfig | None = None) -> Path:

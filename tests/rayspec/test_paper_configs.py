@@ -14,7 +14,7 @@ from planned_home import (
     make_drafter,
     make_shipped_drafter,
     make_target,
-    make_workloads,
+    planned_home,
 )
 
 from rayspec.calibration.config import CalibrationConfig
@@ -90,11 +90,7 @@ def calibrated(folder: Path) -> set[str]:
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One in which all training and calibration has been done, so that a plan finds what it needs and nothing else."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYSPEC_HOME", str(folder))
-        patch.setenv("RAYSPEC_DATA", str(folder / "data"))
-        make_workloads(folder / "data")
+    with planned_home(tmp_path_factory.mktemp("home")) as folder:
         target = FrozenTarget.without_weights(make_target(folder))
         make_shipped_drafter(folder, target)
         for file in CALIBRATE:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from answerers import answerer
-from planned_home import make_calibrations, make_drafter, make_target, make_workloads
+from planned_home import make_calibrations, make_drafter, make_target, planned_home
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from rayspec.calibration.config import CalibrationConfig, NamedRule
@@ -64,11 +64,7 @@ def training(model: str, name: str) -> DrafterTrainConfig:
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One in which both targets were fetched, and all but the last step of the recipes was done."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYSPEC_HOME", str(folder))
-        patch.setenv("RAYSPEC_DATA", str(folder / "data"))
-        make_workloads(folder / "data")
+    with planned_home(tmp_path_factory.mktemp("home")) as folder:
         for model, config in MODELS.items():
             target = FrozenTarget.without_weights(
                 make_target(folder, hub_folder(training(model, "train").target), config)

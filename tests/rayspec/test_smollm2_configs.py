@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from planned_home import CONFIGS, make_calibrations, make_drafter, make_target, make_workloads
+from planned_home import CONFIGS, make_calibrations, make_drafter, make_target, planned_home
 
 from rayspec.calibration.config import CalibrationConfig
 from rayspec.config import load_config
@@ -19,11 +19,7 @@ SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> object:
     """One in which all of these trainings and calibrations have been done."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYSPEC_HOME", str(folder))
-        patch.setenv("RAYSPEC_DATA", str(folder / "data"))
-        make_workloads(folder / "data")
+    with planned_home(tmp_path_factory.mktemp("home")) as folder:
         target = FrozenTarget.without_weights(make_target(folder))
         make_calibrations(folder, target, load_config(CalibrationConfig, CONFIGS / "calibrate" / "smollm2.yaml"))
         for file in sorted((CONFIGS / "train").glob("*.yaml")):

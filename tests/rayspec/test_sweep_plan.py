@@ -207,13 +207,13 @@ def test_only_who_is_clearly_slower_than_the_best_is_given_up() -> None:
 
 
 def test_an_interval_that_cannot_be_is_refused_before_the_sweep() -> None:
-    with pytest.raises(ValueError, match=r"stop.ci_width needs .* at least 4 blocks; 8 prompts .*=4 are 2"):
+    with pytest.raises(ValueError, match=r"stop.ci_width needs .*; 8 prompts .*=4 are 2 .* at least 4 blocks"):
         prepare(real_config(workload=f"{PROMPTS}:8", stop=StopConfig(ci_width=0.1)))
 
 
 def test_a_plan_says_that_there_will_be_no_interval() -> None:
     few = prepare(real_config(workload=f"{PROMPTS}:8", block_prompts=4)).describe()
-    assert "warning: speed-ups will have no confidence interval: 8 prompts in blocks of block_prompts=4 are 2" in few
+    assert "warning: speed-ups will have no confidence interval; 8 prompts in blocks of block_prompts=4 are 2" in few
     assert "interval" not in prepare(real_config(workload=f"{PROMPTS}:8", block_prompts=2)).describe()
 
 

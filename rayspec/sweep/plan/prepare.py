@@ -1,5 +1,6 @@
 """Checks everything that a user can mistype, before Ray or an engine starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayspec.champion_fields import not_measured
@@ -35,12 +36,9 @@ class Prepared:
             lines.append("\n".join(["Heads that need no training:", *(f"- {head.describe()}" for head in self.heads)]))
         if self.dropped:
             lines.append(f"{self.dropped} prompts are too long and left out.")
-        if (blocks := len(self.plan.spans)) < MIN_BLOCKS:
-            lines.append(
-                f"warning: speed-ups will have no confidence interval: {len(self.prompts)} prompts in blocks of "
-                f"block_prompts={self.config.block_prompts} are {blocks} block(s), and an interval takes {MIN_BLOCKS}; "
-                "take more prompts or smaller blocks"
-            )
+        if len(self.plan.spans) < MIN_BLOCKS:
+            few = _too_few_blocks(self.config, self.prompts, self.plan)
+            lines.append(f"warning: speed-ups will have no confidence interval; {few}")
         lines += stream_warnings(self.config, self.plan)
         if others := not_measured(self.config.engine.extra):
             lines.append(
@@ -73,8 +71,9 @@ def prepare(config: SweepConfig) -> Prepared:
     if all(c.problem for c in candidates):
         causes = {c.label: c.problem for c in candidates}
         raise ValueError("no drafter can be measured: " + "; ".join(f"{k}: {v}" for k, v in causes.items()))
-    _check_blocks(config, len(prompts))
     plan = make_plan(config, len(prompts), candidates)
+    if config.stop.ci_width is not None and len(plan.spans) < MIN_BLOCKS:
+        raise ValueError(f"stop.ci_width needs a confidence interval; {_too_few_blocks(config, prompts, plan)}")
     check_streams_run(config, plan)
     if (config.search.samples or 0) > len(plan.cohorts):
         raise ValueError(
@@ -108,11 +107,8 @@ def _read_target(config: SweepConfig) -> TargetModel:
     )
 
 
-def _check_blocks(config: SweepConfig, num_prompts: int) -> None:
-    """Raise ValueError where the blocks are too few for the interval that `stop` asks for."""
-    num_blocks = -(-num_prompts // config.block_prompts)
-    if config.stop.ci_width is not None and num_blocks < MIN_BLOCKS:
-        raise ValueError(
-            f"stop.ci_width needs a confidence interval, and so at least {MIN_BLOCKS} blocks; {num_prompts} prompts "
-            f"in blocks of block_prompts={config.block_prompts} are {num_blocks}: take more prompts or smaller blocks"
-        )
+def _too_few_blocks(config: SweepConfig, prompts: Sequence[Conversation], plan: Plan) -> str:
+    return (
+        f"{len(prompts)} prompts in blocks of block_prompts={config.block_prompts} are {len(plan.spans)} block(s), and "
+        f"an interval takes at least {MIN_BLOCKS} blocks: take more prompts or smaller blocks"
+    )
