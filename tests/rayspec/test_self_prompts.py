@@ -48,6 +48,7 @@ def test_case_spaces_and_punctuation_make_no_other_prompt() -> None:
     first, again, other = "What is a fig?", "what is a FIG", "What is an elm?"
     assert new_and_sensible([first, None, again, other], {prompt_hash("What is an oak?")}) == [first, other]
     assert new_and_sensible([first, other], {prompt_hash(again)}) == [other]
+    assert new_and_sensible([f"Answer this in short:\n\n{first}", other], {prompt_hash(first)}) == [other]
 
 
 def test_the_target_writes_from_where_a_user_begins(chat: ChatTemplate, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from tqdm import tqdm
 from rayspec.identity import differences
 from rayspec.training.data.asking import Asking, Pool, Request, seed_of
 from rayspec.training.data.shards import Row, read_shard, shard_files, write_shard
-from rayspec.workloads.prompt_hashes import prompt_hash
+from rayspec.workloads.prompt_hashes import part_hashes
 from sglang_ext.settings import Settings, require
 from sglang_ext.whole import write_whole
 
@@ -215,7 +216,7 @@ def make_answers(
     prompts: Sequence[Prompt],
     pool: Pool | None,
     chat: ChatTemplate | None = None,
-    avoid: Collection[str] = (),
+    avoid: AbstractSet[str] = frozenset(),
 ) -> None:
     """Answer the prompts into `folder`; shards that exist are kept. `pool`: who answers; None where the answers are
     given. `chat`: for prompts with later turns, follow-ups and answers as given. `avoid`: hashes of what no follow-up
@@ -264,7 +265,7 @@ def _converse(
     prompts: Sequence[Prompt],
     config: AnswersConfig,
     chat: ChatTemplate | None,
-    avoid: Collection[str],
+    avoid: AbstractSet[str],
 ) -> Asking[list[Row]]:
     """A batch of conversations, turn by turn. One goes on where its last answer was ended by the target itself."""
     rows = [_new_row(n, prompt, config) for n, prompt in zip(numbers, prompts, strict=True)]
@@ -284,7 +285,7 @@ def _converse(
             asking = [i for i in ended if not later_turns[i] and config.has_follow_up(numbers[i])]
             texts = yield from _follow_ups(purpose, [rows[i] for i in asking], config, chat)
             for i, text in zip(asking, texts, strict=True):
-                later_turns[i] += [] if text is None or prompt_hash(text) in avoid else [text]
+                later_turns[i] += [] if text is None or part_hashes(text) & avoid else [text]
         active = []
         for i in (i for i in ended if later_turns[i]):
             assert chat is not None, "only chats have later turns"

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from rayspec.training.data.answers import WRITING_TEMPERATURE, AnswersConfig
 from rayspec.training.data.asking import Asking, Pool, Request, in_order, seed_of
 from rayspec.training.data.chat import ChatTemplate
-from rayspec.workloads.prompt_hashes import prompt_hash
+from rayspec.workloads.prompt_hashes import part_hashes, prompt_hash
 from sglang_ext.whole import write_whole
 
 MIN_CHARS = 12
@@ -114,7 +114,7 @@ def _new_messages(purpose: str, batch: int, config: AnswersConfig, chat: ChatTem
 def new_and_sensible(texts: Sequence[str | None], seen: Iterable[str]) -> list[str]:
     known, kept = set(seen), []
     for text in texts:
-        if text is not None and is_sensible(text) and prompt_hash(text) not in known:
+        if text is not None and is_sensible(text) and not part_hashes(text) & known:
             known.add(prompt_hash(text))
             kept.append(text)
     return kept
