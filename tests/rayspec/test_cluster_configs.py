@@ -1,10 +1,12 @@
 """The examples of configs/cluster say what this release can do."""
 
+import copy
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from ray._private import ray_constants
@@ -62,6 +64,17 @@ def test_pods_and_pins_agree(job: dict[str, Any]) -> None:
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} <= volumes
+        kubernetes_takes(group["template"])
+        misnamed = copy.deepcopy(group["template"])
+        misnamed["spec"]["containers"][0]["volumesMounts"] = []
+        with pytest.raises(kubernetes_validate.ValidationError, match="'volumesMounts' was unexpected"):
+            kubernetes_takes(misnamed)
+
+
+def kubernetes_takes(template: dict[str, Any]) -> None:
+    """By Kubernetes' own schema: each field is one of a pod's, and of its type."""
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_nobody_else_uses_the_cluster_and_no_login_is_shown(job: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""docs/monitoring/grafana.json: its queries parse, and where Prometheus is installed, each gives numbers of a server
-that answers. Not checked: how Grafana draws them."""
+"""docs/monitoring/grafana.json: Grafana's own library reads the whole of it, its queries parse, and where Prometheus is
+installed, each gives numbers of a server that answers. Not checked: how Grafana draws them."""
 
 import json
 import math
@@ -31,6 +31,37 @@ def queries() -> list[tuple[str, str]]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     found = [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
     return [(title, text.replace("$__rate_interval", f"{WINDOW_S}s")) for title, text in found]
+
+
+def test_grafana_knows_every_field() -> None:
+    """Its library, made of Grafana's schema, keeps of a dashboard what it knows: all of this one, and with the kind of
+    value that it has. A field of another name is lost."""
+    written = json.loads(DASHBOARD.read_text())
+    assert list(unread(written, as_grafana_reads(written))) == []
+    misnamed = json.loads(DASHBOARD.read_text().replace('"legendFormat"', '"legend_format"'))
+    assert ".panels.0.targets.0.legend_format" in unread(misnamed, as_grafana_reads(misnamed))
+
+
+def as_grafana_reads(dashboard: dict[str, Any]) -> Any:
+    pytest.importorskip("grafana_foundation_sdk", reason="needs grafana-foundation-sdk (make install)")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def unread(written: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Paths of what was written and not read, or read as something else; defaults may come to it."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key, value in written.items():
+            yield from unread(value, read[key], f"{path}.{key}") if key in read else [f"{path}.{key}"]
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for i, pair in enumerate(zip(written, read, strict=True)):
+            yield from unread(*pair, f"{path}.{i}")
+    elif written != read:
+        yield path
 
 
 @pytest.mark.parametrize(("title", "query"), queries())
