@@ -34,9 +34,11 @@ class ServingMetrics:
         )
         self._seconds = Counter(
             "rayspec_step_seconds",
-            "Time of decode steps by part: head, draft (without the head), verify. Without an accelerator only.",
+            "Time of decode steps by part: head, draft (without the head), verify. On an accelerator draft has the "
+            "head's time in it.",
             ["part"],
         )
+        CLOCK.is_running = True
         self._swaps = Counter("rayspec_drafter_swaps", "Drafters put into the running server.")
         self._switches = Counter(
             "rayspec_policy_switches", "Changes of the draft length by the policy.", ["before", "after"]
@@ -44,13 +46,12 @@ class ServingMetrics:
         self._counted = StepTotals()
 
     def stepped(self, requests: int, draft_steps: int) -> None:
-        """A decode step was launched; where host time is the time, it has ended."""
+        """A decode step was launched. Where host time is the time, it has ended; on an accelerator the seconds of steps
+        before it are counted, those that have ended."""
         self._verified.labels(draft_steps).inc(requests)
         for position in range(1, draft_steps + 1):
             self._drafted.labels(position).inc(requests)
-        if CLOCK.on_device:
-            return
-        now, before = CLOCK.totals.copy(), self._counted
+        now, before = CLOCK.read_ended().copy(), self._counted
         self._counted = now
         head, verify = now.head_s - before.head_s, now.verify_s - before.verify_s
         draft = now.step_s - before.step_s - head - verify

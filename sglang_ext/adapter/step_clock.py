@@ -1,13 +1,14 @@
 """Where the time of a speculative step goes.
 
 `StepClock` counts over the life of the scheduler; readers take differences. Without an accelerator host time is the
-time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`): events on the stream, read
-long after the step, so that nothing waits for them. A pass that is replayed from a graph never asks for its head, so
-that the head's share is not seen there.
+time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`, or for `/metrics`): events on
+the stream, read when they have passed, so that nothing waits for them. A pass that is replayed from a graph never asks
+for its head, so that the head's share is not seen there.
 """
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +54,7 @@ class StepClock:
         self.on_device = has_accelerator()
         self.is_running = not self.on_device
         self.is_decoding = False
-        self._unread: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._unread = deque[tuple[str, torch.cuda.Event, torch.cuda.Event]]()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -106,11 +107,22 @@ class StepClock:
         self.totals.scored_tokens += int(scored_T.sum())
 
     def read(self) -> StepTotals:
-        for name, start, end in self._unread:
-            end.synchronize()
-            self._add(name, start.elapsed_time(end) / 1e3)
-        self._unread.clear()
+        """The totals of all parts that have begun; on an accelerator it waits for them."""
+        if self._unread:
+            self._unread[-1][2].synchronize()
+        return self.read_ended()
+
+    def read_ended(self) -> StepTotals:
+        """The totals of the steps that are known to have ended, each with all its parts. Steps end in their order."""
+        while (last := self._parts_of_a_step()) and self._unread[last - 1][2].query():
+            for _ in range(last):
+                name, start, end = self._unread.popleft()
+                self._add(name, start.elapsed_time(end) / 1e3)
         return self.totals
+
+    def _parts_of_a_step(self) -> int:
+        """Of the unread ones, up to the first whole step, which ends the list of its parts; 0 where there is none."""
+        return next((i for i, (name, _, _) in enumerate(self._unread, 1) if name == "step_s"), 0)
 
     def _add(self, name: str, seconds: float) -> None:
         setattr(self.totals, name, getattr(self.totals, name) + seconds)

@@ -1,0 +1,88 @@
+"""The clock of an accelerator, on events that end when the test says so: it waits for none of them."""
+
+from functools import partial
+from typing import Any
+
+import prometheus_client
+import pytest
+import torch
+
+from sglang_ext.adapter import metrics as metrics_module
+from sglang_ext.adapter.step_clock import StepClock
+
+
+class Event:
+    """One of a stream whose time moves by a second with each event, and which has come as far as `reached`."""
+
+    recorded = 0
+    reached = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+        self.time = Event.recorded
+
+    def query(self) -> bool:
+        return self.time <= Event.reached
+
+    def synchronize(self) -> None:
+        Event.reached = max(Event.reached, self.time)
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.query(), "it has not ended"
+        return 1e3 * (end.time - self.time)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "recorded", 0)
+    monkeypatch.setattr(Event, "reached", 0)
+    clock = StepClock()
+    clock.on_device = clock.is_running = clock.is_decoding = True
+    return clock
+
+
+def step(clock: StepClock) -> None:
+    """Four events: 3 s, of which verification is one."""
+    with clock.part("step_s"), clock.part("verify_s"):
+        pass
+
+
+def seconds(clock: StepClock) -> tuple[float, float]:
+    return clock.totals.step_s, clock.totals.verify_s
+
+
+def test_steps_are_read_whole_once_they_have_ended(clock: StepClock) -> None:
+    step(clock)
+    step(clock)
+    clock.read_ended()
+    assert seconds(clock) == (0, 0)
+    Event.reached = 3  # the first verification is over, its step is not
+    clock.read_ended()
+    assert seconds(clock) == (0, 0)
+    Event.reached = 7
+    clock.read_ended()
+    assert seconds(clock) == (3, 1)
+    clock.read()
+    assert (seconds(clock), Event.reached) == ((6, 2), 8)
+
+
+def test_metrics_of_an_accelerator_wait_for_no_step(clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "CLOCK", clock)
+    clock.is_running = False
+    registry = prometheus_client.CollectorRegistry()  # other tests have such counters, too
+    monkeypatch.setattr(prometheus_client, "Counter", partial(prometheus_client.Counter, registry=registry))
+    counters = metrics_module.ServingMetrics()
+    for reached in (0, 4, 6):
+        step(clock)
+        Event.reached = reached
+        counters.stepped(2, 3)
+        assert Event.reached == reached
+    parts: dict[str, Any] = {
+        part: registry.get_sample_value("rayspec_step_seconds_total", {"part": part})
+        for part in ("head", "draft", "verify")
+    }
+    assert parts == {"head": 0, "draft": 2, "verify": 1}
