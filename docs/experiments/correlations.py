@@ -37,7 +37,7 @@ CHOSEN_BY = 40  # held-out answers
 UNCORRELATED = "r = 1"
 CORRELATIONS: dict[str, dict[str, Any]] = {
     UNCORRELATED: {"correlation": False},
-    "r, as in the paper": {},
+    "r, 1 for unseen pairs": {},
     "r^0.4, smoothed": {"unseen": "smoothed", "smoothing": 0.1, "strength": 0.4},
 }
 BUDGETS = (8, 16, 32, 64)

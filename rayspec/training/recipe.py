@@ -20,7 +20,7 @@ OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
 CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
-CSRA_TEMPERATURE = 0.07  # CORAL's
+CSRA_TEMPERATURE = 0.07  # ours: CORAL's is not known to us
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,13 +42,14 @@ SWEEPS = [f for f in FILES if f not in TRAIN + CALIBRATE]
 # by paper/table: (trials, cohorts, the most branches of a draft, baseline). A trial is a candidate, or plain decoding,
 # at one load and temperature
 EXPECTED: dict[str, tuple[int, int, int, str]] = {
-    "dynaspec/figure1": (2 * 4, 1, 10, "eagle2"),
+    "dynaspec/figure1": (2 * 5, 1, 10, "eagle2"),
     "dynaspec/figure3": (4, 1, 10, "eagle2"),
     "dynaspec/table4": (4, 1, 10, "eagle2"),
     "dynaspec/tables_1_2": (6, 1, 10, "eagle2"),
-    "slim/figure7": (7, 1, 10, "slim-heads-s-alone"),
+    "slim/figure7": (12, 1, 10, "slim-heads-s-alone"),
     "slim/table5": (6, 4, 10, "medusa-heads"),
     "slim/table6": (8, 3, 10, "medusa-heads"),
+    "slim/table6_second_head": (4, 1, 10, "slim-heads-ss-alone"),
     "slim/table7_four_heads": (2, 1, 10, "slim-heads-s"),
     "slim/table7_one_head": (2, 1, 10, "slim-heads-s"),
     "slim/table7_three_heads": (2, 1, 10, "slim-heads-s"),
