@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+LOG_END_BYTES = 2**20
 TAIL_LINES = 30  # of a log, with a traceback
 
 
@@ -23,7 +24,16 @@ def shortened(text: str, length: int = 120) -> str:
 
 def log_tail(log: Path) -> str:
     """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]) if log.is_file() else "(no log)"
+    return "\n".join(log_end(log).splitlines()[-TAIL_LINES:]) if log.is_file() else "(no log)"
+
+
+def log_end(log: Path) -> str:
+    """The last MiB of a log, which may be large; nothing where there is none."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_END_BYTES))
+        return file.read().decode(errors="replace")
 
 
 def gib(number: float) -> str:

@@ -68,9 +68,11 @@ def prepare_drafters(config: GateConfig, sources: Sequence[str]) -> tuple[Prepar
     target = config.target or min(targets, default=DEFAULT_TARGET)
     if len(targets) > 1:
         raise ValueError(f"the champions were measured on different targets ({', '.join(sorted(targets))})")
+    records = [champion[1] for champion in champions if champion is not None]
+    shared = records[0] if len(records) == 1 else None  # else two settings would be compared, and not two drafters
     sides = []
     for source, champion, name in zip(sources, champions, ("baseline", "candidate"), strict=True):
-        entry, record = (source, None) if champion is None else champion[:2]
+        entry, record = (source, shared) if champion is None else champion[:2]
         prepared = prepare(_sweep_config(config, entry, target, record))
         sides.append(PreparedDrafter(label=source, role=name, prepared=prepared))
     return sides[0], sides[1]
@@ -88,7 +90,7 @@ def _champion(source: str, config: GateConfig) -> tuple[str, ServingRecord, str]
 
 
 def _sweep_config(config: GateConfig, entry: str, target: str, record: ServingRecord | None) -> SweepConfig:
-    """A sweep of this drafter alone, which brings its checks. What the gate was not given is a champion's own."""
+    """A sweep of this drafter alone, which brings its checks. What the gate was not given is the record's."""
     flags = dict(record.flags) if record else {}
     flags.pop("speculative_algorithm", None)  # the drafter's kind says it
     shape = {name: flags.pop(flag) for name, flag in SHAPE.items() if flag in flags}

@@ -47,7 +47,7 @@ class Access:
     @contextlib.contextmanager
     def with_keys(self, command: Sequence[str]) -> Iterator[tuple[list[str], Path]]:
         """The words of the command that takes the keys from a file which only its user can read, for as long as the
-        block, and the folder of that file: so the keys are in no list of processes."""
+        block, and the folder of that file, which is the server's own: so the keys are in no list of processes."""
         keys = {"admin-api-key": self.admin_key or secrets.token_hex(32)}
         keys |= {"api-key": self.key} if self.key is not None else {}
         with TemporaryDirectory() as folder:

@@ -21,6 +21,10 @@ from sglang_ext.policy.table import PolicyTable
 SERVER = (sys.executable, "-m", "sglang.launch_server")
 ADAPTIVE = ("speculative-adaptive", "speculative-adaptive-config")
 OTHER_DRAFTS = (*ADAPTIVE, "speculative-draft-window-size")
+HARMFUL = {  # flags of SGLang, and what they do to a checked server
+    "tokenizer-worker-num": "starts processes that compare no keys, so that whoever reaches the server may change it",
+    "delete-ckpt-after-loading": "would delete the target's files",
+}
 MAX_QUEUED = 4096  # requests that wait for a place among those that run
 
 
@@ -30,6 +34,9 @@ def server_command(
     """What serves it with the settings that it was measured with, draft length by its policy if it has one; `more` are
     further words for SGLang's server. Raises ValueError for those among them that would undo what was checked."""
     check_address(host, port)
+    for flag, why in HARMFUL.items():
+        if meant_by(more, (flag,)):
+            raise ValueError(f"--{flag} behind -- {why}; leave it out")
     if undone := meant_by(more, (*OWN_FLAGS, "revision")):
         raise ValueError(
             f"{undone[0]} behind -- would undo what was checked; target, host, port and key have options of their own "
@@ -52,8 +59,10 @@ def server_command(
     if has_policy:
         assert champion.policy is not None, "it has one"
         flags |= policy_flags(champion.policy, champion.folder / POLICY, topk=flags["speculative_eagle_topk"])
+    own: dict[str, Any] = {"max_queued_requests": MAX_QUEUED}
+    own |= {"uvicorn_access_log_exclude_prefixes": ["/metrics", "/health"]}  # which somebody asks for every few seconds
     # tau and times under traffic are read there
-    flags = {"max_queued_requests": MAX_QUEUED, **flags, "enable_metrics": True, "host": host, "port": port}
+    flags = {**own, **flags, "enable_metrics": True, "host": host, "port": port}
     return [*SERVER, *arguments(flags), *more]
 
 

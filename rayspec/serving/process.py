@@ -1,6 +1,7 @@
 """SGLang's server as the child of a process that may die: gone with its parent however that ends, and its keys with it
 (`tethered`); for a replica on a loopback port of its own, with its log (`ServerProcess`)."""
 
+import os
 import random
 import re
 import signal
@@ -14,7 +15,7 @@ from typing import IO
 
 import httpx
 
-from rayspec.messages import log_tail
+from rayspec.messages import log_end, log_tail
 from rayspec.serving.access import Access
 
 LOOPBACK = "127.0.0.1"
@@ -22,10 +23,11 @@ PORTS = range(20_000, 30_000)  # above those of Ray's workers, below the default
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 25.0  # SGLang itself waits 20 s for a token
 STOP_TIMEOUT_S = 60.0
+MAX_LOG_BYTES, KEPT_LOG_BYTES = 64 * 2**20, 16 * 2**20
 # The shell becomes the server and leads its group; what it leaves behind waits for the end of our pipe, which the
 # kernel closes with us, and then removes the keys ($0) and ends the group: SGLang's scheduler outlives a server that
-# was killed.
-TETHER = 'exec 3<&0 </dev/null; { read -r word <&3; rm -rf "$0"; kill -9 -$$; } & exec "$@" 3<&-'
+# was killed. It is a grandchild, since a server that stops kills its children.
+TETHER = 'exec 3<&0 </dev/null; ( { read -r word <&3; rm -rf "$0"; kill -9 -$$; } & ); exec "$@" 3<&-'
 
 
 KILLED = re.compile(r"(?:exit code:?|with code|terminated with) -9\b")  # what SGLang says of a process of its own
@@ -68,10 +70,12 @@ def tethered(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The server as a process in a session of its own; when the block ends, or this process, so does every process
     that it started. `output`: what takes its output; None: ours."""
-    with access.with_keys(command) as (words, keys):
+    with access.with_keys(command) as (words, own):
+        counters = own / "metrics"  # files that SGLang would leave behind where it is killed
+        counters.mkdir()
         process = subprocess.Popen(
-            ["sh", "-c", TETHER, str(keys), *words],
-            env=dict(environment),
+            ["sh", "-c", TETHER, str(own), *words],
+            env={"PROMETHEUS_MULTIPROC_DIR": str(counters), **environment},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -87,7 +91,7 @@ def tethered(
 
 def failure(what: str, log: Path, *, was_killed: bool = False) -> ServerFailed:
     """The error of a server of which `what` is to be said, with the end of its log."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    text = log_end(log)
     tail = f"--- end of {log} ---\n{log_tail(log)}"
     errors = ERRORS.findall(text)
     last = errors[-1] if errors else ""
@@ -136,6 +140,18 @@ class ServerProcess:
         was_killed = self.was_killed
         self.kill()
         raise failure(f"SGLang's server {what}", self.log, was_killed=was_killed)
+
+    def shorten_log(self) -> None:
+        """Of a log that is larger than MAX_LOG_BYTES keep the end. The server appends, so that it goes on behind that;
+        what it writes meanwhile may be lost."""
+        if not self.log.is_file() or self.log.stat().st_size <= MAX_LOG_BYTES:
+            return
+        with self.log.open("r+b") as log:
+            log.seek(-KEPT_LOG_BYTES, os.SEEK_END)
+            end = log.read()
+            log.truncate(0)
+            log.seek(0)
+            log.write(end)
 
     def stop(self, timeout_s: float) -> None:
         """Let it end by itself (SIGTERM: SGLang answers what runs), then end what is left. May be called twice."""

@@ -105,6 +105,8 @@ class Replica:
                 told = time.monotonic()
                 self._count()
                 self._tell()
+                with suppress(OSError):  # a disk that is full
+                    self.server.shorten_log()
             time.sleep(WATCH_S)
         if self._is_stopping:
             return

@@ -307,7 +307,12 @@ WRAPPED: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
         ("self", "obj", "request"),
-        "sglang_ext.adapter.routes.refuse_embeddings",
+        "sglang_ext.adapter.routes.check_route",
+    ),
+    Internal(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request",
+        ("self", "rid", "abort_all"),
+        "sglang_ext.adapter.routes.abort_alone",
     ),
     Internal(
         "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._handle_non_streaming_request",

@@ -38,7 +38,7 @@ class ServingMetrics:
             "head's time in it.",
             ["part"],
         )
-        CLOCK.is_running = True
+        CLOCK.start()
         self._swaps = Counter("rayspec_drafter_swaps", "Drafters put into the running server.")
         self._switches = Counter(
             "rayspec_policy_switches", "Changes of the draft length by the policy.", ["before", "after"]

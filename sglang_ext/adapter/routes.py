@@ -1,22 +1,45 @@
-"""Refuses with 400 those requests to SGLang's rarely used routes that it would answer with 500, or break off."""
+"""Refuses with 400 those requests to SGLang's routes that it would answer with 500, break off, or never answer, and
+keeps what a client names its requests from ending those of others."""
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from sglang_ext.adapter.requests import check_ids
 
+logger = logging.getLogger(__name__)
+HEALTH_ROUTES = ("/health", "/health_generate")
 OF_A_REQUEST = {"chat_template", "documents"}  # arguments that templates read, or SGLang has words of its own for
 
 
-def refuse_embeddings(original: Callable[..., Any], manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND TokenizerManager.generate_request: embeddings are asked of a model that generates. SGLang says so, too,
-    but only once it has read the request, and what it cannot read becomes a 500."""
+def check_route(original: Callable[..., Any], manager: Any, asked: Any, request: Any = None) -> Any:
+    """AROUND TokenizerManager.generate_request: embeddings are asked of a model that generates, or a request calls
+    itself a check of the server's health. SGLang refuses the first, too, but only once it has read the request, and
+    what it cannot read becomes a 500; a busy scheduler drops the second without a word."""
+    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
     from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-    if isinstance(request, EmbeddingReqInput) and manager.is_generation:
+    if isinstance(asked, EmbeddingReqInput) and manager.is_generation:
         raise ValueError("the served model generates text and is no embedding model; ask /generate or /v1/completions")
-    return original(manager, request, *args, **kwargs)
+    names = asked.rid if isinstance(asked.rid, list) else [asked.rid]
+    if request is not None and request.url.path not in HEALTH_ROUTES:
+        if any(isinstance(name, str) and name.startswith(HEALTH_CHECK_RID_PREFIX) for name in names):
+            raise ValueError(
+                f"rid must not begin with {HEALTH_CHECK_RID_PREFIX}, which names the server's own requests; give "
+                "another one, or none"
+            )
+    return original(manager, asked, request)
+
+
+def abort_alone(original: Callable[..., None], manager: Any, rid: str = "", abort_all: bool = False) -> None:
+    """AROUND TokenizerManager.abort_request, which also sees to the requests of clients that have left: the scheduler
+    ends every request whose name begins with this one, those of other clients, too. Where there are such, this one goes
+    on to its end."""
+    if not abort_all and (others := sum(other != rid and other.startswith(rid) for other in manager.rid_to_state)):
+        logger.warning("request %.64s is not aborted: the names of %d others begin with its name", rid, others)
+        return
+    original(manager, rid, abort_all)
 
 
 def check_template_variables(original: Callable[..., str | None], serving: Any, request: Any) -> str | None:

@@ -1,8 +1,8 @@
 """Where the time of a speculative step goes.
 
 `StepClock` counts over the life of the scheduler; readers take differences. Without an accelerator host time is the
-time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`, or for `/metrics`): events on
-the stream, read when they have passed, so that nothing waits for them. A pass that is replayed from a graph never asks
+time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`, or for `/metrics`), with events
+of CUDA on the stream (other accelerators have no clock), read when they have passed, so that nothing waits for them. A pass that is replayed from a graph never asks
 for its head, so that the head's share is not seen there.
 """
 
@@ -53,8 +53,12 @@ class StepClock:
         self.totals = StepTotals()
         self.on_device = has_accelerator()
         self.is_running = not self.on_device
+        self.has_events = torch.cuda.is_available()  # what tells the time on one; of other accelerators there is none
         self.is_decoding = False
         self._unread = deque[tuple[str, torch.cuda.Event, torch.cuda.Event]]()
+
+    def start(self) -> None:
+        self.is_running = not self.on_device or self.has_events
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -133,11 +137,12 @@ CLOCK = StepClock()
 
 def start_step_clock(scheduler: Any) -> None:
     """Installed as `Scheduler.rayspec_start_step_clock`."""
-    CLOCK.is_running = True
+    CLOCK.start()
 
 
 def write_step_clock(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_write_step_clock`: the totals as JSON (an RPC carries no answer), null where no
     clock runs. Every rank is called, and ranks of other nodes do not have the path."""
+    totals = CLOCK.read() if CLOCK.is_running else None  # on every rank, or events would pile up there
     if get_parallel().tp_rank == 0:
-        Path(path).write_text(json.dumps(asdict(CLOCK.read()) if CLOCK.is_running else None))
+        Path(path).write_text(json.dumps(totals and asdict(totals)))

@@ -38,6 +38,13 @@ def test_a_champion_brings_its_settings_and_is_compared_under_them(champion: str
     assert not three.shares_engine_with(base)
 
 
+def test_a_folder_beside_a_champion_is_measured_with_its_settings(champion: str) -> None:
+    for sources in ([champion, str(DRAFTERS["slimspec"])], [str(DRAFTERS["slimspec"]), champion]):
+        base, own = prepare_drafters(dataclasses.replace(CONFIG, target=None), sources)
+        assert base.prepared.config.draft_steps == own.prepared.config.draft_steps != [3]
+        assert base.shares_engine_with(own)
+
+
 def test_folders_of_one_name_are_two_drafters(tmp_path: Path) -> None:
     for folder, kind in (("old", "full"), ("new", "slimspec")):
         (tmp_path / folder).mkdir()

@@ -27,6 +27,9 @@ def test_the_command_has_the_measured_settings(champion_client: MlflowClient) ->
     champion = find_champion(MODEL, champion_client)
     words = server_command(champion, "127.0.0.1", 31000, ["--log-level", "warning"])
     words.remove("--enable-metrics")
+    quiet = words.index("--uvicorn-access-log-exclude-prefixes")
+    assert words[quiet + 1 : quiet + 3] == ["/metrics", "/health"]
+    del words[quiet : quiet + 3]
     flags = dict(zip(words[3::2], words[4::2], strict=True))
     assert words[1:3] == ["-m", "sglang.launch_server"]
     assert flags["--model-path"] == str(TARGET)
@@ -54,6 +57,12 @@ def test_the_command_has_the_measured_settings(champion_client: MlflowClient) ->
 )
 def test_flags_that_undo_the_checks_are_refused(words: list[str], champion_client: MlflowClient) -> None:
     with pytest.raises(ValueError, match=r"behind -- would undo what was checked"):
+        server_command(find_champion(MODEL, champion_client), "127.0.0.1", 30000, words)
+
+
+@pytest.mark.parametrize("words", [["--tokenizer-worker-num", "2"], ["--delete-ckpt=true"]])
+def test_flags_that_harm_are_refused(words: list[str], champion_client: MlflowClient) -> None:
+    with pytest.raises(ValueError, match=r"^--(tokenizer-worker-num|delete-ckpt-after-loading) behind -- .*; leave it"):
         server_command(find_champion(MODEL, champion_client), "127.0.0.1", 30000, words)
 
 

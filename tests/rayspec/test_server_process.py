@@ -93,6 +93,43 @@ def test_a_server_and_its_keys_end_with_a_parent_that_is_killed(holder: str, tmp
     assert list(folder.iterdir()) == []
 
 
+def test_keys_end_with_a_parent_that_is_killed_while_the_server_stops(tmp_path: Path) -> None:
+    """SGLang's server kills its children when it is told to stop, and the parent may not live to see it ended."""
+    log, folder = tmp_path / "log", tmp_path / "temporary"
+    folder.mkdir()
+    stopping = f"import psutil; [c.kill() for c in psutil.Process().children(recursive=True)]; {FAMILY}"
+    command = [sys.executable, "-c", HOLDERS["rayspec serve"], str(log), sys.executable, "-c", stopping]
+    parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)})
+    grandchild = child(log)
+    server = psutil.Process(grandchild).ppid()
+    parent.kill()
+    parent.wait()
+    assert all_ended(server, grandchild)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_log_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(process, "KEPT_LOG_BYTES", 100)
+    log = tmp_path / "log"
+    code = f"import os, time; go = {str(tmp_path / 'go')!r}; print('x' * 2000, flush=True)"
+    code += "\nwhile not os.path.exists(go): time.sleep(0.05)\nprint('the last line', flush=True); time.sleep(600)"
+    server = ServerProcess([sys.executable, "-c", code], port=1, environment=os.environ, log=log, access=Access())
+    deadline = time.monotonic() + 60
+    while log.stat().st_size < 2000:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server.shorten_log()
+    assert log.read_text() == "x" * 99 + "\n"
+    (tmp_path / "go").touch()
+    while not log.read_text().endswith("the last line\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server.shorten_log()
+    server.kill()
+    assert log.read_text() == "x" * 99 + "\nthe last line\n"
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
     server = ServerProcess(command, port=1, environment=os.environ, log=tmp_path / "log", access=Access())

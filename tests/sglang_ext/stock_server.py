@@ -104,8 +104,8 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def text(self, prompt: str) -> str:
-        sampling = {"temperature": 0, "max_new_tokens": 12}
+    def text(self, prompt: str, **more: Any) -> str:
+        sampling = {"temperature": 0, "max_new_tokens": 12, **more}
         return post(self.port, "/generate", {"text": prompt, "sampling_params": sampling})["text"]
 
     def says_what_it_should(self, request: Hostile) -> str | None:

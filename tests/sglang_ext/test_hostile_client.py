@@ -124,6 +124,24 @@ def test_work_ends_for_clients_that_leave(server: Server, stream: bool, orders: 
 
 
 @pytest.mark.slow
+def test_a_client_that_leaves_ends_nobody_elses_request(server: Server) -> None:
+    """Whatever it has called its own: SGLang's names of requests are hexadecimal, and its scheduler ends those that
+    begin with the name of one that is aborted."""
+    sampling = {"max_new_tokens": LONG, "ignore_eos": True}
+    expected = server.text("import os", **sampling)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(partial(server.text, "import os", **sampling))
+        settles(lambda: sum(samples(server, "sglang:num_running_reqs")) == 1)
+        with ExitStack() as lines:
+            for name in "0123456789abcdef":
+                body = {"text": "import", "rid": name, "stream": True, "sampling_params": sampling}
+                line = lines.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                line.sendall(whole(body=json.dumps(body).encode()))
+            settles(lambda: sum(samples(server, "sglang:num_running_reqs")) > 1)
+        assert other.result() == expected
+
+
+@pytest.mark.slow
 def test_clients_that_send_slowly_keep_nobody_from_an_answer(server: Server) -> None:
     """More than an actor of Ray Serve once took, which it then ended; and they leave in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
     monkeypatch.setattr(Event, "recorded", 0)
     monkeypatch.setattr(Event, "reached", 0)
     clock = StepClock()
-    clock.on_device = clock.is_running = clock.is_decoding = True
+    clock.on_device = clock.is_running = clock.is_decoding = clock.has_events = True
     return clock
 
 
@@ -86,3 +86,10 @@ def test_metrics_of_an_accelerator_wait_for_no_step(clock: StepClock, monkeypatc
         for part in ("head", "draft", "verify")
     }
     assert parts == {"head": 0, "draft": 2, "verify": 1}
+
+
+def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:
+    clock.has_events = clock.is_running = False
+    clock.start()
+    step(clock)
+    assert (seconds(clock), Event.recorded) == ((0, 0), 0)
