@@ -65,6 +65,10 @@ class TrackingError(ValueError):
     """The MLflow store cannot be used; the message says why and what to do, without any password."""
 
 
+class ArtifactsAway(TrackingError):
+    """The store of artifacts failed in a way of its own: it may be away, or want keys that this process lacks."""
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether the store may be back later, as opposed to having refused."""
     if isinstance(error, MlflowException):

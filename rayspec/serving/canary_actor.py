@@ -16,7 +16,7 @@ from rayspec.serving.process import ServerTakenAway
 from rayspec.serving.rollover import Postponed
 from rayspec.serving.scale import Scale
 from rayspec.serving.version import ServedVersion
-from rayspec.tracking import TrackingError, is_outage
+from rayspec.tracking import ArtifactsAway, TrackingError, is_outage
 
 PLACE_TIMEOUT_S = 120.0  # for Ray to start an actor's process, where nothing has to come first
 
@@ -29,6 +29,8 @@ def outages_postpone() -> Iterator[None]:
         yield
     except ServerTakenAway as error:
         raise Postponed(first_line(error)) from error
+    except ArtifactsAway as error:
+        raise Postponed(str(error)) from error
     except TrackingError as error:
         cause = error.__cause__ or error.__context__  # whose message may hold a password, and so is not shown
         if cause is not None and is_outage(cause):

@@ -10,6 +10,7 @@ import mlflow.artifacts
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from requests import RequestException
 from safetensors import SafetensorError, safe_open
 
 from rayspec.champion_fields import SHAPE
@@ -19,7 +20,7 @@ from rayspec.serving.record import RECORD, ServingRecord, files_sha256, read_rec
 from rayspec.shipped import target_path
 from rayspec.sweep.record.folder import target_files_sha256
 from rayspec.target import cached_snapshot
-from rayspec.tracking import TrackingError, redacted, said
+from rayspec.tracking import ArtifactsAway, TrackingError, redacted, said
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.fingerprints import combined_sha256, file_sha256
 from sglang_ext.folder_kinds import POLICY
@@ -213,13 +214,21 @@ def _is_whole(folder: Path, pinned: str) -> bool:
 
 
 def _artifacts(address: str, place: str, client: MlflowClient) -> str:
-    """Where the artifacts lie now. Raises ValueError for a source that is no folder that MLflow can fetch here."""
+    """Where the artifacts lie now. Raises ValueError for a source that is no folder that MLflow can fetch here,
+    ArtifactsAway where the store fails."""
     try:
         got = mlflow.artifacts.download_artifacts(address, dst_path=place, tracking_uri=client.tracking_uri)
     except (ImportError, TypeError, ValueError) as error:  # what its stores raise for addresses that they cannot read
         raise ValueError(
             f"the files of the version at {redacted(address)} cannot be fetched ({error}); promote a champion again, "
             "or install what MLflow needs for that store"
+        ) from error
+    except Exception as error:
+        if isinstance(error, (MlflowException, OSError)) and not isinstance(error, RequestException):
+            raise
+        raise ArtifactsAway(  # the message of a store may hold a password, and so is not shown
+            f"the files of the version at {redacted(address)} cannot be fetched now ({type(error).__name__} of the "
+            "store); see whether it answers, and whether this process has the keys that it wants"
         ) from error
     if not Path(got).is_dir():
         raise ValueError(f"{redacted(address)} is no folder of a drafter; promote a champion again")

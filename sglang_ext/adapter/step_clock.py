@@ -2,8 +2,8 @@
 
 `StepClock` counts over the life of the scheduler; readers take differences. Without an accelerator host time is the
 time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`, or for `/metrics`), with events
-of CUDA on the stream (other accelerators have no clock), read when they have passed, so that nothing waits for them. A pass that is replayed from a graph never asks
-for its head, so that the head's share is not seen there.
+of CUDA on the stream (other accelerators have no clock), read when they have passed, so that nothing waits for them. A
+pass that is replayed from a graph never asks for its head, so that the head's share is not seen there.
 """
 
 import json

@@ -20,6 +20,7 @@ LATENCY = "sglang_inter_token_latency_seconds_bucket"
 COURSES = {
     "RayspecServerDown": {'up{job="rayspec", instance="a"}': ("1x1500", "0x60")},
     "RayspecRollover": {'rayspec_rollover_events_total{event="refused"}': ("0x1500", "1x60")},
+    "RayspecFollowGone": {'rayspec_rollover_events_total{event="kept"}': ("1x1500", "_x60")},
     "RayspecAcceptanceFell": {  # a policy drafts twice, then once from minute 600 on, which is no fall
         'rayspec_drafted_total{position="1"}': ("0+100x1500", "150000+100x60"),
         'rayspec_drafted_total{position="2"}': ("0+100x600 60000+0x899", "60000+0x60"),

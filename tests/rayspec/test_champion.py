@@ -9,9 +9,11 @@ from typing import Any
 from unittest import mock
 
 import huggingface_hub.constants
+import mlflow.artifacts
 import pytest
 from fixture_models import TARGET
 from mlflow import MlflowClient
+from requests import HTTPError
 from rollover_world import cut_short, tamper
 from safetensors.torch import load_file, save_file
 
@@ -21,15 +23,17 @@ from rayspec.report.promote import winner
 from rayspec.report.ready_files import emit
 from rayspec.serving.access import Access
 from rayspec.serving.alias import pinned_source
+from rayspec.serving.canary_actor import outages_postpone
 from rayspec.serving.champion import PINNED, Champion, find_champion
 from rayspec.serving.launch import server_command
 from rayspec.serving.policy import beside_plain, fewest_blocks, has_loads, measured_policy
 from rayspec.serving.record import RECORD
+from rayspec.serving.rollover import Postponed
 from rayspec.serving.version import ServedVersion, _checked, served_version
 from rayspec.statistics import MIN_BLOCKS
 from rayspec.sweep.plan.trials import PLAIN
 from rayspec.sweep.record.stored import StoredSweep, find_sweep
-from rayspec.tracking import TrackingError
+from rayspec.tracking import ArtifactsAway, TrackingError
 from sglang_ext.adapter.server_fields import server_fields
 from sglang_ext.fingerprints import combined_sha256
 from sglang_ext.folder_kinds import POLICY
@@ -306,3 +310,23 @@ def test_a_policy_of_few_blocks_is_told(champion_client: MlflowClient, capsys: p
         with mock.patch.object(StoredSweep, "requests", lambda *_, n=number: [{"block": i} for i in range(n)]):
             _tell_of_the_policy(sweep, best)
         assert (f"note: the policy's costs are of {number} prompt block(s)" in capsys.readouterr().out) is is_told
+
+
+class NoCredentials(Exception):
+    """As boto's: of no class that MLflow knows."""
+
+
+@pytest.mark.parametrize("error", [NoCredentials("the key is hunter2"), HTTPError("503 of the proxy of artifacts")])
+def test_a_store_of_artifacts_that_fails_says_nothing_of_the_version(
+    error: Exception, champion_client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", fail)
+    said = rf"cannot be fetched now \({type(error).__name__} of the store\)"
+    with pytest.raises(ArtifactsAway, match=said) as caught:
+        find_champion(MODEL, champion_client)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(Postponed, match="cannot be fetched now"), outages_postpone():
+        find_champion(MODEL, champion_client)

@@ -16,6 +16,10 @@ class TimedEagleWorker(FollowsPolicy):
     """SGLang's EAGLE worker with a clock around it. What it computes is unchanged, but that a step may verify fewer
     nodes than the one before, or take a draft length of a policy."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        metrics()  # there from the start, so that servers are counted that nobody has asked yet
+
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         CLOCK.is_decoding = not batch.forward_mode.is_extend()
         if CLOCK.is_decoding and CLOCK.is_running:
