@@ -116,7 +116,7 @@ def cpu_seconds(address: str) -> Counter[str]:
         server = psutil.Process(process)
         for one in (server, *server.children(recursive=True)):
             used = one.cpu_times()
-            found["server" if one is server else " ".join(one.cmdline())[:24]] += used.user + used.system
+            found["server" if one is server else one.name()] += used.user + used.system
     return found
 
 
