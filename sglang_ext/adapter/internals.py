@@ -861,6 +861,7 @@ OVERRIDDEN: dict[str, tuple[str, ...]] = {
 # Imported for what they are: classes that ours extend or take as types, their values, and constants.
 IMPORTED: tuple[str, ...] = (
     "sglang.srt.entrypoints.engine.Engine",  # started by engine.py
+    "sglang.srt.constants.HEALTH_CHECK_RID_PREFIX",  # routes.py
     "sglang.srt.environ.envs",  # workers/policy.py: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
     "sglang.srt.configs.draft_parallel.DraftTPExecution",
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",  # the CPU platform's attention

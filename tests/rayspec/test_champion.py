@@ -276,8 +276,7 @@ def test_a_champion_is_served_with_its_policy(champion_client: MlflowClient) -> 
     champion = find_champion(MODEL, champion_client)
     assert champion.policy is not None
     words = server_command(champion, "127.0.0.1", 31000)
-    words.remove("--enable-metrics")
-    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    flags = {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
     assert flags["--speculative-adaptive-config"] == str(champion.folder / POLICY)
     assert (flags["--speculative-num-steps"], flags["--speculative-num-draft-tokens"]) == ("4", "5")
     fixed = server_command(champion, "127.0.0.1", 31000, follows_policy=False)

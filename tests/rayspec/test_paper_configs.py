@@ -218,27 +218,25 @@ def test_what_has_equal_hypotheses_has_nodes_for_all_of_them(file: Path) -> None
             assert all(shape.verified(steps) == most(steps, shape.topk) for steps in config.draft_steps), entry
 
 
-def test_one_hypothesis_asks_the_second_head(home: Path) -> None:
-    """Of SLiM's table 6: with and without r. At r = 1 without the bonus no hypothesis has a second token."""
-    folder, candidates = PAPERS / "slim", 10
+def test_one_token_asks_the_second_head(home: Path) -> None:
+    """Of SLiM's table 6: the best token of the first draft, with and without r. By the formula none where no candidate
+    was counted behind the root."""
     info = FrozenTarget.without_weights(home / "models" / "smollm2-135m").info("smollm2-135m", ())
-    named = {split_shape(d)[0] for d in read(SweepConfig, folder / "table6.yaml").drafters}
-    ids_BDk = torch.randint(info.vocab_size, (64, 4, candidates))
+    config = read(SweepConfig, PAPERS / "slim" / "table6_second_head.yaml")
+    (steps,), candidates = config.draft_steps, config.topk
+    # of all shapes: from one sure candidate to a draw from the whole vocabulary
+    log_p_BDk = (torch.randn(64, steps, info.vocab_size) * torch.linspace(0, 9, 64)[:, None, None]).log_softmax(-1)
+    best_BDk, ids_BDk = log_p_BDk.topk(candidates)
     nodes = {}
-    for name in named:
-        tree = trained(folder)[name].tree
-        if isinstance(tree, SlimTreeConfig) and tree.hypotheses == 1:
-            # of all shapes: from one sure candidate to a draw from the whole vocabulary
-            log_p_BDk = (torch.randn(64, 4, info.vocab_size) * torch.linspace(0, 9, 64)[:, None, None]).log_softmax(-1)
-            best_BDk = log_p_BDk.topk(candidates).values
-            draft = (
-                tree.given(info)
-                .fit(4, candidates, 5, torch.device("cpu"))
-                .of_candidates(torch.zeros(64, dtype=torch.int64), ids_BDk, best_BDk)
-            )
-            nodes[tree.correlation, tree.length_bonus] = set(draft.num_nodes_B.tolist())
-    assert nodes[False, 0.0] == {2}
-    assert nodes[True, 20.0] == nodes[False, 20.0] == {5}
+    for name in config.drafters:
+        tree = trained(PAPERS / "slim")[name].tree
+        assert isinstance(tree, SlimTreeConfig)
+        assert tree.hypotheses == 1
+        pruner = tree.given(info).fit(steps, candidates, config.num_draft_tokens, torch.device("cpu"))
+        draft = pruner.of_candidates(torch.zeros(64, dtype=torch.int64), ids_BDk, best_BDk)
+        nodes[tree.correlation, tree.unseen] = set(draft.num_nodes_B.tolist())
+    assert nodes[True, "one"] == nodes[False, "one"] == {2}
+    assert nodes[True, "zero"] <= {1, 2}
 
 
 def test_every_table_stands_in_the_docs() -> None:
