@@ -141,6 +141,7 @@ def test_it_is_traced_whole() -> None:
 
 
 def _rank(rank: int, folder: str, x_BH: Tensor, weight_VH: Tensor, cuts: tuple[int, ...], k: int) -> None:
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(cuts) - 1)
     start, end = cuts[rank : rank + 2]
     own = of_shard(head_topk_reference(x_BH, weight_VH[start:end], min(k, end - start)), start, k)
