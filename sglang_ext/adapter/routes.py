@@ -24,7 +24,7 @@ def check_route(original: Callable[..., Any], manager: Any, asked: Any, request:
         raise ValueError("the served model generates text and is no embedding model; ask /generate or /v1/completions")
     names = asked.rid if isinstance(asked.rid, list) else [asked.rid]
     is_check = any(isinstance(name, str) and name.startswith(HEALTH_CHECK_RID_PREFIX) for name in names)
-    if is_check and request is not None and request.url.path not in HEALTH_ROUTES:
+    if is_check and (request is None or request.url.path not in HEALTH_ROUTES):
         raise ValueError(
             f"rid must not begin with {HEALTH_CHECK_RID_PREFIX}, which names the server's own requests; give another "
             "one, or none"
