@@ -166,6 +166,8 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--policy-last", action="store_true")
     options = parser.parse_args()
+    if options.cpu and len(options.streams) != 1:
+        parser.error("--cpu takes one number of --streams")
     options.topk, options.nodes = 1, None  # a chain
     table = json.loads(Path(options.policy).read_text())
     longest = max(curve["draft_steps"] for curve in table["curves"])
@@ -196,8 +198,9 @@ def main() -> None:
         for file in files:
             steps = json.loads(file.read_text())
             name = "policy" if any("policy" in s for s in steps) else "plain too" if "plain" in seen else "plain"
-            warmed_up = next(i for i, s in enumerate(steps) if s["streams"] == 0 and i > options.new_tokens)
-            seen[name] = steps[warmed_up:] if options.cpu else steps
+            if options.cpu:
+                steps = steps[next(i for i, s in enumerate(steps) if s["streams"] == 0 and i > options.new_tokens) :]
+            seen[name] = steps
         found = cpu_summary(seen, options.streams[0]) if options.cpu else {n: summary(s) for n, s in seen.items()}
     head = {"command": " ".join(["python", *sys.argv]), **provenance()}
     write_whole(
