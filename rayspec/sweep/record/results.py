@@ -1,5 +1,6 @@
 """A trial's outcome: its pooled metrics, and its standing against the baselines."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -153,7 +154,8 @@ def _head_tradeoff(
     latency_s: Mapping[str, float],
 ) -> dict[str, float]:
     """head_latency_us, and against the baseline head of the same body and shape: nu (latency), rho (tau), kappa (its
-    share of the cycle), and the speed-up that these three predict."""
+    share of the cycle), and the speed-up that these three predict; not where one prunes its tree and verifies another
+    number of tokens, which the three know nothing of."""
     out: dict[str, float] = {}
     if trial.label in latency_s:
         out["head_latency_us"] = 1e6 * latency_s[trial.label]
@@ -171,6 +173,12 @@ def _head_tradeoff(
         kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:
             out["kappa"] = kappa
-            if {"rho", "nu"} <= set(out):
+            if {"rho", "nu"} <= set(out) and _verifies_as_many(metrics[trial], base):
                 out["speedup_vs_baseline_predicted"] = predicted_speedup(out["rho"], out["nu"], kappa)
     return out
+
+
+def _verifies_as_many(own: Mapping[str, float], base: Mapping[str, float]) -> bool:
+    """True also where the engine has no clock that counts them."""
+    key = "step_verified_tokens"
+    return key not in own or key not in base or math.isclose(own[key], base[key])
