@@ -4,7 +4,9 @@ FLOPs are those of matrix products and of attention, two per multiplication and 
 choice of tokens are left out. They count what SGLang computes in a verify step, not what a perfect implementation
 would: the drafter's extend runs over every verified token, the accepted ones and the others. How many of these a step
 had is counted by an engine with a clock: a CPU verifies no more than the largest tree of a batch, where a tree on an
-accelerator is padded to what was asked for. So is how many tokens a head with a router scored.
+accelerator is padded to what was asked for. So is how many tokens a head with a router scored at each draft position,
+which a mean over the positions does not tell: a tree asks about one row at the first of them, and about many later.
+Where that was not counted there are no FLOPs and no bytes of such a head.
 
 Heads are asked for their own cost at every draft step; they are kept without weights, as shapes.
 """
@@ -21,7 +23,7 @@ from torch import nn
 from rayspec.records import RequestRecord
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import drafter_shapes
-from sglang_ext.drafters.counting import DecoderCost, DrafterCost, StepShape
+from sglang_ext.drafters.counting import DecoderCost, DrafterCost, StepShape, is_scoring_known
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +125,13 @@ def cost_metrics(
     tau = metrics.get("tau") if drafter is not None else 1.0
     if tau is None:  # no step was ever verified
         return out
-    if target.decoder is not None:
+    is_known = drafter is None or is_scoring_known(drafter, shape)
+    if target.decoder is not None and is_known:
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
     if drafter is not None:
         out["budget_kappa"] = tau * shape.draft_steps / (shape.verified - 1)
+    if drafter is not None and is_known:
         drafted_bytes = drafter.read_bytes(shape, target.embedding_params * dtype.itemsize)
         out["mbsu"] = mbsu(tau, drafted_bytes, target.params * dtype.itemsize)
     return out

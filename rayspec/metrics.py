@@ -12,6 +12,7 @@ tokens under speculation: it is no TPOT. Goodput counts the requests that keep b
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -149,6 +150,20 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
         "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
     }
+
+
+def scored_by_position(blocks: Sequence[BlockRecord]) -> tuple[float | None, ...]:
+    """The tokens that the draft head scored for a row at each draft position, in the mean over the blocks that have
+    counted it; None for a position of which no block has."""
+    clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
+    rows, tokens = (
+        [sum(at) for at in zip_longest(*counts, fillvalue=0)]
+        for counts in (
+            [c.scoring_rows_by_position for c in clocks],
+            [c.scored_tokens_by_position for c in clocks],
+        )
+    )
+    return tuple(t / r if r else None for t, r in zip(tokens, rows, strict=True))
 
 
 def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:

@@ -94,7 +94,8 @@ class StepSeconds:
     what is then chosen by its scores (`embedding_s` and `routing_s` are 0 in records from before they were clocked); a
     step serves all requests that run together. `requests`: of all steps, each as often as it took part in one.
     `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft head for
-    `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted.
+    `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted. The same at
+    each draft position (empty in records from before these were told apart, which say nothing of a single position).
     """
 
     steps: int
@@ -107,6 +108,8 @@ class StepSeconds:
     embedding_s: float = 0.0
     scoring_rows: int = 0
     scored_tokens: int = 0
+    scoring_rows_by_position: tuple[int, ...] = ()
+    scored_tokens_by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

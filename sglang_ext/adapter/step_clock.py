@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,11 +38,18 @@ class StepTotals:
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's pass with sampling and cache moves: verification, or a policy's plain step
-    scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
-    scored_tokens: int = 0  # that it scored for these rows, its shortlists
+    # at each draft position: rows that the draft head was asked about in the steps whose shortlists were counted, and
+    # the tokens that it scored for these rows
+    scoring_rows: list[int] = field(default_factory=list)
+    scored_tokens: list[int] = field(default_factory=list)
+
+    def count_scored(self, position: int, rows: int, tokens: int) -> None:
+        for counts, number in ((self.scoring_rows, rows), (self.scored_tokens, tokens)):
+            counts.extend([0] * (position + 1 - len(counts)))
+            counts[position] += number
 
     def copy(self) -> "StepTotals":
-        return replace(self)
+        return replace(self, scoring_rows=list(self.scoring_rows), scored_tokens=list(self.scored_tokens))
 
 
 COUNT_EVERY = 8  # steps whose shortlists are counted: to count is work that a step without a clock does not do
@@ -107,8 +114,7 @@ class StepClock:
         if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
             return
         scored_T = head.scored(hidden_TH, step, routed)
-        self.totals.scoring_rows += len(scored_T)
-        self.totals.scored_tokens += int(scored_T.sum())
+        self.totals.count_scored(step, len(scored_T), int(scored_T.sum()))
 
     def read(self) -> StepTotals:
         """The totals of all parts that have begun; on an accelerator it waits for them."""

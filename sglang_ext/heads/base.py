@@ -245,10 +245,17 @@ class DraftHead(nn.Module, ABC):
         """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
         return self.vocab_size
 
+    def shortlist_size(self, step: int) -> int | None:
+        """How many tokens the head scores for every row of a draft step, whatever the row is; None where a router
+        decides that, so that it has to be counted."""
+        return self.vocab_size
+
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         """How many tokens the head scores for each row, its shortlist; int64 [T], padding left out. Arguments as of
         `candidates`. Cheap beside it, but not free where a router chooses."""
-        return torch.full((len(hidden_TH),), self.vocab_size, device=hidden_TH.device)
+        size = self.shortlist_size(step)
+        assert size is not None, "a head whose router decides it says what it scores itself"
+        return torch.full((len(hidden_TH),), size, device=hidden_TH.device)
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
@@ -340,7 +347,8 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at a draft step; from shapes alone.
-        `scored`: the measured mean of `scored`, for heads of which a router decides it; None for an estimate."""
+        `scored`: the mean that `scored` had at this step, for heads of which a router decides it; None for an
+        estimate."""
 
 
 def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:

@@ -165,6 +165,10 @@ class ClusteredHead(DraftHead):
             return rows // of_a_request
         return 1 if self.config.union else rows
 
+    def shortlist_size(self, step: int) -> int | None:
+        """Clusters have unequal sizes, so that nothing but all of them is a number known before."""
+        return self.vocab_size if self.config.budget(step) == self.config.clusters else None
+
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         T, M, budget = len(hidden_TH), self.config.clusters, self.config.budget(step)
         if budget == M:
@@ -251,8 +255,8 @@ class ClusteredHead(DraftHead):
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Cost of rows of one request, with clusters of mean size that are all different where `scored` is not known.
-        `scored` is a mean over the draft steps, and so the same at each. Rows with clusters of their own gather them,
-        or read the whole matrix as `candidates` does; a union is read once, as `fused` does."""
+        Rows with clusters of their own gather them, or read the whole matrix as `candidates` does; a union is read
+        once, as `fused` does."""
         c, budget = self.config, self.config.budget(step)
         if budget == c.clusters:
             return dense_cost(rows, self.weight)

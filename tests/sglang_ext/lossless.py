@@ -101,6 +101,8 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
     most = engine.server_args.speculative_num_draft_tokens * spent.requests
     assert spent.scoring_rows
+    assert sum(spent.scoring_rows_by_position) == spent.scoring_rows
+    assert sum(spent.scored_tokens_by_position) == spent.scored_tokens
     mean = spent.scored_tokens / spent.scoring_rows
     if head.kind in ("full", "slimspec"):
         assert mean == head.at(0).vocab_size

@@ -6,6 +6,7 @@ from typing import Any
 import prometheus_client
 import pytest
 import torch
+from head_cases import SPECS, Rows, make_head
 
 from sglang_ext.adapter import metrics as metrics_module
 from sglang_ext.adapter.step_clock import StepClock
@@ -86,6 +87,27 @@ def test_metrics_of_an_accelerator_wait_for_no_step(clock: StepClock, monkeypatc
         for part in ("head", "draft", "verify")
     }
     assert parts == {"head": 0, "draft": 2, "verify": 1}
+
+
+@pytest.mark.parametrize("name", ["dynaspec", "dynaspec_request", "truncated_by_step"])
+def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
+    """One row of each of two requests at the root, three later; of eight steps one is counted."""
+    head, clock = make_head(SPECS[name]).double(), StepClock()
+    head.expect_rows((1, 3))
+    clock.is_decoding = True
+    expected = []
+    for number in range(1, 10):
+        clock.totals.steps = number
+        for position, rows in enumerate((2, 6, 6)):
+            drawn = Rows.draw(rows, seed=number + 10 * position)
+            routed = drawn.routed(head, position)
+            clock.count_shortlist(head, drawn.hidden_TH, position, routed)
+            expected.append(int(head.scored(drawn.hidden_TH, position, routed).sum()))
+    assert clock.totals.scoring_rows == [4, 12, 12]
+    assert clock.totals.scored_tokens == [expected[i] + expected[24 + i] for i in range(3)]
+    read = clock.totals.copy()
+    clock.totals.count_scored(1, 1, 1)
+    assert read.scoring_rows == [4, 12, 12]
 
 
 def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:

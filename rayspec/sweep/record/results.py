@@ -10,6 +10,7 @@ from rayspec.metrics import (
     head_kappa,
     output_mismatches,
     predicted_speedup,
+    scored_by_position,
     tau_by_category,
     trial_metrics,
 )
@@ -141,7 +142,7 @@ def _costs(
         topk=trial.candidate.shape.topk,
         num_draft_tokens=trial.candidate.num_draft_tokens,
         counted=metrics.get("step_verified_tokens"),
-        scored=metrics.get("shortlist_mean"),
+        scored=scored_by_position(blocks),
     )
     return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.label], costs.dtype)
 
