@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,14 +29,25 @@ from sglang_ext.drafters.counting import DecoderCost, DrafterCost, StepShape, is
 
 logger = logging.getLogger(__name__)
 
+# fields of a config that number the experts of a layer
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# settings of SGLang's that quantise the weights of target or drafter as they are loaded
+QUANTIZING = ("quantization", "modelopt_quant", "quantize_and_serve", "speculative_draft_model_quantization")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCost:
-    """`params`: tied matrices once. `decoder` is None for what these counts do not describe (mixtures of experts)."""
+    """`params`: tied matrices once. `decoder` is None for what these counts do not describe (mixtures of experts).
+
+    `is_read_whole`: whether a pass reads every parameter once, in the dtype that it is served in. A mixture of experts
+    reads those experts that the tokens of the pass are sent to, a quantised target its own bits and scales: of neither
+    is there a count here.
+    """
 
     params: int
     embedding_params: int
     decoder: DecoderCost | None
+    is_read_whole: bool
 
 
 def mbsu(tau: float, drafted_bytes: float, target_bytes: float) -> float:
@@ -57,7 +70,7 @@ def target_cost(target: str) -> TargetCost:
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    is_dense = not any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    is_dense = not any(getattr(text, name, None) for name in EXPERTS)
     decoder = DecoderCost(
         flops_per_row=2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)),
         flops_per_row_and_key=4 * text.num_hidden_layers * text.num_attention_heads * head_dim,
@@ -66,7 +79,13 @@ def target_cost(target: str) -> TargetCost:
         params=sum(p.numel() for p in model.parameters()),
         embedding_params=model.get_input_embeddings().weight.numel(),
         decoder=decoder if is_dense else None,
+        is_read_whole=is_dense and not _is_quantized(target, config),
     )
+
+
+def _is_quantized(target: str, config: Any) -> bool:
+    """Whether a checkpoint says that its weights are stored in fewer bits; older ones of ModelOpt say it in a file."""
+    return bool(getattr(config, "quantization_config", None)) or (Path(target) / "hf_quant_config.json").is_file()
 
 
 def drafter_cost(path: str, dtype: torch.dtype = torch.bfloat16) -> DrafterCost:
@@ -85,14 +104,19 @@ class ModelCosts:
     dtype: torch.dtype = torch.bfloat16
 
 
-def read_costs(target: str, drafters: Mapping[str, str], dtype: str | None = None) -> ModelCosts | None:
-    """Count the target and {label: drafter folder}, served in `dtype` (None: 16 bits); None, with a warning, where the
-    target's config cannot be read."""
+def read_costs(
+    target: str, drafters: Mapping[str, str], dtype: str | None = None, settings: Mapping[str, Any] | None = None
+) -> ModelCosts | None:
+    """Count the target and {label: drafter folder}, served in `dtype` (None: 16 bits) under these settings of SGLang's;
+    None, with a warning, where the target's config cannot be read."""
     try:
         counted = target_cost(target)
     except (OSError, ValueError) as error:
         logger.warning("MBSU and FLOPs are left out, target %s cannot be counted: %s", target, error)
         return None
+    settings = settings or {}
+    if any(settings.get(name) for name in QUANTIZING) or settings.get("load_format") == "bitsandbytes":
+        counted = replace(counted, is_read_whole=False)
     served = getattr(torch, dtype or "", torch.bfloat16)
     return ModelCosts(
         target=counted,
@@ -131,7 +155,7 @@ def cost_metrics(
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
     if drafter is not None:
         out["budget_kappa"] = tau * shape.draft_steps / (shape.verified - 1)
-    if drafter is not None and is_known:
+    if drafter is not None and is_known and target.is_read_whole:
         drafted_bytes = drafter.read_bytes(shape, target.embedding_params * dtype.itemsize)
         out["mbsu"] = mbsu(tau, drafted_bytes, target.params * dtype.itemsize)
     return out

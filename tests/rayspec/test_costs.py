@@ -1,5 +1,6 @@
 """Counts against published tables and against PyTorch's own counter."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rayspec.costs import ModelCosts, cost_metrics, drafter_cost, mbsu, step_flops, target_cost
+from rayspec.costs import ModelCosts, TargetCost, cost_metrics, drafter_cost, mbsu, read_costs, step_flops, target_cost
 from rayspec.farm.load import Traffic
 from rayspec.records import BlockRecord, Measured, StepSeconds
 from rayspec.sweep.candidate import Candidate, Head
@@ -358,14 +359,55 @@ def test_a_routed_head_without_counts_by_position_has_no_costs(
     assert {"mbsu", "gflops_per_token"} <= set(scored_trial(costs["shrinking"], clock, "shrinking"))
 
 
-def test_experts_have_no_flops_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "settings", "has_bytes"),
+    [
+        ({}, {}, True),
+        ({}, {"load_format": "dummy", "quantization": None}, True),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, {}, False),
+        ({}, {"quantization": "fp8"}, False),
+        ({}, {"load_format": "bitsandbytes"}, False),
+        ({}, {"speculative_draft_model_quantization": "fp8"}, False),
+    ],
+    ids=["as_it_is", "dummy", "checkpoint", "setting", "load_format", "drafter"],
+)
+def test_bytes_of_quantised_weights_are_not_counted(
+    change: dict[str, Any], settings: dict[str, Any], has_bytes: bool, tmp_path: Path, make_request: object
+) -> None:
+    """At 16 bits they would be too many of the target's, and the MBSU too large; its products are the same."""
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((TARGET / "config.json").read_text()) | change))
+    counted = read_costs(str(tmp_path), {"full": str(DRAFTERS["full"])}, settings=settings)
+    assert counted is not None
+    request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
+    shape = StepShape(draft_steps=2, num_draft_tokens=3)
+    found = cost_metrics({"tau": 3.0}, [request], shape, counted.target, counted.drafters["full"])
+    assert ("mbsu" in found) == has_bytes
+    assert {"gflops_per_token", "budget_kappa"} <= set(found)
+
+
+def test_modelopt_s_own_file_says_that_a_target_is_quantised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((TARGET / "config.json").read_bytes())
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    assert not target_cost(str(tmp_path)).is_read_whole
+
+
+def test_experts_have_no_costs_here(tmp_path: Path) -> None:
     from transformers import MixtralConfig
 
     tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     tiny |= {"num_key_value_heads": 1, "vocab_size": 16}
     MixtralConfig(**tiny, num_local_experts=2).save_pretrained(tmp_path)
-    assert target_cost(str(tmp_path)).decoder is None
+    mixture = target_cost(str(tmp_path))
+    assert (mixture.decoder, mixture.is_read_whole) == (None, False)
     LlamaConfig(**tiny, tie_word_embeddings=True).save_pretrained(tmp_path)
     cost = target_cost(str(tmp_path))
     assert cost.params == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path)).parameters())
     assert cost.embedding_params == 16 * 8
+    assert cost.is_read_whole
+
+
+def test_a_trial_of_a_mixture_of_experts_has_neither(costs: dict[str, FeatureCost], make_request: object) -> None:
+    target = TargetCost(params=10**9, embedding_params=10**6, decoder=None, is_read_whole=False)
+    request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
+    shape = StepShape(draft_steps=2, num_draft_tokens=3)
+    assert set(cost_metrics({"tau": 3.0}, [request], shape, target, costs["full"])) == {"budget_kappa"}
