@@ -110,7 +110,9 @@ class StepClock:
         return inside
 
     def count_shortlist(self, head: DraftHead, hidden_TH: Tensor, step: int, routed: Tensor | None) -> None:
-        """What the head has just scored for these rows; on an accelerator nothing, since it would wait for it."""
+        """What the head has just scored for these rows. On an accelerator nothing: the host would wait for it, and a
+        captured pass would choose a second time at every replay, in the time that is measured. Of heads that score as
+        many tokens for every row nobody need count."""
         if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
             return
         scored_T = head.scored(hidden_TH, step, routed)

@@ -111,6 +111,15 @@ def is_scoring_known(drafter: DrafterCost, shape: StepShape) -> bool:
     return all(drafter.head.at(i).shortlist_size(i) is not None or shape.scored_at(i) is not None for i in positions)
 
 
+def known_shortlist(drafter: DrafterCost, shape: StepShape) -> float | None:
+    """The tokens that the head scores for a row, in the mean over the rows of a step; None where a router decides it
+    at some position."""
+    rows = drafter.rows(shape)
+    sizes = [drafter.head.at(i).shortlist_size(i) for i in range(len(rows))]
+    scored = [n * size for n, size in zip(rows, sizes, strict=True) if size is not None]
+    return sum(scored) / sum(rows) if len(scored) == len(rows) else None
+
+
 def step_by_step_flops(shape: StepShape, keys: float, layers: DecoderCost, head: DraftHead | PositionHeads) -> float:
     """FLOPs of one step of a drafter that extends by every verified token, scores the last of them, and makes
     draft_steps - 1 further forwards of `topk` rows with their scores."""

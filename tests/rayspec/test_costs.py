@@ -23,7 +23,7 @@ from rayspec.sweep.record.results import score
 from rayspec.sweep.shape import DraftShape
 from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
+from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost, known_shortlist
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.shared.features.cost import FeatureCost
@@ -219,6 +219,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "shrinking": {"kind": "truncated", "size": 200, "step_sizes": [200, 200, 60]},
     "routed": ROUTED,
     "routed_union": {**ROUTED, "union": "request"},
+    "routed_first": {**ROUTED, "first": 16},
 }
 
 
@@ -357,6 +358,32 @@ def test_a_routed_head_without_counts_by_position_has_no_costs(
     assert not {"mbsu", "gflops_per_token"} & set(found)
     assert "budget_kappa" in found
     assert {"mbsu", "gflops_per_token"} <= set(scored_trial(costs["shrinking"], clock, "shrinking"))
+
+
+@pytest.mark.parametrize(
+    ("head", "mean"),
+    [
+        ("full", TOY_V),
+        ("int4", TOY_V),
+        ("constant", 200),
+        ("shrinking", (200 + 4 * 200 + 4 * 60) / 9),
+        ("routed", None),
+    ],
+)
+def test_what_a_head_scores_for_every_row_needs_no_count(
+    costs: dict[str, FeatureCost], head: str, mean: float | None
+) -> None:
+    """As on an accelerator, which counts nothing; what was counted stays."""
+    assert scored_trial(costs[head], None, head).get("shortlist_mean") == mean
+    counted = clocked(scoring_rows=2, scored_tokens=7)
+    assert scored_trial(costs[head], counted, head)["shortlist_mean"] == 3.5
+
+
+def test_a_draft_of_all_clusters_has_a_known_shortlist_at_its_positions_alone(costs: dict[str, FeatureCost]) -> None:
+    """16 of 16 at the first position, one later."""
+    head = costs["routed_first"]
+    assert known_shortlist(head, StepShape(draft_steps=1, num_draft_tokens=2)) == TOY_V
+    assert known_shortlist(head, StepShape(draft_steps=2, num_draft_tokens=3)) is None
 
 
 @pytest.mark.parametrize(

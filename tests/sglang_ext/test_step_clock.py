@@ -1,14 +1,19 @@
-"""The clock of an accelerator, on events that end when the test says so: it waits for none of them."""
+"""What is counted of a step; and the clock of an accelerator, on events that end when the test says so: it waits for
+none of them."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
 import torch
 from head_cases import SPECS, Rows, make_head
+from torch import nn
 
 from sglang_ext.adapter import metrics as metrics_module
+from sglang_ext.adapter.models import hosted_head
+from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest
 from sglang_ext.adapter.step_clock import StepClock
 
 
@@ -108,6 +113,34 @@ def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
     read = clock.totals.copy()
     clock.totals.count_scored(1, 1, 1)
     assert read.scoring_rows == [4, 12, 12]
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if make_head(SPECS[name]).shortlist_size(1) is not None])
+def test_where_nothing_is_chosen_sizes_say_what_is_counted(name: str) -> None:
+    head, clock, rows = make_head(SPECS[name]).double(), StepClock(), (1, 3, 3)
+    clock.is_decoding, clock.totals.steps = True, 1
+    for position, n in enumerate(rows):
+        drawn = Rows.draw(n)
+        clock.count_shortlist(head, drawn.hidden_TH, position, drawn.routed(head, position))
+    sizes = [head.shortlist_size(position) for position in range(3)]
+    assert clock.totals.scored_tokens == [n * (size or 0) for n, size in zip(rows, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["dynaspec", "truncated_by_step"])
+def test_an_accelerator_never_asks_a_head_what_it_scores(
+    name: str, clock: StepClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as it captures a pass, nor eagerly."""
+    monkeypatch.setattr(hosted_head, "CLOCK", clock)
+    head, drawn = make_head(SPECS[name]).double(), Rows.draw(2)
+    monkeypatch.setattr(head, "scored", lambda *_: pytest.fail("the host would wait for it"))
+    processor, request = object.__new__(HeadLogits), HeadRequest(1, 2)
+    nn.Module.__init__(processor)
+    processor.routing = lambda: drawn.routed(head, 1)
+    clock.totals.steps = 1
+    processor.answer(request, head, drawn.hidden_TH, SimpleNamespace())
+    assert request.best is not None
+    assert clock.totals.scoring_rows == []
 
 
 def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:
