@@ -129,12 +129,13 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
-    """Milliseconds of a speculative step in the head, of that in a router before the layer, in looking up tokens, in
-    drafting (all of these included) and in verification, and the tokens that it verifies of a request, root and padding
-    included; `shortlist_mean`, the tokens that the draft head scored for a row, in the mean over rows and draft
-    positions.
+    """Milliseconds of a speculative step in the head, of that in a router before the layer and in the choice by a
+    router's scores, in looking up tokens, in drafting (all of these included) and in verification, and the tokens that
+    it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored for a
+    row, in the mean over rows and draft positions.
 
-    A step serves all requests that run together. Empty where the engine has no clock.
+    A step serves all requests that run together. Empty where the engine has no clock; without the choice where a block
+    is from before that was clocked.
     """
     clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
     steps = sum(c.steps for c in clocks)
@@ -142,6 +143,8 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         return {}
     rows = sum(c.scoring_rows for c in clocks)
     shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
+    choices = [c.choice_s for c in clocks if c.choice_s is not None]
+    choice = {"step_choice_ms": 1e3 * sum(choices) / steps} if len(choices) == len(clocks) else {}
     return shortlist | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_routing_ms": 1e3 * sum(c.routing_s for c in clocks) / steps,
@@ -149,6 +152,7 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
         "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
+        **choice,
     }
 
 

@@ -98,14 +98,15 @@ def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
 @dataclass(frozen=True)
 class StepTimes:
     """Totals over decode steps; see `StepTotals`. Differences of two readings are what one wants. `draft_s` holds
-    `head_s` and `embedding_s`, all of a step but its verification, and `head_s` holds `routing_s`. `scoring_rows` and
-    `scored_tokens` are sums over the draft positions, of each of which the two others tell."""
+    `head_s` and `embedding_s`, all of a step but its verification, and `head_s` holds `routing_s` and `choice_s`.
+    `scoring_rows` and `scored_tokens` are sums over the draft positions, of each of which the two others tell."""
 
     steps: int
     requests: int
     verified_tokens: int
     head_s: float
     routing_s: float
+    choice_s: float
     embedding_s: float
     draft_s: float
     verify_s: float

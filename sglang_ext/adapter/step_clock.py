@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.runtime_context import get_parallel
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.heads import DraftHead
@@ -35,6 +35,7 @@ class StepTotals:
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
     routing_s: float = 0.0  # the part of head_s in a router (`DraftHead.route`), not what is then chosen by its scores
+    choice_s: float = 0.0  # the part of head_s in that choice (`DraftHead.choosing`), with the lists of tokens it gives
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's pass with sampling and cache moves: verification, or a policy's plain step
@@ -101,6 +102,17 @@ class StepClock:
     def routing(self) -> Iterator[None]:
         with self.inside_drafting("head_s"), self.inside_drafting("routing_s"):
             yield
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        with self.inside_drafting("choice_s"):
+            yield
+
+    def time_choices(self, heads: nn.Module) -> None:
+        """Time what these heads choose, and the heads in them."""
+        for part in heads.modules():
+            if isinstance(part, DraftHead):
+                part.choosing = self.choosing
 
     def clocked(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
         def inside(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -6,7 +6,8 @@ A head is a plain torch module without any SGLang import: the trainer and the SG
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -88,6 +89,8 @@ class DraftHead(nn.Module, ABC):
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     maps: ClassVar[tuple[str, ...]] = ()  # the buffers whose values, and not only shapes, say what there is to score
     routes: ClassVar[bool] = False
+    # around what a head does to choose, by its router's scores, what it then scores; a server's clock takes its place
+    choosing: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
         """Weights are NaN until they are loaded. Raises ValueError for options that do not fit these sizes."""

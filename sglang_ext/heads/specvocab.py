@@ -84,9 +84,11 @@ class SpecVocabHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         if self.config.size == self.vocab_size:
             return Candidates(self.project(hidden_TH, "weight"), None)
-        ids_Tn = self.router_logits(hidden_TH).topk(self.config.size, dim=-1, sorted=False).indices
-        # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
-        ids_Tn = ids_Tn.sort(dim=-1).values
+        scores_TV = self.router_logits(hidden_TH)
+        with self.choosing():
+            ids_Tn = scores_TV.topk(self.config.size, dim=-1, sorted=False).indices
+            # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
+            ids_Tn = ids_Tn.sort(dim=-1).values
         return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:

@@ -148,6 +148,7 @@ STEPS = StepSeconds(steps=2, requests=3, verified_tokens=15, head_s=0.1, draft_s
 
 COUNTED = replace(
     STEPS,
+    choice_s=0.05,
     scoring_rows=3,
     scored_tokens=70,
     scoring_rows_by_position=(1, 2),
@@ -168,7 +169,7 @@ def test_rounds_of_older_journals_are_read() -> None:
     measured = Measured(wall_s=1.0, requests=(), step_seconds=STEPS, other_cpu_share=0.25)
     event = json.loads(to_line(replace(ROUND, blocks={"full-c1": measured}), 2.5))
     block = event["blocks"]["full-c1"]
-    del block["other_cpu_share"]
+    del block["other_cpu_share"], block["step_seconds"]["choice_s"]
     for name in ("scoring_rows", "scored_tokens"):
         del block["step_seconds"][name], block["step_seconds"][f"{name}_by_position"]
     read_back = from_line(json.dumps(event).encode())

@@ -15,6 +15,7 @@ from rayspec.metrics import (
     trial_metrics,
 )
 from rayspec.records import BlockRecord, Measured, RequestRecord, StepSeconds
+from rayspec.sweep.record.metric_names import metric_key, metric_name
 
 MakeRequest = Callable[..., RequestRecord]
 
@@ -104,6 +105,17 @@ def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     assert "shortlist_mean" not in trial_metrics([block(request, step_seconds=short)], 4)
     parts = ("head", "routing", "embedding", "draft", "verify")
     assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
+
+
+def test_the_choice_is_pooled_where_every_block_has_clocked_it(make_request: MakeRequest) -> None:
+    old = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, draft_s=0.002, verify_s=0.004)
+    clocks = replace(old, choice_s=0.0006), replace(old, steps=3, choice_s=0.001)
+    request = make_request("a", (1,), 0.1)
+    blocks = [block(request, step_seconds=steps) for steps in (*clocks, None)]
+    assert trial_metrics(blocks, 4)["step_choice_ms"] == pytest.approx(0.4)
+    assert "step_choice_ms" not in trial_metrics([*blocks, block(request, step_seconds=old)], 4)
+    assert metric_name(metric_key("step_choice_ms")) == "step_choice_ms"
+    assert metric_key("step_choice_ms") == "step/step_choice_ms"
 
 
 def test_what_was_scored_is_pooled_at_each_position(make_request: MakeRequest) -> None:

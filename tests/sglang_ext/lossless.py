@@ -96,6 +96,7 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
     assert 0 < spent.head_s < spent.draft_s
     assert 0 <= spent.embedding_s < spent.draft_s - spent.head_s
+    assert 0 <= spent.choice_s < spent.head_s
     assert spent.routing_s == 0, "no head that routes is asked to meet this"
     assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
     assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)

@@ -1,20 +1,26 @@
 """What is counted of a step; and the clock of an accelerator, on events that end when the test says so: it waits for
 none of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
 import torch
-from head_cases import SPECS, Rows, make_head
+from head_cases import SPECS, Rows, make_head, toy_body, toy_target
 from torch import nn
 
 from sglang_ext.adapter import metrics as metrics_module
 from sglang_ext.adapter.models import hosted_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest
-from sglang_ext.adapter.step_clock import StepClock
+from sglang_ext.adapter.step_clock import CLOCK, StepClock
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.heads import DraftHead
 
 
 class Event:
@@ -141,6 +147,61 @@ def test_an_accelerator_never_asks_a_head_what_it_scores(
     processor.answer(request, head, drawn.hidden_TH, SimpleNamespace())
     assert request.best is not None
     assert clock.totals.scoring_rows == []
+
+
+CHOOSING = ["dynaspec", "dynaspec_union", "dynaspec_request", "coral", "specvocab", "rdk_dynaspec"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7], ids=["gathered", "few", "many"])
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) -> None:
+    """The router's before it, and the scores behind it: the head without router and choice is DynaSpec's index-GEMM."""
+    head, drawn, clock, is_choosing = make_head(SPECS[name]).double(), Rows.draw(rows), StepClock(), [False]
+    choosing = clock.choosing
+
+    @contextmanager
+    def noticed() -> Iterator[None]:
+        assert not is_choosing[0]
+        with choosing():
+            is_choosing[0] = True
+            yield
+            is_choosing[0] = False
+
+    def outside(product: Any) -> Any:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            assert not is_choosing[0]
+            return product(*args, **kwargs)
+
+        return inside
+
+    clock.choosing = noticed  # type: ignore[method-assign]
+    clock.time_choices(head)
+    for part in (p for p in head.modules() if isinstance(p, DraftHead)):
+        for product in ("project", "gather_dot", "rows_of"):
+            setattr(part, product, outside(getattr(part, product)))
+    head.expect_rows([rows])
+    routed = drawn.routed(head, 0)
+    for clock.is_decoding in (False, True):  # a prefill is not counted
+        assert (clock.totals.choice_s, clock.totals.head_s) == (0, 0)
+        with clock.head():
+            head.best(drawn.hidden_TH, 0, routed)
+    assert 0 < clock.totals.choice_s < clock.totals.head_s
+
+
+@pytest.mark.parametrize("name", ["full", "slimspec", "truncated_by_step", "specvocab_all", "dynaspec_all"])
+def test_a_head_that_chooses_nothing_takes_no_time_for_it(name: str) -> None:
+    head, drawn, clock = make_head(SPECS[name]).double(), Rows.draw(2), StepClock()
+    clock.is_decoding = True
+    clock.time_choices(head)
+    head.best(drawn.hidden_TH, 0, drawn.routed(head, 0))
+    assert clock.totals.choice_s == 0
+
+
+def test_every_head_that_is_served_has_its_choice_timed(tmp_path: Path) -> None:
+    drafter = Eagle3Drafter(toy_body(), make_head(SPECS["rdk_dynaspec"]))
+    save_drafter(tmp_path / "d", drafter, toy_target())
+    head = hosted_head._head_of(load_drafter(tmp_path / "d")[1])
+    assert head.choosing == head.base.choosing == CLOCK.choosing
 
 
 def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:
