@@ -18,6 +18,7 @@ from sglang_ext.adapter import metrics as metrics_module
 from sglang_ext.adapter.models import hosted_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest
 from sglang_ext.adapter.step_clock import CLOCK, StepClock
+from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.drafters.eagle3 import Eagle3Drafter
 from sglang_ext.heads import DraftHead
@@ -100,10 +101,17 @@ def test_metrics_of_an_accelerator_wait_for_no_step(clock: StepClock, monkeypatc
     assert parts == {"head": 0, "draft": 2, "verify": 1}
 
 
+def host_clock() -> StepClock:
+    """As where there is no accelerator, whatever this machine has."""
+    clock = StepClock()
+    clock.on_device, clock.is_running = False, True
+    return clock
+
+
 @pytest.mark.parametrize("name", ["dynaspec", "dynaspec_request", "truncated_by_step"])
 def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
     """One row of each of two requests at the root, three later; of eight steps one is counted."""
-    head, clock = make_head(SPECS[name]).double(), StepClock()
+    head, clock = make_head(SPECS[name]).double(), host_clock()
     head.expect_rows((1, 3))
     clock.is_decoding = True
     expected = []
@@ -123,7 +131,7 @@ def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SPECS if make_head(SPECS[name]).shortlist_size(1) is not None])
 def test_where_nothing_is_chosen_sizes_say_what_is_counted(name: str) -> None:
-    head, clock, rows = make_head(SPECS[name]).double(), StepClock(), (1, 3, 3)
+    head, clock, rows = make_head(SPECS[name]).double(), host_clock(), (1, 3, 3)
     clock.is_decoding, clock.totals.steps = True, 1
     for position, n in enumerate(rows):
         drawn = Rows.draw(n)
@@ -156,7 +164,7 @@ CHOOSING = ["dynaspec", "dynaspec_union", "dynaspec_request", "coral", "specvoca
 @pytest.mark.parametrize("name", CHOOSING)
 def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) -> None:
     """The router's before it, and the scores behind it: the head without router and choice is DynaSpec's index-GEMM."""
-    head, drawn, clock, is_choosing = make_head(SPECS[name]).double(), Rows.draw(rows), StepClock(), [False]
+    head, drawn, clock, is_choosing = make_head(SPECS[name]).double(), Rows.draw(rows), host_clock(), [False]
     choosing = clock.choosing
 
     @contextmanager
@@ -190,7 +198,7 @@ def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) 
 
 @pytest.mark.parametrize("name", ["full", "slimspec", "truncated_by_step", "specvocab_all", "dynaspec_all"])
 def test_a_head_that_chooses_nothing_takes_no_time_for_it(name: str) -> None:
-    head, drawn, clock = make_head(SPECS[name]).double(), Rows.draw(2), StepClock()
+    head, drawn, clock = make_head(SPECS[name]).double(), Rows.draw(2), host_clock()
     clock.is_decoding = True
     clock.time_choices(head)
     head.best(drawn.hidden_TH, 0, drawn.routed(head, 0))
@@ -200,8 +208,14 @@ def test_a_head_that_chooses_nothing_takes_no_time_for_it(name: str) -> None:
 def test_every_head_that_is_served_has_its_choice_timed(tmp_path: Path) -> None:
     drafter = Eagle3Drafter(toy_body(), make_head(SPECS["rdk_dynaspec"]))
     save_drafter(tmp_path / "d", drafter, toy_target())
-    head = hosted_head._head_of(load_drafter(tmp_path / "d")[1])
+    loaded, info = load_drafter(tmp_path / "d")
+    head = hosted_head._head_of(info)
     assert head.choosing == head.base.choosing == CLOCK.choosing
+    worker: Any = object.__new__(CarriedDrafting)
+    worker._proposers = worker._siblings = lambda *_: None
+    assert loaded.lm_head.choosing != CLOCK.choosing
+    worker._draft_with(info, loaded)
+    assert loaded.lm_head.base.choosing == CLOCK.choosing
 
 
 def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:
