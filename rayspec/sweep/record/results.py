@@ -11,6 +11,7 @@ from rayspec.metrics import (
     head_kappa,
     output_mismatches,
     predicted_speedup,
+    scored_by_position,
     tau_by_category,
     trial_metrics,
 )
@@ -18,7 +19,7 @@ from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.trials import Trial
-from sglang_ext.drafters.counting import StepShape
+from sglang_ext.drafters.counting import StepShape, known_shortlist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +143,14 @@ def _costs(
         topk=trial.candidate.shape.topk,
         num_draft_tokens=trial.candidate.num_draft_tokens,
         counted=metrics.get("step_verified_tokens"),
-        scored=metrics.get("shortlist_mean"),
+        scored=scored_by_position(blocks),
     )
-    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.label], costs.dtype)
+    drafter = costs.drafters[trial.label]
+    found = cost_metrics(metrics, requests, shape, costs.target, drafter, costs.dtype)
+    known = known_shortlist(drafter, shape) if "tau" in metrics else None
+    if known is not None and "shortlist_mean" not in metrics:  # an accelerator counts nothing
+        found["shortlist_mean"] = known
+    return found
 
 
 def _head_tradeoff(

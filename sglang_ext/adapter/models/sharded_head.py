@@ -69,8 +69,8 @@ class ShardedHead(DraftHead):
         parts = self.gather(pad(logits_TS, (0, widest - logits_TS.shape[1]), value=NO_TOKEN)).split(widest, dim=1)
         return Candidates(torch.cat([p[:, :n] for p, n in zip(parts, self.rows, strict=True)], dim=1), self.ids)
 
-    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        return torch.full((len(hidden_TH),), sum(self.rows), device=hidden_TH.device)
+    def shortlist_size(self, step: int) -> int:
+        return sum(self.rows)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         return self.part.cost(rows, step, scored)

@@ -69,6 +69,7 @@ class CarriedDrafting:
         with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)
+        CLOCK.time_choices(drafter.lm_head)
         self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
 
     def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:
