@@ -36,20 +36,15 @@ class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
     def model(self) -> ContextModel:
         return self.draft_runner.model
 
-    def check_swappable(self) -> None:
-        """Drafting is never captured in graphs."""
-
     def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter with a body of the same shapes. Raises ValueError; the running one is then unchanged."""
         drafter = self.model.checked(info, tensors)
         self._draft_with(info, drafter)
         self.model.host(info, drafter, tensors)
-
-    def _capture_cuda_graphs(self) -> None:
-        """None: SGLang would capture a draft loop that does not exist."""
-        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
+        self._refuse_until_captured(info.path)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.check_captured()
         draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
         self._carry(draft_input, draft_input.hidden_states)
         return draft_input

@@ -7,6 +7,7 @@ B = requests, N = verified nodes of a request, H = hidden size, V = vocabulary.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
+from sglang_ext.adapter.workers.captured import Captured
+from sglang_ext.adapter.workers.propose_graphs import ProposeGraphs, has_graphs
 from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.timed import TimedEagleWorker
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
@@ -31,12 +34,12 @@ from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_ten
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
-from sglang_ext.trees import Proposer
+from sglang_ext.trees import Draft, Proposer
 from sglang_ext.trees.base import Picked, most_likely
 from sglang_ext.trees.static import StaticProposer, chain_paths
 
 
-class CarriedDrafting:
+class CarriedDrafting(Captured):
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
     info: CheckpointInfo
@@ -51,7 +54,8 @@ class CarriedDrafting:
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
-    refusal: str | None = None  # why no drafter is left, where another rank has none; requests do not come this far
+    graphs: Mapping[int, ProposeGraphs | None] = MappingProxyType({})  # by draft steps; None while a swap captures
+    _specialized_graph_memory_usage: dict[str, float]  # SGLang's, of what it reports
     resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
@@ -61,8 +65,36 @@ class CarriedDrafting:
     def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
         return False
 
-    def capture(self) -> None:
-        """Drafting is never captured in graphs."""
+    def check_swappable(self) -> None:
+        """Any is: what is captured for the draft lengths of a policy is captured again, too."""
+
+    def _capture_cuda_graphs(self) -> None:
+        """Drafting at the present length. SGLang asks for it at the start, and for each other length of a policy."""
+        # SGLang's own would be of a draft loop, and of an extend behind it
+        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
+        if self.speculative_num_steps in self.proposers and has_graphs():
+            self._capture_drafting(self.speculative_num_steps)
+
+    def _capture_hosted(self) -> None:
+        lengths = list(self.graphs)
+        for graphs in self.graphs.values():
+            if graphs is not None:
+                graphs.free()
+        self.graphs = dict.fromkeys(lengths)
+        with self._capturing():
+            for steps in lengths:
+                self._capture_drafting(steps)
+
+    @torch.no_grad()
+    def _capture_drafting(self, steps: int) -> None:
+        drafter, proposer = self.drafter, self.proposers[steps]
+
+        def propose(hidden_BH: Tensor, root_B: Tensor) -> Draft:
+            return proposer.propose(drafter, hidden_BH, root_B, self._embed)
+
+        made = ProposeGraphs(self.target_worker.model_runner, drafter.config.hidden_size, propose)
+        self.graphs = {**self.graphs, steps: made}
+        self._specialized_graph_memory_usage["draft_decode"] = sum(g.memory_gb for g in self.graphs.values() if g)
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
@@ -134,9 +166,13 @@ class CarriedDrafting:
             return Picked(ids_Tk, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
-        draft = self.proposers[self.speculative_num_steps].propose(
-            self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
-        )
+        # a draw depends on filters and seeds of its batch, and its distributions are too many to copy
+        graphs = None if draws else self.graphs.get(self.speculative_num_steps)
+        hidden_BH, root_B = draft_input.hidden_states, draft_input.bonus_tokens.long()
+        draft = None if graphs is None else graphs.replay(hidden_BH, root_B)
+        if draft is None:
+            proposer = self.proposers[self.speculative_num_steps]
+            draft = proposer.propose(self.drafter, hidden_BH, root_B, self._embed, pick)
         return tree_verify_input(
             batch,
             draft,
@@ -160,7 +196,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
     draft_attn_backend = draft_extend_attn_backend = None  # SGLang makes one for each draft length of a policy
-    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
+    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None  # SGLang's; ours are `graphs`
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__()
@@ -194,9 +230,6 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
             drafter.lm_head.pack()
         self._draft_with(info, drafter)
 
-    def check_swappable(self) -> None:
-        """Drafting is never captured in graphs."""
-
     def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
         is_others = family(info.kind).serving.worker != family(self.info.kind).serving.worker
@@ -207,6 +240,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
                 f"running {self.info.kind} has; restart"
             )
         self._host(info, tensors)
+        self._refuse_until_captured(info.path)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         pass
@@ -217,14 +251,12 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def init_attention_backend(self) -> None:
         """For another draft length: there is none for any."""
 
-    def _capture_cuda_graphs(self) -> None:
-        """For another draft length: drafting is never captured."""
-
     def _rebuild_topk1_chain_buffers(self) -> None:
         """For another draft length: `proposers` has its tree."""
 
     def init_cuda_graphs(self) -> None:
-        pass
+        with self._capturing():
+            self._capture_cuda_graphs()
 
     def draft_extend(self) -> None:
         pass
@@ -232,6 +264,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def _draft_extend_for_prefill(
         self, batch: Any, target_hidden: Tensor, next_token_ids: Tensor, *args: Any, **kwargs: Any
     ) -> EagleDraftInput:
+        self.check_captured()
         hidden_BH = target_hidden if batch.forward_mode.is_idle() else select_last_extend_hidden(batch, target_hidden)
         draft_input = EagleDraftInput(bonus_tokens=next_token_ids)
         self._carry(draft_input, hidden_BH)
