@@ -30,7 +30,7 @@ from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.timed import TimedEagleWorker
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters import family
-from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
+from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, load_sharing, origins, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
@@ -43,6 +43,7 @@ class CarriedDrafting(Captured):
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
     info: CheckpointInfo
+    origins: Mapping[str, str] = MappingProxyType({})  # of its tensors (`sglang_ext.drafters.checkpoint.origins`)
     drafter: LastHiddenDrafter
     proposers: dict[int, Proposer]  # by the number of draft steps
     siblings: Siblings | None = None  # of the tree, where its nodes are drawn
@@ -56,14 +57,22 @@ class CarriedDrafting(Captured):
 
     graphs: Mapping[int, ProposeGraphs | None] = MappingProxyType({})  # by draft steps; None while a swap captures
     _specialized_graph_memory_usage: dict[str, float]  # SGLang's, of what it reports
-    resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
+    resident = 0  # others that stay beside the running one: none is kept, since each may be a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
-        """Names of another drafter's tensors that need not be read for it: none, since a whole new one is made."""
-        return set()
+        """Names of another drafter's tensors that are in the running one already: they come from the same file."""
+        return {name for name, origin in origins.items() if self.origins.get(name) == origin}
+
+    def _held_tensors(self, origins: Mapping[str, str]) -> dict[str, Tensor]:
+        names = self.held(origins)
+        return {n: t for n, t in self.drafter.state_dict(keep_vars=True).items() if n in names} if names else {}
 
     def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
-        return False
+        """Whether the running drafter is of these very files."""
+        return self.refusal is None and (self.info, self.origins) == (info, origins)
+
+    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> None:
+        """Host one that stays: it runs."""
 
     def check_swappable(self) -> None:
         """Any is: what is captured for the draft lengths of a policy is captured again, too."""
@@ -213,22 +222,25 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         self.draft_runner = target_worker.model_runner
         self.draft_runner.draft_attn_backend = None  # which SGLang saves and puts back with a policy's draft lengths
         info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
-        self._host(info, read_tensors(info))
+        found = origins(info)  # before they are read: files may be exchanged at any time
+        self._host(info, read_tensors(info), found)
 
-    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
+    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+        """Take over a drafter; nothing changes unless all of it fits. What is `held` may be on `meta`. Raises
+        ValueError."""
         drafter = empty_drafter(info)
         assert isinstance(drafter, LastHiddenDrafter), "what its family says that this worker serves"
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
         check_tensors(tensors, info)
         with naming(info.path):
-            drafter.load_state_dict(tensors)
+            load_sharing(drafter, tensors, self._held_tensors(origins))
+            drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
             check_loaded(drafter, served_stop_ids())
-        drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
         if not has_accelerator():
             drafter.lm_head.pack()
         self._draft_with(info, drafter)
+        self.origins = origins
 
     def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
@@ -239,7 +251,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
                 f"cannot swap in {info.path}: a drafter of kind {info.kind}{cached} needs another worker than the "
                 f"running {self.info.kind} has; restart"
             )
-        self._host(info, tensors)
+        self._host(info, tensors, origins)
         self._refuse_until_captured(info.path)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
