@@ -4,20 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from head_cases import SPECS, H, V, make_head
+from head_cases import SPECS, STEPS, H, V, make_head
 from torch import Tensor
 
+from rayspec_kernels.common.quantized import FORMATS
 from sglang_ext.adapter.models import sharded_head
 from sglang_ext.adapter.models.sharded_head import ShardedHead, shared_over_ranks
 from sglang_ext.heads import DraftHead
 
 SHARED = {
-    "full": SPECS["full"],
-    "slimspec": SPECS["slimspec"],
-    "truncated": SPECS["truncated"],
+    **{name: SPECS[name] for name in ("full", "full_biased", "slimspec", "truncated", "truncated_by_step")},
     "smaller_than_k": {**SPECS["truncated"], "size": 5},
 }
-WHOLE = ["truncated_by_step", "specvocab", "dynaspec", "coral", "rdk_full"]
+NARROW = {"full": SPECS["full"], "slimspec": {**SPECS["slimspec"], "rank": 32}, "by_step": SPECS["truncated_by_step"]}
+WHOLE = ["specvocab", "dynaspec", "coral", "rdk_full"]
+WIDE = 2 * 64  # columns of matrices in fewer bits: two groups
 
 
 class Ranks:
@@ -43,29 +44,84 @@ class Ranks:
         return [getattr(head, method)(*arguments) for head in self.heads]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", SHARED)
-def test_every_rank_answers_as_the_whole_head(name: str, ranks: int) -> None:
-    whole = make_head(SHARED[name])
-    shared, hidden_TH = Ranks(whole, ranks), torch.randn(6, H, generator=torch.Generator().manual_seed(3))
-    stored = sum(sum(p.numel() for p in head.part.parameters()) for head in shared.heads)
-    down = H * SPECS["slimspec"]["rank"] if name == "slimspec" else 0
-    assert stored == sum(p.numel() for p in whole.parameters()) + (ranks - 1) * down, "no row is there twice"
+def check_answers(whole: DraftHead, shared: Ranks, hidden_TH: Tensor, step: int, has_ties: bool = False) -> None:
+    """Of every rank those of the whole head, for which torch's top-k leaves the order of equal scores open."""
     for k in (1, 3, 5):
-        expected = whole.propose(hidden_TH, 0, k)
-        for found in shared.ask("propose", hidden_TH, 0, k):
-            assert torch.equal(found.token_ids_Tk, expected.token_ids_Tk)
+        expected = whole.propose(hidden_TH, step, k)
+        for found in shared.ask("propose", hidden_TH, step, k):
+            torch.testing.assert_close(found.scores_Tk, expected.scores_Tk)
             torch.testing.assert_close(found.probabilities_Tk, expected.probabilities_Tk)
+            assert has_ties or torch.equal(found.token_ids_Tk, expected.token_ids_Tk)
+            of_ids_Tk = whole.target_logits(hidden_TH, step).gather(1, found.token_ids_Tk)
+            torch.testing.assert_close(found.scores_Tk, of_ids_Tk)
+            assert all(len(row.unique()) == k for row in found.token_ids_Tk)
     for method, arguments in {
-        "best": (hidden_TH, 0),
-        "target_distribution": (hidden_TH, 0, None, torch.full((6, 1), 0.7)),
-        "target_logits": (hidden_TH, 0),
+        "best": (hidden_TH, step),
+        "target_distribution": (hidden_TH, step, None, torch.full((len(hidden_TH), 1), 0.7)),
+        "target_logits": (hidden_TH, step),
     }.items():
         expected = getattr(whole, method)(*arguments)
         for found in shared.ask(method, *arguments):
             torch.testing.assert_close(found, expected)
     for head in shared.heads:
-        assert torch.equal(head.scored(hidden_TH), whole.scored(hidden_TH)), "by all ranks together"
+        assert torch.equal(head.scored(hidden_TH, step), whole.scored(hidden_TH, step)), "by all ranks together"
+        assert head.fewest_candidates(step + 1) == whole.fewest_candidates(step + 1)
+
+
+def stored_bytes(head: DraftHead) -> int:
+    return sum(t.nbytes for name, t in head.state_dict().items() if name != "ids")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", SHARED)
+def test_every_rank_answers_as_the_whole_head(name: str, ranks: int) -> None:
+    whole = make_head(SHARED[name])
+    if name == "full_biased":
+        torch.nn.init.normal_(whole.bias, generator=torch.Generator().manual_seed(4))
+    shared, hidden_TH = Ranks(whole, ranks), torch.randn(6, H, generator=torch.Generator().manual_seed(3))
+    down = whole.down.nbytes if name == "slimspec" else 0
+    stored = sum(stored_bytes(head.part) for head in shared.heads)
+    assert stored == stored_bytes(whole) + (ranks - 1) * down, "no row is there twice"
+    for step in STEPS:
+        check_answers(whole, shared, hidden_TH, step)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("name", NARROW)
+def test_heads_in_fewer_bits(name: str, weight_format: str, is_packed: bool) -> None:
+    """A row keeps its values and its scales, those of groups of its columns included."""
+    spec = {**NARROW[name], "weight_format": weight_format, "group_size": 64}
+    draw = torch.Generator().manual_seed(5)
+    whole = make_head(spec, torch.randn(131, WIDE, generator=draw))
+    whole.quantize()
+    shared, hidden_TH = Ranks(whole, 3), torch.randn(6, WIDE, generator=draw)
+    down = stored_bytes(whole.down) if name == "slimspec" else 0
+    assert sum(stored_bytes(head.part) for head in shared.heads) == stored_bytes(whole) + 2 * down
+    if is_packed:
+        for head in (whole, *shared.heads):
+            head.pack()
+    for step in STEPS[:3]:
+        check_answers(whole, shared, hidden_TH, step, has_ties=is_packed)  # packed ones answer in bfloat16
+
+
+def test_equal_scores_of_a_list_by_frequency() -> None:
+    """The first of the list comes first, whatever its id."""
+    whole = make_head(SPECS["truncated_by_step"])
+    whole.weight.data[:] = 1
+    whole.weight.data[0] = 0  # id 0
+    shared = Ranks(whole, 3)
+    for step in STEPS:
+        for found in shared.ask("best", torch.ones(2, H), step):
+            assert found.tolist() == whole.best(torch.ones(2, H), step).tolist() == [[int(whole.ids[1])]] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_of_each_list_all_ranks_have_as_much(ranks: int) -> None:
+    shards = [make_head(SPECS["truncated_by_step"]).shard(rank, ranks) for rank in range(ranks)]
+    for step in STEPS:
+        sizes = {shard.head.size_at(step) for shard in shards if shard is not None}
+        assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -76,11 +132,13 @@ def test_heads_that_are_more_than_rows_stay_whole(name: str) -> None:
 def test_small_heads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = SimpleNamespace(tp_size=2, tp_rank=1, attn_dp_enabled=False)
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(sharded_head, "get_spec", lambda: SimpleNamespace(speculative_num_steps=3))
     head = make_head(SPECS["full"])
     assert shared_over_ranks(head) is head
     monkeypatch.setattr(sharded_head, "MIN_SAVED_BYTES", 0)
     shared = shared_over_ranks(head)
     assert isinstance(shared, ShardedHead)
-    assert (shared.first_id, shared.rows, shared.part.weight.shape) == (V // 2, [26, 27], (27, H))
+    assert torch.equal(shared.part.weight, head.weight[1::2])
+    assert shared.share == (1, 2, (V,))
     parallel.attn_dp_enabled = True
     assert shared_over_ranks(head) is head
