@@ -41,6 +41,7 @@ class HeadDraftWorker(EagleDraftWorker):
 
     speculative_num_draft_tokens: int
     refusal: str | None = None  # why there are no graphs to serve a request with
+    lost: str | None = None  # why no swap can help
     resident = 0  # drafters that may stay beside the running one
     _residents: tuple[Resident, ...] = ()  # the last that ran comes last
     _left: GraphSet  # of the one before what was hosted last

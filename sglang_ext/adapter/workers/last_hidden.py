@@ -52,6 +52,7 @@ class CarriedDrafting:
     speculative_num_draft_tokens: int
 
     refusal: str | None = None  # why no drafter is left, where another rank has none; requests do not come this far
+    lost: str | None = None  # why no swap can help
     resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
