@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu.packing import pack_model
 from sglang_ext.adapter.models.hosted_head import check_replaces
+from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
@@ -83,7 +84,9 @@ class ContextModel(nn.Module):
             drafter.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(ATTENTION)})
             check_loaded(drafter, served_stop_ids())
         reference = self.self_attn.qkv_proj.weight
-        return drafter.to(reference.device, reference.dtype).requires_grad_(False)
+        drafter.to(reference.device, reference.dtype).requires_grad_(False)
+        drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
+        return drafter
 
     @torch.no_grad()
     def host(self, info: CheckpointInfo, drafter: Any, tensors: Mapping[str, Tensor]) -> None:

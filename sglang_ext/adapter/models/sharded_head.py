@@ -19,6 +19,7 @@ from rayspec_kernels.common.best import Best
 from rayspec_kernels.common.shards import merge_shards, of_shard
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.base import NO_TOKEN, Candidates, HeadCost, Proposal, Shard, token_ids
+from sglang_ext.heads.by_position import PositionHeads
 
 MAX_EXACT = 2**24  # columns travel beside the scores as float32
 # What a rank must no longer read for the exchange and the merge of a draft step to pay: about as much as a GPU reads in
@@ -38,6 +39,13 @@ def shared_over_ranks(head: DraftHead) -> DraftHead:
         return head
     shard = head.shard(parallel.tp_rank, parallel.tp_size)
     return head if shard is None else ShardedHead(head, shard, tensor_model_parallel_all_gather)
+
+
+def all_shared_over_ranks(heads: DraftHead | PositionHeads) -> DraftHead | PositionHeads:
+    """This rank's share of a drafter's head, or of each of its heads."""
+    if isinstance(heads, PositionHeads):
+        return PositionHeads([shared_over_ranks(head) for head in heads])
+    return shared_over_ranks(heads)
 
 
 class ShardedHead(DraftHead):

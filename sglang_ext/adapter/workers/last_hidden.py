@@ -21,6 +21,7 @@ from torch import Tensor
 from rayspec_kernels.cpu.sibling_distribution import Siblings
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
+from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.adapter.workers.sampling import draw_drafts
@@ -170,7 +171,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         self.topk = get_spec().speculative_eagle_topk
         self.speculative_num_steps = self.most_steps = get_spec().speculative_num_steps
         self.speculative_num_draft_tokens = self.most_nodes = get_spec().speculative_num_draft_tokens
-        # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
+        # every rank drafts, from a hidden state that all ranks have
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
         )
@@ -191,6 +192,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
             drafter.load_state_dict(tensors)
             check_loaded(drafter, served_stop_ids())
         drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
+        drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
         if not has_accelerator():
             drafter.lm_head.pack()
         self._draft_with(info, drafter)
