@@ -266,6 +266,11 @@ CHAIN_VERIFICATION = Internal(
     "sglang_ext.adapter.workers.sampling.verify_siblings",
 )
 
+# Lent while ranks capture graphs.
+BARRIER = Internal(
+    "sglang.srt.distributed.parallel_state.GroupCoordinator.barrier", ("self",), "sglang_ext.adapter.ranks.in_step"
+)
+
 # Wrapped through the hook registry on every platform; the checks of requests so that none ends the scheduler or is
 # answered with 500, the last two so that sampling follows one distribution.
 WRAPPED: tuple[Internal, ...] = (

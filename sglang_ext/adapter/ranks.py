@@ -1,9 +1,13 @@
 """What tensor-parallel ranks do together: it succeeds on all of them, or all of them hear that it did not."""
 
+import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+
+from sglang_ext.adapter.internals import BARRIER
+from sglang_ext.adapter.patches import lent
 
 T = TypeVar("T")
 
@@ -15,18 +19,56 @@ class RanksDiffer(RuntimeError):
 def on_all_ranks(group: Any, work: Callable[[], T]) -> T:
     """work(), which must not wait for another rank, on each rank of SGLang's `group`. Raises its error where it fails
     on all of them, and RanksDiffer on each where it fails on some."""
-    result, failed = None, None
     try:
         result = work()
     except Exception as error:
-        failed = error
-    said = said_by_all(group, None if failed is None else str(failed) or type(failed).__name__)
+        _meet(group, error, error)
+        raise
+    _meet(group)
+    return result
+
+
+def in_step(group: Any, work: Callable[[], T]) -> T:
+    """work(), in which ranks wait for each other at barriers of SGLang's `group` as they do while they capture graphs,
+    on each rank. One that fails says so where the others wait next, at a barrier or at the end, so that none waits for
+    it or goes on alone. Raises its error where it fails on all ranks at the same place, and RanksDiffer otherwise, with
+    the cause of that error.
+
+    What it cannot end is a wait that is no barrier: for a reduction on the GPU of a pass that another rank has left.
+    """
+    if group.world_size == 1:
+        return work()
+    waits = pkgutil.resolve_name(BARRIER.target)
+    heard: list[RanksDiffer] = []
+
+    def barrier(other: Any) -> None:
+        if other.cpu_group is not group.cpu_group:
+            waits(other)
+            return
+        try:
+            _meet(group)
+        except RanksDiffer as error:
+            heard.append(error)
+            raise
+
+    try:
+        with lent(BARRIER.target, barrier):
+            result = work()
+    except Exception as error:
+        if heard:  # of which others may have made an error of their own
+            raise heard[0] from error
+        _meet(group, error, error.__cause__ or error)
+        raise
+    _meet(group)
+    return result
+
+
+def _meet(group: Any, failed: Exception | None = None, reason: BaseException | None = None) -> None:
+    """Where all ranks come, with what has failed on this one and why. Raises RanksDiffer where that is so on some."""
+    said = said_by_all(group, None if reason is None else str(reason) or type(reason).__name__)
     errors = [(rank, words) for rank, words in enumerate(said) if words is not None]
     if errors and len(errors) < len(said):
         raise RanksDiffer("on tensor-parallel rank {}: {}".format(*errors[0])) from failed
-    if failed is not None:
-        raise failed
-    return result  # type: ignore[return-value]  # it has not failed
 
 
 def said_by_all(group: Any, word: str | None) -> list[str | None]:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from sglang_ext.adapter.metrics import metrics
-from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks, said_by_all
+from sglang_ext.adapter.ranks import RanksDiffer, in_step, on_all_ranks, said_by_all
 from sglang_ext.drafters.checkpoint import origins, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, read_info
 from sglang_ext.fingerprints import combined_sha256
@@ -22,8 +22,9 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     Graphs of the draft passes are captured again, but for one that has stayed: so many that ran before stay beside the
     running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit or is
     not the same on all ranks, RanksDiffer where some cannot read it, and RuntimeError while requests run; the drafter
-    is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left. (A capture that fails on one of
-    several ranks leaves the others waiting for it: SGLang's watchdog ends that.)
+    is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left: on all ranks, where a capture fails
+    on some, and then no other drafter is taken, since what ranks have promised each other for graphs may differ. (Where
+    one leaves a pass in which others already reduce on the GPU, they wait until SGLang's watchdog ends that.)
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "check_swappable"):
@@ -31,6 +32,8 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
             f"the running {type(worker).__name__} is none of rayspec's; start the engine with a drafter of rayspec"
         )
     worker.check_swappable()
+    if worker.lost is not None:
+        raise RuntimeError(worker.lost)
     if not scheduler.flush_cache():
         raise RuntimeError(f"{STILL_RUNNING}; wait for them to finish")
     worker.resident = resident
@@ -48,7 +51,14 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
         except RanksDiffer as error:
             worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} ({error}); swap in another, or start anew"
             raise RuntimeError(worker.refusal) from error
-        worker.capture()
+        try:
+            in_step(scheduler.tp_group, worker.capture)
+        except RanksDiffer as error:
+            worker.refusal = worker.lost = (
+                f"the draft passes of {path} {NOT_CAPTURED} by all ranks ({str(error).splitlines()[0]}), which can be "
+                "mended by no other swap; start anew, with a lower --mem-fraction-static if memory was short"
+            )
+            raise RuntimeError(worker.lost) from error
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)

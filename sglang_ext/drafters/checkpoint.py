@@ -162,11 +162,11 @@ def shared_tensors(info: CheckpointInfo, own: Iterable[str], held: Collection[st
 
 def origins(info: CheckpointInfo) -> dict[str, str]:
     """The fingerprint of the file in which each tensor lies, by our names: tensors of one name and origin are equal.
-    Empty for a stock checkpoint, whose tensors are made of what lies there. Raises ValueError for a file that is gone
-    or has changed."""
-    if info.is_stock:
-        return {}
+    Of a stock checkpoint that of the file alone, by its name: its tensors are made of what lies there. Raises
+    ValueError for a file that is gone or has changed."""
     file = _weights_file(info)
+    if info.is_stock:
+        return {WEIGHTS: weights_sha256(file)}
     with _open(file) as handle:
         found = dict.fromkeys(map(info.body.own_name, handle.keys()), weights_sha256(file))
     for shares in info.shares:

@@ -51,19 +51,36 @@ class Proposal(NamedTuple):
         return (self.scores_Tk - self.log_norm_T[:, None]).exp()
 
 
+class Share(NamedTuple):
+    """Which rows of a head's matrix a rank has: every `ranks`-th, from row `rank` on. So all ranks have as many of each
+    list of first rows, and what a rank has of such a list are its own first rows."""
+
+    rank: int
+    ranks: int
+    sizes: tuple[int, ...]  # how many of the whole head's rows are scored at draft step 0, 1, ...; then the last
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.rank, None, self.ranks)
+
+    @property
+    def own_sizes(self) -> tuple[int, ...]:
+        return tuple(self.rows_of(self.rank, step) for step in range(len(self.sizes)))
+
+    def rows_of(self, rank: int, step: int) -> int:
+        """How many rows a rank scores at a draft step."""
+        return len(range(rank, self.size_at(step), self.ranks))
+
+    def size_at(self, step: int) -> int:
+        return self.sizes[min(step, len(self.sizes) - 1)]
+
+
 class Shard(NamedTuple):
-    """A part of a head: the candidates of some rows of its matrix."""
+    """What a rank has of a head."""
 
-    head: "DraftHead"
-    first_id: int  # what to add to its token ids
-    rows: list[int]  # how many each rank has
-    own_rows: int
+    head: "DraftHead"  # whose token ids count its own rows
+    share: Share
     ids: Tensor | None  # of the whole head, as in `Candidates`
-
-
-def even_rows(count: int, ranks: int) -> list[int]:
-    """How many of so many rows each rank has."""
-    return [(rank + 1) * count // ranks - rank * count // ranks for rank in range(ranks)]
 
 
 class HeadCost(NamedTuple):
@@ -175,11 +192,18 @@ class DraftHead(nn.Module, ABC):
         """What one of several tensor-parallel ranks holds of this head; None where every rank needs all of it."""
         return None
 
-    def with_rows(self, config: HeadConfig, vocab_size: int, **tensors: Tensor) -> Self:
-        """A head of this kind with these tensors, copied."""
+    def with_rows(self, config: HeadConfig, vocab_size: int, rows: slice, *shortened: str) -> Self:
+        """A head of this kind that has these rows of the tensors named `shortened`, with their scales, and all of the
+        others; copied."""
         part = type(self)(config, self.hidden_size, vocab_size)
-        for name, tensor in {**dict(self.named_parameters()), **dict(self.named_buffers()), **tensors}.items():
-            getattr(part, name).data = tensor.data.clone()
+        part.quantize(is_loaded=False)
+        state = {
+            name: (tensor[rows] if name.split(".")[0] in shortened else tensor).clone(
+                memory_format=torch.contiguous_format
+            )
+            for name, tensor in self.state_dict().items()
+        }
+        part.load_state_dict(state, assign=True)
         return part
 
     def stored(self, weight: str, rows: int | None = None) -> Tensor | Quantized:

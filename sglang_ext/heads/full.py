@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, Share, dense_cost
 from sglang_ext.heads.config import HeadConfig
 
 
@@ -64,13 +64,9 @@ class FullHead(DraftHead):
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
         return None if self.config.bias else head_topk(hidden_TH, self.stored("weight"), k)
 
-    def shard(self, rank: int, ranks: int) -> Shard | None:
-        if self.config.weight_format is not None or self.config.bias:
-            return None
-        rows = even_rows(self.vocab_size, ranks)
-        first, own = sum(rows[:rank]), rows[rank]
-        part = self.with_rows(self.config, own, weight=self.weight[first : first + own])
-        return Shard(part, first, rows, own, None)
+    def shard(self, rank: int, ranks: int) -> Shard:
+        share = Share(rank, ranks, (self.vocab_size,))
+        return Shard(self.with_rows(self.config, share.own_sizes[0], share.rows, "weight", "bias"), share, None)
 
     def as_matrix(self) -> tuple[Tensor, None] | None:
         return None if self.config.bias else (self.all_rows("weight"), None)

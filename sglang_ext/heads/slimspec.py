@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.slim_head import slim_head
-from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, Share, dense_cost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.settings import Count
 
@@ -67,12 +67,10 @@ class SlimSpecHead(DraftHead):
 
     def shard(self, rank: int, ranks: int) -> Shard | None:
         """Rows of `up`; every rank projects down by itself."""
-        rows = even_rows(self.vocab_size, ranks)
-        if self.config.weight_format is not None or min(rows) < self.config.rank:
+        if self.vocab_size // ranks < self.config.rank:
             return None
-        first, own = sum(rows[:rank]), rows[rank]
-        part = self.with_rows(self.config, own, up=self.up[first : first + own])
-        return Shard(part, first, rows, own, None)
+        share = Share(rank, ranks, (self.vocab_size,))
+        return Shard(self.with_rows(self.config, share.own_sizes[0], share.rows, "up"), share, None)
 
     def as_matrix(self) -> tuple[Tensor, None]:
         """Up down, which is the size of a full head again."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
-from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, dense_cost, even_rows
+from sglang_ext.heads.base import Candidates, DraftHead, HeadCost, Shard, Share, dense_cost
 from sglang_ext.heads.config import HeadConfig
 from sglang_ext.heads.losses import KL, Objective
 from sglang_ext.settings import Count
@@ -131,14 +131,15 @@ class TruncatedHead(DraftHead):
         return head_topk(hidden_TH, self.stored("weight", size), k, self.ids[:size])
 
     def shard(self, rank: int, ranks: int) -> Shard | None:
-        if self.config.weight_format is not None or self.config.step_sizes is not None or self.size < ranks:
+        steps = self.config.step_sizes
+        if min(steps or (self.size,)) < ranks:
             return None
-        rows = even_rows(self.size, ranks)
-        own = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-        part = self.with_rows(
-            replace(self.config, size=rows[rank]), self.vocab_size, weight=self.weight[own], ids=self.ids[own]
-        )
-        return Shard(part, 0, rows, rows[rank], self.ids)
+        share = Share(rank, ranks, steps or (self.size,))
+        own = len(self.ids[share.rows])
+        config = replace(self.config, size=own, step_sizes=share.own_sizes if steps else None)
+        part = self.with_rows(config, own, share.rows, "weight", "ids")
+        part.ids = torch.arange(own, device=self.ids.device)
+        return Shard(part, share, self.ids)
 
     def as_matrix(self) -> tuple[Tensor, Tensor] | None:
         return None if self.config.step_sizes else (self.all_rows("weight"), self.ids)

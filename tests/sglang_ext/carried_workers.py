@@ -16,6 +16,7 @@ from test_tree_slim import make_tree
 from torch import Tensor, nn
 
 from sglang_ext.adapter import swap
+from sglang_ext.adapter.models import sharded_head
 from sglang_ext.adapter.workers import captured, last_hidden, propose_graphs
 from sglang_ext.adapter.workers.context import ContextDraftWorker
 from sglang_ext.adapter.workers.last_hidden import CarriedDrafting, LastHiddenDraftWorker
@@ -173,6 +174,7 @@ def serves(asked: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TargetInfo, "check_served_with", lambda *served: None)
     monkeypatch.setattr(last_hidden, "served_target", lambda taps: None)
     monkeypatch.setattr(last_hidden, "served_stop_ids", tuple)
+    monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
     monkeypatch.setattr(swap, "metrics", lambda: None)
 
 

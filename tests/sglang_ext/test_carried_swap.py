@@ -13,8 +13,11 @@ from test_swap import scheduler_of, tensors_read
 
 from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import swap
+from sglang_ext.adapter.models.sharded_head import ShardedHead
 from sglang_ext.adapter.requests import check_tokenized
+from sglang_ext.adapter.workers import last_hidden
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees.static import StaticTree
 
 
@@ -96,6 +99,24 @@ def test_a_swap_reads_nothing_that_is_there(tmp_path: Path, monkeypatch: pytest.
             torch.testing.assert_close(found[tensor], value, rtol=0, atol=0, msg=tensor)
             assert (id(found[tensor]) in before) == (tensor not in read), "in memory once"
         assert equal(draft_of(worker, batch_of(2)), eager_draft_of(worker, batch_of(2)))
+
+
+@pytest.mark.usefixtures("serves")
+def test_heads_that_ranks_share_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank has no tensor of theirs that is the file's."""
+
+    def shared(heads: PositionHeads) -> PositionHeads:
+        shards = [(head, head.shard(0, 1)) for head in heads]
+        return PositionHeads([ShardedHead(head, shard, lambda x: x) for head, shard in shards if shard is not None])
+
+    monkeypatch.setattr(last_hidden, "all_shared_over_ranks", shared)
+    heads, worker = family(tmp_path), serving(tmp_path / "base")
+    read = tensors_read(monkeypatch)
+    swap.swap_drafter(scheduler_of(worker), str(tmp_path / "tree"))
+    assert read == heads
+    found = draft_of(worker, batch_of(2))
+    monkeypatch.setattr(last_hidden, "all_shared_over_ranks", lambda heads: heads)
+    assert equal(found, draft_of(serving(tmp_path / "tree"), batch_of(2)))
 
 
 @pytest.mark.usefixtures("serves")

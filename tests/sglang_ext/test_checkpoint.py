@@ -339,6 +339,18 @@ def test_where_tensors_come_from(tmp_path: Path) -> None:
         origins(read_info(tmp_path / "one"))
 
 
+def test_a_stock_checkpoint_with_other_weights_has_another_origin(tmp_path: Path) -> None:
+    """By which a swap knows that what runs is not what lies there, and ranks that they have different files."""
+    save_drafter(tmp_path / "stock", make(tmp_path / "full", {"kind": "full"}), TARGET, stock=True)
+    info = read_info(tmp_path / "stock")
+    assert info.is_stock
+    before = origins(info)
+    edit_tensors(tmp_path / "stock", lambda t: t.update({"fc.weight": t["fc.weight"] + 1}))
+    after = origins(info)
+    assert set(before) == set(after) == {WEIGHTS}
+    assert before != after
+
+
 def common(one: dict[str, str], other: dict[str, str]) -> set[str]:
     return {name for name, origin in one.items() if other.get(name) == origin}
 

@@ -16,6 +16,7 @@ import pytest
 from sglang_ext import adapter
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.internals import (
+    BARRIER,
     CHAIN_VERIFICATION,
     CONTEXT_WORKERS,
     CPU_FORWARDS,
@@ -38,7 +39,7 @@ from sglang_ext.adapter.internals import (
 from sglang_ext.adapter.server_fields import server_fields
 
 WORKERS = HEAD_WORKERS + LAST_HIDDEN_WORKERS + CONTEXT_WORKERS
-WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + CPU_FORWARDS + HEAD_WORKERS + WRAPPED + RELIED_ON
+WITH_SIGNATURE = CPU_REPLACEMENTS + CPU_WRAPPED + CPU_FORWARDS + HEAD_WORKERS + WRAPPED + RELIED_ON + (BARRIER,)
 
 
 def test_pinned_version_is_installed() -> None:

@@ -326,7 +326,7 @@ READ: list[str | None] = [None, "the same", "read"]  # it has looked the drafter
 @pytest.mark.parametrize(
     ("words", "message", "is_left"),
     [
-        ([None, "the same", "here", None, None], None, True),  # it reads all the same, as this one does
+        ([None, "the same", "here", None, None, None], None, True),  # it reads all the same, as this one does
         (["no drafter weights at /node/two"], "on tensor-parallel rank 1: no drafter weights at /node/two", True),
         ([None, "0" * 64], "the files of .* are not the same on all nodes", True),
         ([*READ, "no whole file"], "on tensor-parallel rank 1: no whole file", True),
@@ -361,6 +361,26 @@ def test_this_rank_alone_fails_to_host(worker: Any, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match=r"could not be captured .*rank 0: CUDA out of memory"):
         s.to(DRAFTERS["specvocab"])
     assert worker.refusal is not None, "the other one has the new drafter"
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_capture_that_fails_on_one_rank_alone(is_own: bool, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither serves, or takes another drafter."""
+    s = Swapping(worker, monkeypatch)
+    monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=2))
+    if is_own:
+        s.errors = [Exception("Capture cuda graph failed: out of memory\nPossible solutions: none")]
+    s.scheduler.tp_group = Ranks([*READ, None, None, None if is_own else "Capture cuda graph failed: out of memory"])
+    monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
+    found = rf"could not be captured .* by all ranks \(on tensor-parallel rank {0 if is_own else 1}: "
+    message = found + r"Capture cuda graph failed: out of memory\), .*; start anew, with a lower --mem-fraction-static"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message):
+            s.to(DRAFTERS["specvocab"])
+        assert worker.refusal is not None
+    assert s.scheduler.tp_group.words == [], "the second attempt asks nothing"
+    assert s.captured == (["truncated"] if is_own else ["truncated", "specvocab"])
 
 
 def test_what_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

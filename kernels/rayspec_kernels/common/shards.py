@@ -13,13 +13,14 @@ from torch.nn.functional import pad
 from rayspec_kernels.common.best import Best, best_reference
 
 
-def of_shard(best: Best, row_start: int, k: int) -> Best:
-    """The k best of a shard whose first row is row `row_start` of the whole matrix, as the whole head names them. A
-    shard may know of fewer than k: the rest has score -inf and id -1, so that all ranks hand over equal shapes."""
+def of_shard(best: Best, row_start: int, k: int, stride: int = 1) -> Best:
+    """The k best of a shard whose rows are row `row_start` of the whole matrix and every `stride`-th behind it, as the
+    whole head names them. A shard may know of fewer than k: the rest has score -inf and id -1, so that all ranks hand
+    over equal shapes."""
     missing = k - best.scores_Bk.shape[1]
     if missing < 0:
         raise ValueError(f"k must be at least the {best.scores_Bk.shape[1]} candidates of the shard, got {k}")
-    ids_Bk = torch.where(best.ids_Bk < 0, -1, best.ids_Bk + row_start)
+    ids_Bk = torch.where(best.ids_Bk < 0, -1, best.ids_Bk * stride + row_start)
     scores_Bk = pad(best.scores_Bk, (0, missing), value=float("-inf"))
     return Best(scores_Bk, pad(ids_Bk, (0, missing), value=-1), best.log_norm_B)
 

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu.packing import pack_model
 from sglang_ext.adapter.models.hosted_head import check_replaces
+from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids
 from sglang_ext.drafters.checkpoint import check_loaded, load_sharing, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
@@ -84,6 +85,7 @@ class ContextModel(nn.Module):
             load_sharing(drafter, {n: t for n, t in tensors.items() if not n.startswith(ATTENTION)}, held)
             drafter.to(reference.device, reference.dtype).requires_grad_(False)
             check_loaded(drafter, served_stop_ids())
+        drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
         return drafter
 
     @torch.no_grad()

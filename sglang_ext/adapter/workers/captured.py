@@ -18,6 +18,7 @@ class Captured:
 
     parallel_layout: Any
     refusal: str | None = None  # why no request can be served; an engine refuses them before they come this far
+    lost: str | None = None  # why no swap can help
 
     def _refuse_until_captured(self, path: str) -> None:
         self.refusal = (

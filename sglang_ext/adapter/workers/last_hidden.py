@@ -22,6 +22,7 @@ from torch import Tensor
 from rayspec_kernels.cpu.sibling_distribution import Siblings
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
+from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
 from sglang_ext.adapter.workers.captured import Captured
@@ -60,8 +61,11 @@ class CarriedDrafting(Captured):
     resident = 0  # others that stay beside the running one: none is kept, since each may be a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
-        """Names of another drafter's tensors that are in the running one already: they come from the same file."""
-        return {name for name, origin in origins.items() if self.origins.get(name) == origin}
+        """Names of another drafter's tensors that are in the running one already: they come from the same file. Of a
+        head that ranks share, a rank has rows alone, under other names."""
+        same = {name for name, origin in origins.items() if self.origins.get(name) == origin}
+        own = self.drafter.state_dict() if same else {}  # at the start there is no drafter
+        return {name for name in same if name in own or not name.startswith("lm_head.")}
 
     def _held_tensors(self, origins: Mapping[str, str]) -> dict[str, Tensor]:
         names = self.held(origins)
@@ -215,7 +219,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         self.topk = get_spec().speculative_eagle_topk
         self.speculative_num_steps = self.most_steps = get_spec().speculative_num_steps
         self.speculative_num_draft_tokens = self.most_nodes = get_spec().speculative_num_draft_tokens
-        # every rank drafts with a whole copy of the heads, from a hidden state that all ranks have
+        # every rank drafts, from a hidden state that all ranks have
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
         )
@@ -238,6 +242,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
             load_sharing(drafter, tensors, self._held_tensors(origins))
             drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
             check_loaded(drafter, served_stop_ids())
+        drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
         if not has_accelerator():
             drafter.lm_head.pack()
         self._draft_with(info, drafter)
