@@ -22,6 +22,31 @@ def test_kernels_folder_does_not_shadow_the_installed_package() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
+def test_both_tritons_that_are_named_are_tried() -> None:
+    """The pinned one by every test; the other one by a target of its own, in a folder that git ignores."""
+    pinned = re.search(r"^triton==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    said = re.search(r"\(Triton (\S+), which is pinned; Triton (\S+) by `make (\S+)`\)", read("docs/architecture.md"))
+    assert said is not None and said[1] == pinned[1]  # noqa: PT018
+    command = ["make", "--dry-run", said[3]]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    install = next(line for line in steps if f"triton=={said[2]}.*" in line)
+    folder = re.search(r"--target (\S+)", install)
+    assert folder is not None
+    assert subprocess.run(["git", "check-ignore", "--quiet", folder[1]], cwd=ROOT, check=False).returncode == 0
+    for what in (
+        "pytest tests/kernels",
+        "tests/kernels/compile_for_hopper.py",
+        "docs/experiments/loop_instructions.py",
+    ):
+        (line,) = (line for line in steps if what in line)
+        assert line.startswith(f"PYTHONPATH={folder[1]}:"), "before the environment's own"
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text().replace("\n", " ")
+
+
 def test_imports_run_one_way() -> None:
     """jobs -> rayspec -> sglang_ext -> rayspec_kernels; only the adapter knows SGLang."""
     forbidden = {

@@ -197,8 +197,16 @@ class RuntimeHandle:
     """
 
     def __init__(
-        self, spec: EngineSpec, log_path: Path, *, num_cpus: float, num_gpus: float, block_timeout_s: float
+        self,
+        spec: EngineSpec,
+        log_path: Path,
+        *,
+        num_cpus: float,
+        num_gpus: float,
+        block_timeout_s: float,
+        place: PlacementGroupSchedulingStrategy | None = None,
     ) -> None:
+        """`place`: of an engine on one node; None leaves it to Ray, or to the placement group of the caller."""
         from sglang_ext.adapter.engine import engine_environment
 
         self.spec = spec
@@ -210,7 +218,7 @@ class RuntimeHandle:
         env_vars = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **engine_environment()}
         actor: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(_RuntimeShell)
         logs = [log_path, *(log_path.with_suffix(f".node{n}.log") for n in range(1, spec.nodes))]
-        places = [_bundle(n) for n in range(spec.nodes)] if spec.nodes > 1 else [None]
+        places = [_bundle(n) for n in range(spec.nodes)] if spec.nodes > 1 else [place]
         self._actors = [
             actor.options(runtime_env={"env_vars": env_vars}, scheduling_strategy=place).remote(spec, str(log))
             for place, log in zip(places, logs, strict=True)

@@ -2,13 +2,14 @@
 and shape, else one engine each."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray.exceptions import RayError
 
 from rayspec.farm.actor import RuntimeHandle, cluster, node_gpus
+from rayspec.farm.gpu_share import one_gpu_each
 from rayspec.farm.load import Traffic
 from rayspec.farm.runtime import EngineFailed
 from rayspec.gate.config import GateConfig
@@ -195,7 +196,8 @@ def running_drafters(
 ) -> Iterator[tuple[DrafterSide, DrafterSide]]:
     """Both, started and warm; ended with the block. Raises MeasureFailed."""
     config = baseline.prepared.config
-    with cluster(config.ray.address, min_cpus=2 * config.ray.num_cpus):
+    with ExitStack() as stack:
+        stack.enter_context(cluster(config.ray.address, min_cpus=2 * config.ray.num_cpus))
         placement = place(config, node_gpus())
         shared = baseline.shares_engine_with(candidate)
         if not shared and not placement.side_by_side:
@@ -203,21 +205,25 @@ def running_drafters(
                 f"{baseline.label} and {candidate.label} need an engine each, and there is no room for two side by "
                 "side; give each GPU less (ray.num_gpus), or serve both and gate their addresses"
             )
+        divided = [placement.bundle] if placement.memory_share is not None else []
+        where = next(iter(stack.enter_context(one_gpu_each(divided))), None)
         sides: list[DrafterSide] = []
-        try:
-            for side in (baseline, candidate):
-                if sides and shared:
-                    engines = sides[0]._engines
-                else:
-                    p = side.prepared
-                    engines = Engines(p.config, placement, p.target, log_folder / f"side{len(sides)}")
-                sides.append(DrafterSide(side, engines))
-                with sides[-1]._readable():
-                    if not engines.has_speculative(side.cohort):
-                        engines.start_speculative(side.cohort, side.measured)
-                sides[-1].warm_up()
-            yield sides[0], sides[1]
-        finally:
-            for started in sides:
-                with suppress(RayError):  # raised by an engine that is gone already
-                    started.stop()
+        for side in (baseline, candidate):
+            if sides and shared:
+                engines = sides[0]._engines
+            else:
+                p, running = side.prepared, [started._engines for started in sides]
+                folder = log_folder / f"side{len(sides)}"
+                engines = Engines(p.config, placement, p.target, folder, beside=running, place=where)
+            sides.append(DrafterSide(side, engines))
+            stack.callback(_end, sides[-1])
+            with sides[-1]._readable():
+                if not engines.has_speculative(side.cohort):
+                    engines.start_speculative(side.cohort, side.measured)
+            sides[-1].warm_up()
+        yield sides[0], sides[1]
+
+
+def _end(side: DrafterSide) -> None:
+    with suppress(RayError):  # raised by an engine that is gone already
+        side.stop()

@@ -1,8 +1,9 @@
 """Compile every kernel for an H100 or H200 on a machine without a GPU, and print what the assembler says of each.
 
 The interpreter finds wrong results; this finds what only the compiler refuses, and registers that spill. The host code
-runs as it is: only the last step, the launch, is left out. One line a kernel: {name, registers, spilled, wgmma}; wgmma
-is "none", or where its left operand comes from, "shared" or "registers".
+runs as it is: only the last step, the launch, is left out. One line a kernel: {name, format, registers, spilled, wgmma,
+conversions}; format is that of the weights, wgmma "none" or where its left operand comes from, "shared" or "registers",
+and conversions how many instructions of the loops turn integers into numbers (counted for int4 alone).
 """
 
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -40,6 +41,7 @@ from rayspec_kernels.tree_prune.kernel import tree_prune_kernel
 from rayspec_kernels.tree_prune.reference import Expansion
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+BRANCH = re.compile(r"\bBRA\b.*0x([0-9a-f]+)")
 V, H, R, M = 128256, 4096, 512, 512
 
 
@@ -122,6 +124,34 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2]) + int(found[3])
 
 
+class Loop(NamedTuple):
+    """From the target of a backward branch to the branch."""
+
+    instructions: list[str]
+    left_out_by_branches: list[int]  # how many instructions each branch inside may leave out
+
+
+def disassembled(cubin: bytes) -> tuple[list[str], list[Loop]]:
+    """All instructions of a kernel, and its loops, innermost first."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    lines = [(int(at, 16), what) for at, what in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", text)]
+    assert lines, "an instruction of another form"
+    jumps = [(at, int(found[1], 16)) for at, what in lines if (found := BRANCH.search(what))]
+    loops = []
+    for end, begin in jumps:
+        if begin < end:
+            skips = [(to - at) // 16 for at, to in jumps if begin <= at < to <= end]
+            loops.append(Loop([what for at, what in lines if begin <= at <= end], skips))
+    return [what for _, what in lines], loops
+
+
+def conversions(loops: list[Loop]) -> int:
+    return sum("I2F" in instruction for loop in loops for instruction in loop.instructions)
+
+
 def left_operand(ptx: str) -> str:
     """Of `wgmma.mma_async {sums}, left, right`: a descriptor of shared memory, or {registers}."""
     lefts = re.findall(r"wgmma\.mma_async\S*\s*\{[^}]*\},\s*(\S)", ptx)
@@ -140,15 +170,22 @@ def main() -> None:
 
     def without_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        compiled[kernel.hash] = (self.fn.__name__, kernel)
+        compiled[kernel.hash] = (self.fn.__name__, options.get("FORMAT"), kernel)
         return kernel
 
     JITFunction.run = without_launch
     launch_everything()
-    for name, kernel in compiled.values():
+    for name, form, kernel in compiled.values():
         registers, spilled = resources(kernel.asm["cubin"])
-        wgmma = left_operand(kernel.asm["ptx"])
-        print(json.dumps({"name": name, "registers": registers, "spilled": spilled, "wgmma": wgmma}))
+        found = {
+            "name": name,
+            "format": form,
+            "registers": registers,
+            "spilled": spilled,
+            "wgmma": left_operand(kernel.asm["ptx"]),
+            "conversions": conversions(disassembled(kernel.asm["cubin"])[1]) if form == "int4" else None,
+        }
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Told:
         return self.world.ref(self, None)
 
     def finish_start(self, ref: int, timeout_s: float) -> None:
+        self.world.log.append(f"{self.place} is up")
         self.world.fail(self.place, f"start {self.start}")
 
     def begin_generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> Any:
@@ -52,6 +53,7 @@ class World:
         self.numbers = itertools.count()
         self.asked: list[tuple[int, int, dict[str, Any]]] = []
         self.made: list[Told] = []
+        self.log: list[str] = []  # starts, as they begin and end
         self.failures: dict[tuple[int, Any], list[Exception]] = {}
 
     def ref(self, engine: Told, prompts: Any) -> int:
@@ -64,8 +66,9 @@ class World:
         if waiting:
             raise waiting.pop(0)
 
-    def make(self, place: int, start: int) -> Told:
+    def make(self, place: int, start: int, beside: int) -> Told:
         self.made.append(Told(self, place, start))
+        self.log.append(f"{place} beside {beside}")
         return self.made[-1]
 
     def wait(self, refs: Sequence[int], timeout_s: float) -> list[int]:
@@ -124,6 +127,29 @@ def test_work_begins_with_the_first_engine_that_is_up() -> None:
     world = World(order=lambda busy: 0 if 0 in busy else None)
     assert len(list(world.pool(2).run(pieces(3)))) == 3
     assert {place for place, _, _ in world.asked} == {0}
+
+
+def test_engines_of_a_gpu_start_one_after_the_other() -> None:
+    """What each may take is a share of what is free when it starts, so those before it must have taken theirs."""
+    world = World()
+    pool = world.pool(5, per_gpu=2)  # two GPUs for two engines each, and one for the last
+    begun, *later = world.log
+    assert [begun, *later[:2]] == ["0 beside 0", "2 beside 0", "4 beside 0"], "one a GPU at once"
+    assert later[2:] == ["0 is up", "1 beside 1"], "the next one of the GPU"
+    assert len(list(pool.run(pieces(20)))) == 20
+    together = World()
+    together.pool(3)
+    assert together.log[:3] == ["0 beside 0", "1 beside 0", "2 beside 0"], "on a GPU each they do not wait"
+
+
+def test_an_engine_that_died_waits_for_a_start_on_its_gpu() -> None:
+    world = World(order=lambda busy: min(busy))
+    pool = world.pool(2, per_gpu=2, restarts=2)
+    world.failures[(0, 0)] = [EngineDied("out of memory")]  # while the other one starts
+    assert len(list(pool.run(pieces(4)))) == 4
+    expected = ["0 beside 0", "0 is up", "1 beside 1", "1 is up", "0 beside 1", "0 is up"]
+    assert world.log[: len(expected)] == expected
+    assert [e.place for e in world.made if e.is_alive] == [1, 0]
 
 
 def test_the_piece_of_an_engine_that_died_is_made_once_by_another(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,15 +35,13 @@ def test_what_a_cohort_reserves(
 def test_two_engines_of_a_gpu_add_up() -> None:
     """Whichever comes first: SGLang takes its fraction of what is free when it starts."""
     placement = placed([1])
-    first = placement.memory_fraction(is_alone=True)["mem_fraction_static"]
-    second = placement.memory_fraction(is_alone=False)["mem_fraction_static"]
+    first = placement.memory_fraction(others=0)["mem_fraction_static"]
+    second = placement.memory_fraction(others=1)["mem_fraction_static"]
     assert first == MEMORY_SHARE
     assert second * (1 - first) == pytest.approx(MEMORY_SHARE, abs=1e-3)
-    assert placed([1], "engine.mem_fraction_static=0.3").memory_fraction(is_alone=False) == {
-        "mem_fraction_static": 0.429
-    }
+    assert placed([1], "engine.mem_fraction_static=0.3").memory_fraction(others=1) == {"mem_fraction_static": 0.429}
     for alone in ([2], ["ray.num_gpus=1"]), ([], []):
-        assert placed(*alone[:1], *alone[1]).memory_fraction(is_alone=False) == {}
+        assert placed(*alone[:1], *alone[1]).memory_fraction(others=1) == {}
 
 
 @pytest.mark.parametrize(

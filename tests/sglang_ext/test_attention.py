@@ -147,7 +147,15 @@ def test_draft_branches_see_their_own_chain(
     )
     draft = CpuDraftDecodeBackend(runner, topk, steps)
     rows = torch.arange(len(prefix))
-    draft.init_forward_metadata(SimpleNamespace(seq_lens=torch.tensor(prefix), req_pool_indices=rows))
+    B = len(prefix)
+    draft.init_forward_metadata(
+        SimpleNamespace(
+            seq_lens=torch.tensor(prefix),
+            req_pool_indices=rows,
+            positions=torch.tensor(prefix).repeat_interleave(topk),
+            out_cache_loc=torch.zeros(B * topk * steps, dtype=torch.int64),
+        )
+    )
     assert len(draft.attn_backends) == steps - 1
     for step, at_step in enumerate(draft.attn_backends):
         q = torch.randn(len(prefix) * topk, HEADS, DIM)

@@ -2,18 +2,28 @@
 
 import pkgutil
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from rayspec_kernels.cpu.tree_verify import verify_greedy_reference
+from sglang_ext.adapter.cpu.attention import CpuAttentionBackend, CpuDraftDecodeBackend
 from sglang_ext.adapter.cpu.contracts import ContractBrokenError, demands
+from sglang_ext.adapter.cpu.fused_ops import cap_logits
 from sglang_ext.adapter.cpu.spec_ops import draft_slots, verify_tree_greedy
 from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS
 
 B, N, D = 2, 3, 3
-TAKES_NO_TENSORS = {"skip_kv_copy_warmup", "create_decode_backend", "create_draft_extend_backend"}
+CPU = "sglang_ext.adapter.cpu"
+WITHOUT_CONTRACT = {
+    "spec_ops.skip_kv_copy_warmup": "takes no tensors",
+    "spec_ops.create_decode_backend": "takes no tensors",
+    "spec_ops.create_draft_extend_backend": "takes no tensors",
+    "attention.CpuAttentionBackend": "a class, which holds each pass against a contract (below)",
+    "fused_ops.clamped_swiglu": "plain torch in SGLang, too, compiled for CUDA: it takes what ours takes",
+}
 
 
 def verified(**other: torch.Tensor) -> dict[str, Any]:
@@ -107,8 +117,134 @@ def test_a_buffer_may_be_larger_and_a_view_may_be_allowed() -> None:
         operation(every_other, torch.zeros(7, dtype=torch.bool))
 
 
+def test_rows_may_lie_apart_but_not_their_columns() -> None:
+    logits_TV = torch.randn(3, 8)
+    expected = 2 * torch.tanh(logits_TV[:, :6] / 2)
+    torch.testing.assert_close(cap_logits(logits_TV[:, :6], 2.0), expected)
+    for spoilt, problem in (
+        (logits_TV[:, ::2], r"strides \(8, 2\) .* not those of contiguous rows"),
+        (logits_TV.double(), r"dtype torch.float64; .* demands floating T V rows"),
+        (logits_TV[0], r"shape \[8\]"),
+    ):
+        with pytest.raises(ContractBrokenError, match=f"cap_logits was given full_logits with {problem}"):
+            cap_logits(spoilt, 2.0)
+
+
 def test_every_replaced_operation_has_a_contract() -> None:
-    names = [i.replacement for i in CPU_REPLACEMENTS + CPU_MISSING if ".spec_ops." in i.replacement]
-    names.append("sglang_ext.adapter.cpu.spec_ops.extend_slots")
-    bare = {n.rsplit(".", 1)[1] for n in names if not hasattr(pkgutil.resolve_name(n), "__wrapped__")}
-    assert bare == TAKES_NO_TENSORS
+    names = {i.replacement for i in CPU_REPLACEMENTS + CPU_MISSING} | {f"{CPU}.spec_ops.extend_slots"}
+    bare = {n.removeprefix(f"{CPU}.") for n in names if not hasattr(pkgutil.resolve_name(n), "__wrapped__")}
+    assert bare == set(WITHOUT_CONTRACT)
+
+
+NODES, BRANCHES, STEPS = 4, 2, 3
+
+
+def lengths(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def batch(mode: str, new: int, **other: Any) -> SimpleNamespace:
+    """A pass of two requests with so many new tokens each."""
+    modes = {name: lambda name=name: name == mode for name in ("is_idle", "is_decode", "is_target_verify")}
+    of_pass = {
+        "req_pool_indices": lengths(1, 0),
+        "seq_lens": lengths(5, 9),
+        "out_cache_loc": torch.zeros(B * new, dtype=torch.int64),
+        "extend_seq_lens": lengths(new, new, dtype=torch.int32),
+        "extend_prefix_lens": lengths(5 - new, 9 - new, dtype=torch.int32),
+        "positions": lengths(5, 5, 9, 9),
+        "spec_info": SimpleNamespace(
+            draft_token_num=NODES,
+            tree_topk=2,
+            draft_token=torch.zeros(B * NODES, dtype=torch.int64),
+            positions=torch.zeros(B * NODES, dtype=torch.int64),
+            custom_mask=torch.ones(B * NODES * NODES, dtype=torch.bool),
+        ),
+    }
+    return SimpleNamespace(forward_mode=SimpleNamespace(**modes), **(of_pass | other))
+
+
+PASSES: dict[str, tuple[str, int]] = {  # kind: mode, new tokens of a request
+    "decode": ("is_decode", 1),
+    "extend": ("is_extend", 2),
+    "verification": ("is_target_verify", NODES),
+    "draft loop": ("is_decode", BRANCHES * STEPS),
+}
+
+
+def begin(kind: str, given: SimpleNamespace, table: torch.Tensor) -> None:
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        token_to_kv_pool=None,
+        model_config=SimpleNamespace(context_len=table.shape[1]),
+    )
+    backend = CpuDraftDecodeBackend(runner, BRANCHES, STEPS) if kind == "draft loop" else CpuAttentionBackend(runner)
+    backend.init_forward_metadata(given)
+
+
+TABLE = torch.arange(3 * 20, dtype=torch.int32).view(3, 20)
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_a_pass_that_a_gpu_would_take_is_taken(kind: str) -> None:
+    begin(kind, batch(*PASSES[kind]), TABLE)
+    mode, new = PASSES[kind]
+    every_other = torch.zeros(2 * B * new, dtype=torch.int32)[::2]  # SGLang's store is told the stride
+    begin(kind, batch(mode, new, out_cache_loc=every_other), TABLE)
+
+
+@pytest.mark.parametrize("kind", PASSES)
+@pytest.mark.parametrize(
+    ("name", "spoil", "problem"),
+    [
+        ("seq_lens", lambda x: x.repeat_interleave(2)[::2], r"strides \(2,\)"),
+        ("seq_lens", lambda x: x.double(), "dtype torch.float64"),
+        ("req_pool_indices", lambda x: x[:1].expand(B), r"strides \(0,\)"),
+        ("out_cache_loc", lambda x: x.short(), "dtype torch.int16"),
+    ],
+)
+def test_a_pass_that_a_gpu_would_misread_is_refused(kind: str, name: str, spoil: Any, problem: str) -> None:
+    given = batch(*PASSES[kind])
+    setattr(given, name, spoil(getattr(given, name)))
+    with pytest.raises(ContractBrokenError, match=rf"attention \({kind}\) was given {name} with {problem}"):
+        begin(kind, given, TABLE)
+    with pytest.raises(ContractBrokenError, match=r"req_to_token with dtype torch.int64"):
+        begin(kind, batch(*PASSES[kind]), TABLE.long())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "problem"),
+    [
+        ("decode", "out_cache_loc", torch.zeros(3, dtype=torch.int64), r"shape \[3\], where B is 2"),
+        ("extend", "extend_seq_lens", lengths(2, 2, 2), r"shape \[3\], where B is 2"),
+        ("extend", "extend_prefix_lens", lengths(3, 0, 7, 0)[::2], r"strides \(2,\)"),
+        ("draft loop", "positions", lengths(5, 9), r"shape \[2\], where B\*W is 4"),
+        ("draft loop", "out_cache_loc", torch.zeros(4, dtype=torch.int64), r"where B\*W\*n is 12"),
+    ],
+)
+def test_sizes_of_a_pass(kind: str, name: str, value: torch.Tensor, problem: str) -> None:
+    with pytest.raises(ContractBrokenError, match=f"given {name} with .*{problem}"):
+        begin(kind, batch(*PASSES[kind], **{name: value}), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "problem"),
+    [
+        ("custom_mask", lambda x: x[:-1], r"shape \[31\], where >=B\*N\*N is 32"),
+        ("custom_mask", lambda x: x.float(), "dtype torch.float32"),
+        ("custom_mask", lambda x: x.repeat_interleave(2)[::2], r"strides \(2,\)"),
+        ("draft_token", lambda x: x[:-1], r"where B\*N is 8"),
+        ("positions", lambda x: x.int(), "dtype torch.int32"),
+    ],
+)
+def test_what_is_verified_is_what_a_gpu_takes(name: str, spoil: Any, problem: str) -> None:
+    given = batch(*PASSES["verification"])
+    setattr(given.spec_info, name, spoil(getattr(given.spec_info, name)))
+    with pytest.raises(ContractBrokenError, match=f"given {name} with .*{problem}"):
+        begin("verification", given, TABLE)
+
+
+def test_a_mask_may_be_larger_than_what_is_read_of_it() -> None:
+    given = batch(*PASSES["verification"])
+    given.spec_info.custom_mask = torch.ones(100, dtype=torch.bool)
+    begin("verification", given, TABLE)

@@ -1,6 +1,7 @@
 """The two engines of a cohort, which the next cohort takes over: the plain one, and the speculative one where its
 draft steps and its drafters' family are the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,37 @@ from rayspec.workloads import Conversation
 
 
 class Engines:
-    """Starts, calls and ends the engines. Every method that needs one raises EngineFailed."""
+    """Starts, calls and ends the engines. Every method that needs one raises EngineFailed.
 
-    def __init__(self, config: SweepConfig, placement: Placement, target: str, log_folder: Path) -> None:
+    `beside`: other engines that may run on the same GPU; `place`: the scheduling strategy of the engines, None leaves
+    it to the placement group of the caller.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        placement: Placement,
+        target: str,
+        log_folder: Path,
+        *,
+        beside: Sequence["Engines"] = (),
+        place: Any = None,
+    ) -> None:
         self.config = config
         self.placement = placement
         self.target = target
         self.log_folder = log_folder
+        self.beside = beside
+        self.place = place
         self.plain: RuntimeHandle | None = None
         self.speculative: RuntimeHandle | None = None
         self._plain_start: Any = None
         self._serves: tuple[str, object, int] | None = None  # what the speculative engine was started for
         self._loaded: str | None = None  # label of the drafter that the speculative engine runs with
+
+    @property
+    def num_running(self) -> int:
+        return sum(engine is not None and engine.is_alive for engine in (self.plain, self.speculative))
 
     def begin_plain(self, cohort: Cohort) -> None:
         """Begin the plain engine's start, unless it runs."""
@@ -108,8 +128,7 @@ class Engines:
 
     def _handle(self, candidate: Candidate | None, name: str) -> RuntimeHandle:
         c, shape = self.config, candidate.shape if candidate else CHAIN
-        other = self.speculative if candidate is None else self.plain
-        memory = self.placement.memory_fraction(is_alone=other is None or not other.is_alive)
+        memory = self.placement.memory_fraction(self.num_running + sum(e.num_running for e in self.beside))
         spec = EngineSpec(
             target=self.target,
             drafter=candidate.path if candidate else None,
@@ -127,6 +146,7 @@ class Engines:
             num_cpus=self.placement.num_cpus,
             num_gpus=self.placement.num_gpus,
             block_timeout_s=c.engine.block_timeout_s,
+            place=self.place,
         )
 
     def _finish(self, handle: RuntimeHandle, ref: Any) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rayspec.farm.gpu_share import equal_share, memory_fraction
 from rayspec.sweep.config import SweepConfig
 
-# share of a GPU for weights and cache of each of two engines; the rest is for activations and graphs
-MEMORY_SHARE = 0.42
+MEMORY_SHARE = equal_share(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,9 @@ class Placement:
         engines = 2 if self.side_by_side else 1
         return {k: engines * v for k, v in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if v}
 
-    def memory_fraction(self, *, is_alone: bool) -> dict[str, float]:
-        """SGLang's `mem_fraction_static`, where two engines share a GPU. It is a fraction of what is free when an
-        engine starts, so that the second one's is of what the first has left."""
-        if self.memory_share is None:
-            return {}
-        left = 1.0 if is_alone else 1.0 - self.memory_share
-        return {"mem_fraction_static": round(self.memory_share / left, 3)}
+    def memory_fraction(self, others: int) -> dict[str, float]:
+        """SGLang's `mem_fraction_static` beside so many running engines of the pair, where two share a GPU."""
+        return {} if self.memory_share is None else memory_fraction(self.memory_share, others)
 
 
 def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:

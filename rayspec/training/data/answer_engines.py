@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayspec.farm.gpu_share import equal_share, memory_fraction, one_gpu_each
 from sglang_ext.settings import Settings, require
 
 if TYPE_CHECKING:
@@ -28,14 +30,15 @@ class AnswerEnginesConfig(Settings):
 
     count: int = 1  # engines
     num_cpus: float = 1.0  # that Ray reserves for each
-    num_gpus: float = 0.0
+    num_gpus: float = 0.0  # the same; below 1 as many engines share a GPU as fit, one starting after the other
     num_threads: int | None = None  # CPU threads of each; None: every core of its machine
     dtype: str | None = None
     max_running_requests: int = 128
     start_timeout_s: float = 1200.0
     batch_timeout_s: float = 7200.0
     restarts: int = 3  # of an engine that died; one that dies more often is left out
-    extra: dict[str, Any] = field(default_factory=dict)  # any other field of SGLang's ServerArgs
+    # any other field of SGLang's ServerArgs; of engines that share a GPU, mem_fraction_static is each one's share of it
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         is_count = 1 <= self.count <= MAX_ENGINES
@@ -48,6 +51,30 @@ class AnswerEnginesConfig(Settings):
         require(is_threads, "engines.num_threads", self.num_threads, "at least 1")
         is_batch = self.max_running_requests >= 1
         require(is_batch, "engines.max_running_requests", self.max_running_requests, "at least 1")
+        share, allowed = self.extra.get("mem_fraction_static"), f"below 1/{self.per_gpu}, the share of each of "
+        allowed += f"{self.per_gpu} engines on a GPU (or raise engines.num_gpus, so that fewer share one)"
+        fits = self.per_gpu == 1 or not isinstance(share, int | float) or 0 < share < 1 / self.per_gpu
+        require(fits, "engines.extra.mem_fraction_static", share, allowed)
+
+    @property
+    def per_gpu(self) -> int:
+        """Engines that share a GPU; 1 where none do."""
+        if not 0 < self.num_gpus < 1:
+            return 1
+        return math.floor(min(self.count, 1 / self.num_gpus + 1e-6))
+
+    def memory(self, beside: int) -> dict[str, float]:
+        """SGLang's `mem_fraction_static` of an engine beside so many others on its GPU."""
+        if self.per_gpu == 1:
+            return {}
+        return memory_fraction(self.extra.get("mem_fraction_static") or equal_share(self.per_gpu), beside)
+
+    def bundles(self) -> list[dict[str, float]]:
+        """What is reserved for the engines of each GPU that several share."""
+        if self.per_gpu == 1:
+            return []
+        engines = [min(self.per_gpu, self.count - n) for n in range(0, self.count, self.per_gpu)]
+        return [{"CPU": n * self.num_cpus, "GPU": min(1.0, n * self.num_gpus)} for n in engines]
 
 
 def _dtype(*, on_gpu: bool) -> str:
@@ -79,14 +106,17 @@ def answer_engines(
         **config.extra,
     }
 
-    def make(place: int, start: int) -> RuntimeHandle:
-        own_seed = {"random_seed": seed + place + start * config.count}
+    places: list[Any] = []  # of the engines that share a GPU
+
+    def make(place: int, start: int, beside: int) -> RuntimeHandle:
+        own = {"random_seed": seed + place + start * config.count, **config.memory(beside)}
         return RuntimeHandle(
-            EngineSpec(target=target, num_threads=config.num_threads, overrides={**overrides, **own_seed}),
+            EngineSpec(target=target, num_threads=config.num_threads, overrides={**overrides, **own}),
             log_folder / (f"answers-{place}.log" if start == 0 else f"answers-{place}.restart-{start}.log"),
             num_cpus=config.num_cpus,
             num_gpus=config.num_gpus,
             block_timeout_s=config.batch_timeout_s,
+            place=places[place // config.per_gpu] if places else None,
         )
 
     def wait(refs: Sequence[Any], timeout_s: float) -> Sequence[Any]:
@@ -100,8 +130,10 @@ def answer_engines(
         restarts=config.restarts,
         start_timeout_s=config.start_timeout_s,
         batch_timeout_s=config.batch_timeout_s,
+        per_gpu=config.per_gpu,
     )
-    with cluster(None, min_cpus=config.count * config.num_cpus):
+    with cluster(None, min_cpus=config.count * config.num_cpus), one_gpu_each(config.bundles()) as reserved:
+        places += reserved
         try:
             pool.start()
             yield pool

@@ -1,7 +1,8 @@
 """Pieces of work handed to engines one by one: an engine that has finished one takes the next, and waits for no other.
 
 When an engine dies, its piece goes back to the front of the queue, where whichever engine is free begins it anew, and
-the engine is started again, at most `restarts` times; then the others go on without it. Knows no Ray: `wait` does.
+the engine is started again, at most `restarts` times; then the others go on without it. Engines that share a GPU start
+one after the other. Knows no Ray: `wait` does.
 """
 
 from __future__ import annotations
@@ -48,36 +49,42 @@ class Place:
     """An engine and what it is doing: starting (`ref` without `piece`), answering (both), or nothing (neither)."""
 
     number: int
-    engine: Engine
+    engine: Engine = field(init=False)  # from the first start on
     ref: Any = None
     deadline: float = 0.0
     piece: Piece | None = None
     deaths: int = 0
     has_started: bool = False
 
+    @property
+    def is_starting(self) -> bool:
+        return self.ref is not None and self.piece is None
+
 
 @dataclass
 class EnginePool:
-    """`make(place, start)`: an engine that is not started yet, `start` counted from 0. `Pool` of asking.py.
+    """`make(place, start, beside)`: an engine that is not started yet, `start` counted from 0, and `beside` how many
+    others are up on its GPU, which `per_gpu` places in a row share. `Pool` of asking.py.
 
     Raises EngineFailed: from `wait_until_one_is_up` and `run` where an engine does not start the first time, where one
     refuses a request, and where all have died too often.
     """
 
     count: int
-    make: Callable[[int, int], Engine]
+    make: Callable[[int, int, int], Engine]
     wait: Wait
     restarts: int
     start_timeout_s: float
     batch_timeout_s: float
     stop_ids: Sequence[int] = ()
+    per_gpu: int = 1
+    _waiting: list[Place] = field(default_factory=list)  # for their turn to start
     _places: list[Place] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin to start all engines, and wait until one is up."""
-        for n in range(self.count):
-            self._places.append(Place(n, self.make(n, 0)))
-            self._begin_start(self._places[-1])
+        """Begin to start engines, all of them or one a GPU that is shared, and wait until one is up."""
+        self._waiting = [Place(n) for n in range(self.count)]
+        self._begin_starts()
         while not any(place.ref is None for place in self._places):
             self._settle(deque())
 
@@ -96,12 +103,12 @@ class EnginePool:
         """End every engine; at once where it is busy."""
         for place in self._places:
             (place.engine.stop if place.ref is None else place.engine.kill)()
-        self._places = []
+        self._places, self._waiting = [], []
 
     def kill(self) -> None:
         for place in self._places:
             place.engine.kill()
-        self._places = []
+        self._places, self._waiting = [], []
 
     def _settle(self, queue: deque[int]) -> list[tuple[int, Any]]:
         """Wait for the next engines that have done what they were asked, or failed; what was finished by it."""
@@ -122,6 +129,7 @@ class EnginePool:
                 if place.piece is not None or not place.has_started:
                     raise
                 self._bury(place, queue, error)  # it ran before: what it needs may not be free again yet
+        self._begin_starts()
         return found
 
     def _finish(self, place: Place) -> list[tuple[int, Any]]:
@@ -147,9 +155,17 @@ class EnginePool:
         place.deadline = time.monotonic() + self.batch_timeout_s
         return []
 
-    def _begin_start(self, place: Place) -> None:
-        place.ref = place.engine.begin_start()
-        place.deadline = time.monotonic() + self.start_timeout_s
+    def _begin_starts(self) -> None:
+        """Begin those that wait for no other of their GPU: what an engine may take is a share of what is free there."""
+        for place in list(self._waiting):
+            beside = [p for p in self._places if p.number // self.per_gpu == place.number // self.per_gpu]
+            if any(p.is_starting for p in beside):
+                continue
+            self._waiting.remove(place)
+            place.engine = self.make(place.number, place.deaths, len(beside))
+            place.ref = place.engine.begin_start()
+            place.deadline = time.monotonic() + self.start_timeout_s
+            self._places = sorted([*self._places, place], key=lambda p: p.number)
 
     def _give_up(self, place: Place) -> None:
         if place.piece is None:
@@ -171,9 +187,9 @@ class EnginePool:
         if place.piece is not None:
             queue.appendleft(place.piece.number)
         place.piece = place.ref = None
+        self._places.remove(place)
         if place.deaths > self.restarts:
-            self._places.remove(place)
-            if not self._places:
+            if not self._places and not self._waiting:
                 raise EngineFailed(
                     f"every engine died more than engines.restarts={self.restarts} times; what was finished is kept, "
                     f"and the same command goes on from there. The last one: {error}"
@@ -183,8 +199,7 @@ class EnginePool:
             )
             return
         logger.warning("engine %d died and is started again: %s", place.number, error)
-        place.engine = self.make(place.number, place.deaths)
-        self._begin_start(place)
+        self._waiting.append(place)
 
 
 def sampling_params(request: Request, stop_ids: Sequence[int]) -> dict[str, Any]:

@@ -27,8 +27,27 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-# what is verified, T nodes of all requests, as SGLang's attention on CUDA takes it
-VERIFIED = Contract("attention", {"draft_token": "int64 T", "positions": "int64 T", "custom_mask": "byte m"})
+# What SGLang's attention on CUDA (Triton, FA3) takes of a pass. It addresses requests and lengths as contiguous
+# integers and the slots of a request as a row of the table, and stores keys at slots of any stride; keys and values
+# themselves come from SGLang's own layers. N nodes of a verification, W branches of n draft steps, R x C the table.
+_PASS = {"req_to_token": "int32 R C", "req_pool_indices": "integer B", "seq_lens": "integer B"}
+DECODED = Contract("attention (decode)", {**_PASS, "out_cache_loc": "slot B strided"})
+EXTENDED = Contract(
+    "attention (extend)",
+    {**_PASS, "extend_seq_lens": "integer B", "extend_prefix_lens": "integer B", "out_cache_loc": "slot T strided"},
+)
+DRAFTED = Contract(
+    "attention (draft loop)", {**_PASS, "positions": "integer B*W", "out_cache_loc": "slot B*W*n strided"}
+)
+# the least mask is N x N of each request; the layout with a column for each token before them is larger
+VERIFIED = Contract(
+    "attention (verification)",
+    {
+        **_PASS,
+        **{"draft_token": "int64 B*N", "positions": "int64 B*N", "custom_mask": "byte >=B*N*N"},
+        "out_cache_loc": "slot B*N strided",
+    },
+)
 
 
 @dataclass
@@ -120,17 +139,21 @@ class CpuAttentionBackend(AttentionBackend):
         if mode.is_idle() or len(seq_lens_B) == 0:
             self.segments = []
         elif mode.is_decode():
+            check_pass(DECODED, self.table_RC, forward_batch)
             self.segments = [context_segment(self.table_RC, row_B, seq_lens_B, 1)]
         elif mode.is_target_verify():
             spec = forward_batch.spec_info
-            VERIFIED.check({name: getattr(spec, name) for name in VERIFIED.demands})
             nodes = spec.draft_token_num
+            drafted = {name: getattr(spec, name) for name in ("draft_token", "positions", "custom_mask")}
+            check_pass(VERIFIED, self.table_RC, forward_batch, N=nodes, **drafted)
             segment = context_segment(self.table_RC, row_B, seq_lens_B + nodes, nodes)
             if spec.tree_topk != 1 and nodes > 1:  # without drafts there is the root alone
-                tree_BQQ, at_BQ = spec.custom_mask.view(-1, nodes, nodes), spec.positions.view(-1, nodes)
+                tree_BQQ = spec.custom_mask[: len(seq_lens_B) * nodes**2].view(-1, nodes, nodes)
+                at_BQ = spec.positions.view(-1, nodes)
                 apply_tree_mask(segment, seq_lens_B, tree_BQQ, at_BQ)
             self.segments = [segment]
         else:
+            check_pass(EXTENDED, self.table_RC, forward_batch)
             self.segments = self._extend_segments(row_B, seq_lens_B, forward_batch.extend_seq_lens)
 
     def _extend_segments(self, row_B: Tensor, seq_lens_B: Tensor, new_B: Tensor) -> list[Segment]:
@@ -203,6 +226,7 @@ class CpuDraftDecodeBackend:
 
     def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
         table_RC, prefix_B = self.attn_backends[0].table_RC, forward_batch.seq_lens.long()
+        check_pass(DRAFTED, table_RC, forward_batch, W=self.topk, n=self.num_steps)
         row_B, longest, W, n = forward_batch.req_pool_indices.long(), int(prefix_B.max()), self.topk, self.num_steps
         branch_Wn = torch.arange(W * n, device=prefix_B.device).view(W, n)
         chain_BWn = table_RC[row_B[:, None, None], prefix_B[:, None, None] + branch_Wn].long()
@@ -222,6 +246,13 @@ class CpuDraftDecodeBackend:
             backend.segments = [
                 Segment(0, 1, slots_RS[:, :end].contiguous(), visible, at_Rn[:, step : step + 1], slot_at_RS[:, :end])
             ]
+
+
+def check_pass(contract: Contract, table_RC: Tensor, forward_batch: "ForwardBatch", **of_draft: Any) -> None:
+    """Raise ContractBrokenError unless a pass is what SGLang's attention on CUDA takes. `of_draft`: what is not the
+    batch's own, and sizes."""
+    given = {"req_to_token": table_RC, **of_draft}
+    contract.check(given | {name: getattr(forward_batch, name) for name in contract.demands if name not in given})
 
 
 def _check_supported(layer: "RadixAttention") -> None:

@@ -1,9 +1,9 @@
 """What SGLang's CUDA operations demand of their tensors, held against what their CPU replacements are given.
 
 Plain torch takes what a CUDA operation refuses, or reads as something else: another dtype, a view, a shorter buffer.
-So each replacement in `spec_ops.py` says what the operation that it stands in for checks or, where that is a Triton
-kernel, takes for granted in its addresses, and every call on the CPU platform is held against it. What an engine does
-here is then something that it could do on a GPU.
+So each replacement in `spec_ops.py` and `fused_ops.py`, and each pass of `attention.py`, says what the operation that
+it stands in for checks or, where that is a Triton kernel, takes for granted in its addresses, and every call on the CPU
+platform is held against it. What an engine does here is then something that it could do on a GPU.
 """
 
 import functools
@@ -23,9 +23,12 @@ _DTYPES = {
     "int64": frozenset({torch.int64}),
     "float32": frozenset({torch.float32}),
     "integer": _INTEGERS,
+    "slot": frozenset({torch.int32, torch.int64}),
     "byte": frozenset({torch.bool, torch.uint8}),
+    "floating": frozenset({torch.float16, torch.bfloat16, torch.float32}),
 }
 _AT_LEAST = ">="
+_LAYOUTS = ("strided", "rows")
 
 
 class ContractBrokenError(TypeError):
@@ -53,13 +56,13 @@ class Demand:
     text: str
     dtypes: frozenset[torch.dtype]
     sizes: tuple[str, ...]  # names and numbers, products of them, or the least of them behind `>=`
-    is_strided: bool  # the operation is told the strides
+    layout: str | None  # None: contiguous; "strided": the operation is told the strides; "rows": all but the last, of 1
 
     @classmethod
     def of(cls, text: str) -> "Demand":
         dtype, *sizes = text.split()
-        is_strided = sizes[-1:] == ["strided"]
-        return cls(text, _DTYPES[dtype], tuple(sizes[: len(sizes) - is_strided]), is_strided)
+        layout = sizes.pop() if sizes[-1] in _LAYOUTS else None
+        return cls(text, _DTYPES[dtype], tuple(sizes), layout)
 
     def problem(self, form: Form, known: dict[str, int]) -> str | None:
         """What is wrong with it; sizes that get a name here are added to `known`."""
@@ -74,8 +77,11 @@ class Demand:
             expected = math.prod(int(f) if f.isdigit() else known[f] for f in factors)
             if size < expected if least else size != expected:
                 return f"shape {list(form.shape)}, where {wanted} is {expected}"
-        if not self.is_strided and form.strides is not None:
-            return f"strides {form.strides} (shape {list(form.shape)}), which are not contiguous"
+        if form.strides is None or self.layout == "strided":
+            return None
+        if self.layout is None or form.strides[-1] != 1:
+            what = "contiguous" if self.layout is None else "those of contiguous rows"
+            return f"strides {form.strides} (shape {list(form.shape)}), which are not {what}"
         return None
 
 
@@ -110,10 +116,10 @@ class Contract:
 def demands(**texts: str) -> Callable[[_Operation], _Operation]:
     """Hold every call of a replacement against demands on its tensors, by the names of its arguments.
 
-    A demand is a dtype (`integer` and `byte` stand for several) and a size for each dimension: a name, which means the
-    same size in all tensors of a call and may be that of an integer argument; a number; products of these; `>=` before
-    the least that a buffer must hold. Contiguous, unless `strided` follows. All tensors are on one device; an argument
-    that is None is left out.
+    A demand is a dtype (`integer`, `slot`, `byte` and `floating` stand for several) and a size for each dimension: a
+    name, which means the same size in all tensors of a call and may be that of an integer argument; a number; products
+    of these; `>=` before the least that a buffer must hold. Contiguous, unless `strided` follows, or `rows` where only
+    the last dimension must be. All tensors are on one device; an argument that is None is left out.
     """
 
     def decorate(operation: _Operation) -> _Operation:

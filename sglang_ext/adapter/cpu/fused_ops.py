@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from sglang_ext.adapter.cpu.contracts import demands
+
 
 def rms_norm_forward(
     norm: Any,
@@ -55,6 +57,9 @@ def clamped_swiglu(x: Tensor, gemm1_alpha: float, gemm1_limit: float) -> Tensor:
     return gate * torch.sigmoid(gate * gemm1_alpha) * (up + 1)
 
 
+@demands(
+    full_logits="floating T V rows",
+)
 def cap_logits(full_logits: Tensor, final_logit_softcapping: float) -> Tensor:
     """Gemma's: cap x tanh(logits / cap), in place. A Triton kernel in SGLang."""
     return full_logits.div_(final_logit_softcapping).tanh_().mul_(final_logit_softcapping)
